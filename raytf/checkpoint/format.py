@@ -1,0 +1,79 @@
+"""What a checkpoint holds: every variable of model, optimizer and metrics by name, and a small JSON document.
+
+Names do not depend on the number of workers. Random generators are not saved: their seeds are a function of the step.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import safetensors.numpy
+
+from raytf import model as models
+from raytf.errors import CheckpointError
+
+def variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Name -> variable, in one order for a given model."""
+    seeds = {id(v) for v in models.seed_states(model)}
+    named: dict[str, keras.Variable] = {}
+    for part, found in (
+        ("model", [v for v in model.variables if id(v) not in seeds]),
+        ("optimizer", model.optimizer.variables),
+        ("metrics", model.metrics_variables),
+    ):
+        taken = {id(v) for v in named.values()}
+        own = [v for v in found if id(v) not in taken]
+        named.update({f"{part}/{i:05d}/{v.path}": v for i, v in enumerate(own)})
+    return named
+
+
+def shares(sizes: dict[str, int], world_size: int) -> list[list[str]]:
+    """Names for each rank to write: the largest tensor goes to the rank with the fewest bytes so far (Graham's LPT)."""
+    loads = [0] * world_size
+    split: list[list[str]] = [[] for _ in range(world_size)]
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        rank = loads.index(min(loads))
+        split[rank].append(name)
+        loads[rank] += sizes[name]
+    return split
+
+
+def snapshot(named: dict[str, keras.Variable], names: list[str]) -> dict[str, np.ndarray]:
+    """Copies of some variables' values that later steps do not change."""
+    return {name: np.array(keras.ops.convert_to_numpy(named[name]), copy=True) for name in names}
+
+
+def encode(tensors: dict[str, np.ndarray]) -> bytes:
+    """Tensors as a safetensors file."""
+    return safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in tensors.items()})
+
+
+def decode(data: bytes) -> dict[str, np.ndarray]:
+    """Tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: the bytes are no safetensors file.
+    """
+    try:
+        return safetensors.numpy.load(data)
+    except Exception as error:  # safetensors' own error class is not public
+        raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
+
+
+def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) -> None:
+    """Assign a checkpoint's tensors to a model's variables.
+
+    Raises:
+        CheckpointError: names or shapes differ; nothing is assigned then.
+    """
+    missing, extra = sorted(set(named) - set(tensors)), sorted(set(tensors) - set(named))
+    wrong = [n for n in set(named) & set(tensors) if tuple(named[n].shape) != tensors[n].shape]
+    if missing or extra or wrong:
+        parts = [
+            f"{what} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            for what, names in (("it lacks", missing), ("it has in addition", extra), ("of another shape is", wrong))
+            if names
+        ]
+        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(parts)}.")
+    for name, variable in named.items():
+        variable.assign(tensors[name])

@@ -1,0 +1,57 @@
+"""The manifest that makes a folder a checkpoint: which there are, and what one says. No tensors and no Keras here."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from raytf.checkpoint import policy
+from raytf.errors import CheckpointError
+from raytf.storage import Storage
+
+FOLDER = "checkpoints"
+FILE = "MANIFEST.json"
+#: Changed when older raytf could not read what newer raytf writes.
+VERSION = 1
+
+
+def list_complete(run: Storage) -> list[str]:
+    """Names of checkpoints that have a manifest, newest first."""
+    names = [n.rstrip("/") for n in run.list(FOLDER) if n.endswith("/")]
+    ordered = policy.restore_order([n for n in names if policy.split_name(n)[0] >= 0])
+    return [n for n in ordered if run.exists(f"{FOLDER}/{n}/{FILE}")]
+
+
+def dump(document: dict[str, Any]) -> bytes:
+    """JSON with one spelling for a value, so that equal documents are equal bytes."""
+    return json.dumps(document, sort_keys=True, indent=1).encode()
+
+
+def write(run: Storage, name: str, step: int, shares: list[dict[str, Any]], document: dict[str, Any]) -> None:
+    """Make a checkpoint visible; its shares must be on storage already."""
+    # Through JSON once, so that the checksum is over what a reader will have.
+    body = json.loads(dump({"version": VERSION, "step": step, "shares": shares, "document": document}))
+    run.put(f"{FOLDER}/{name}/{FILE}", dump({"body": body, "crc32": zlib.crc32(dump(body))}))
+
+
+def read(run: Storage, name: str) -> dict[str, Any]:
+    """step, shares and document of a checkpoint.
+
+    Raises:
+        CheckpointError: the manifest is damaged, or of a newer raytf.
+    """
+    data = run.get(f"{FOLDER}/{name}/{FILE}")
+    try:
+        manifest = json.loads(data)
+        body, crc = manifest["body"], manifest["crc32"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({error}).") from error
+    if zlib.crc32(dump(body)) != crc:
+        raise CheckpointError(f"checkpoint {name}: the manifest's checksum is wrong.")
+    if body["version"] > VERSION:
+        raise CheckpointError(
+            f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to {VERSION}). "
+            "Update raytf."
+        )
+    return body

@@ -1,0 +1,97 @@
+"""Decisions about checkpoints, as pure functions and a small state machine: when to save, what to keep, what to restore."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass
+
+#: The cadence where the user gives none.
+DEFAULT_EVERY_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When to save: after so many steps, so many seconds, or whichever comes first where both are given."""
+
+    every_steps: int | None
+    every_seconds: float | None
+
+    @classmethod
+    def of(cls, every_steps: int | None, every_seconds: float | None) -> Cadence:
+        if every_steps is None and every_seconds is None:
+            every_seconds = DEFAULT_EVERY_SECONDS
+        return cls(every_steps, every_seconds)
+
+    def is_due(self, step: int, seconds: float, saved_step: int, saved_seconds: float) -> bool:
+        """Whether to save after `step`, at time `seconds`, when the last save began as given."""
+        if step <= saved_step:
+            return False
+        by_steps = self.every_steps is not None and step // self.every_steps > saved_step // self.every_steps
+        by_time = self.every_seconds is not None and seconds - saved_seconds >= self.every_seconds
+        return by_steps or by_time
+
+
+class Phase(enum.Enum):
+    IDLE = "idle"
+    WRITING = "writing"  # every rank writes its share
+    COMMITTING = "committing"  # rank 0 writes the manifest
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What all ranks together said about the save under way: sums over ranks, equal on every rank."""
+
+    want: float = 0
+    written: float = 0
+    committed: float = 0
+    failed: float = 0
+
+
+class Event(enum.Enum):
+    NOTHING = "nothing"
+    BEGIN = "begin"  # write your share of the state as it is now
+    COMMIT = "commit"  # all shares are there: rank 0 writes the manifest
+    DONE = "done"  # the checkpoint can be restored
+    FAILED = "failed"  # given up; training goes on
+
+
+def advance(phase: Phase, votes: Votes, world_size: int) -> tuple[Phase, Event]:
+    """The next phase of a save. Every rank sees the same votes, so every rank takes the same way."""
+    if phase is Phase.IDLE:
+        return (Phase.WRITING, Event.BEGIN) if votes.want else (phase, Event.NOTHING)
+    if votes.failed:
+        return Phase.IDLE, Event.FAILED
+    if phase is Phase.WRITING and votes.written >= world_size:
+        return Phase.COMMITTING, Event.COMMIT
+    if phase is Phase.COMMITTING and votes.committed:
+        return Phase.IDLE, Event.DONE
+    return phase, Event.NOTHING
+
+
+def restore_order(complete: Collection[str]) -> list[str]:
+    """Names of complete checkpoints, best to restore first: the latest step, then the latest attempt."""
+    return sorted(complete, key=split_name, reverse=True)
+
+
+def to_delete(names: Collection[str], complete: Collection[str], keep: int, attempt: str) -> list[str]:
+    """Checkpoints that may go: all complete ones but the newest `keep`, and unfinished ones that nobody writes.
+
+    An unfinished one is nobody's when it is older than the newest complete one and of another attempt.
+    """
+    newest_first = restore_order(complete)
+    surplus = newest_first[max(1, keep) :]
+    unfinished = set(names) - set(complete)
+    orphans = [n for n in unfinished if newest_first and n < newest_first[0] and split_name(n)[1] != attempt]
+    return sorted([*surplus, *orphans])
+
+
+def name_of(step: int, attempt: str) -> str:
+    """The folder of a checkpoint; names sort by step."""
+    return f"{step:012d}-{attempt}"
+
+
+def split_name(name: str) -> tuple[int, str]:
+    """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
+    step, mark, attempt = name.partition("-")
+    return (int(step), attempt) if mark and step.isdigit() else (-1, name)

@@ -1,0 +1,59 @@
+"""Turn a job's `main(job)` into a command: flags in, one clear line and an exit code out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from raytf.errors import JobError, RaytfError
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+
+
+def cli(main: Callable[[Any], object], args: Sequence[str] | None = None) -> None:
+    """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
+
+    A `RaytfError` ends as one line on standard error and exit code 2 (1 where the job's own code raised, whose
+    traceback is shown first); anything else is a defect and keeps its traceback.
+
+    Args:
+        main: a function with one annotated argument, a dataclass.
+        args: the command line without the program's name; `sys.argv[1:]` by default.
+    """
+    argv = _gpu_switches(sys.argv[1:] if args is None else args)
+    try:
+        tyro.cli(tyro.conf.OmitArgPrefixes[main], args=argv)
+    except KeyboardInterrupt:
+        _leave("interrupted; the same command goes on from the last checkpoint.", 130)
+    except JobError as error:
+        _leave(f"{error.traceback}\nerror: {error}", EXIT_FAILED)
+    except RaytfError as error:
+        _leave(f"error: {error}", EXIT_REFUSED)
+
+
+def _gpu_switches(args: Sequence[str]) -> list[str]:
+    # tyro has no on/off switch for a setting that may also be left open, and that is what --use-gpu is.
+    switches = {"--use-gpu": "True", "--no-use-gpu": "False"}
+    out: list[str] = []
+    for i, arg in enumerate(args):
+        follows = args[i + 1] if i + 1 < len(args) else ""
+        if arg in switches and follows not in ("True", "False", "None"):
+            out += ["--use-gpu", switches[arg]]
+        else:
+            out.append(arg)
+    return out
+
+
+def _leave(message: str, code: int) -> None:
+    print(message, file=sys.stderr, flush=True)
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+    sys.stdout.flush()
+    # A storage call that an endpoint never answers leaves a thread that no interpreter shutdown can join.
+    os._exit(code)

@@ -1,0 +1,217 @@
+"""TrainConfig: every setting of a run, in frozen sections, checked before anything is started.
+
+The sections are what `--help` shows, one group each; the field names are the flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from raytf.errors import ConfigError
+
+MixedPrecision = Literal["off", "bfloat16", "float16"]
+
+#: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
+#: global batches with 1, 2, 3 and 4 workers.
+MIN_LOGICAL_SHARDS = 4
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """Which run this is and where it is kept."""
+
+    run: str = "default"
+    """Name of the run; the same name on the same storage goes on where that run stopped."""
+    storage: str = "~/raytf-runs"
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    verbose: bool = False
+    """Show the messages of TensorFlow and Ray too."""
+
+
+@dataclass(frozen=True)
+class ClusterSection:
+    """What the run takes from the cluster."""
+
+    workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "2"
+    """Number of workers, or the fewest and the most."""
+    use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
+    """One GPU for each worker; by default when the cluster has any."""
+    cpus_per_worker: float | None = None
+    """CPUs for each worker; by default 1 on a cluster, an equal part of the cores on one machine."""
+    max_failures: int = -1
+    """How often lost workers are replaced before the run gives up; -1 is without end."""
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """(fewest, most) workers."""
+        low, _, high = self.workers.partition(":")
+        try:
+            bounds = int(low), int(high or low)
+        except ValueError:
+            bounds = (0, 0)
+        if not 1 <= bounds[0] <= bounds[1]:
+            raise ConfigError(
+                f"--workers {self.workers}: expected a number such as 2, or the fewest and the most such as 1:4 "
+                "(both at least 1)."
+            )
+        return bounds
+
+
+@dataclass(frozen=True)
+class LengthSection:
+    """How long the run is."""
+
+    epochs: int | None = None
+    """Passes over the training data (default 1 when --steps is not given either)."""
+    steps: int | None = None
+    """Global steps, instead of epochs."""
+
+
+@dataclass(frozen=True)
+class BatchSection:
+    """What one step learns from. These define the run and cannot change when it is resumed."""
+
+    global_batch_size: int = 128
+    """Examples in one step, over all workers together."""
+    logical_shards: int | None = None
+    """Equal parts of a global batch; each is one micro-batch of one worker. Default: the most workers, at least 4."""
+    seed: int = 0
+    """Seed of initial weights, data order, dropout and augmentation."""
+
+
+@dataclass(frozen=True)
+class ComputeSection:
+    """How a step is computed."""
+
+    mixed_precision: MixedPrecision = "off"
+    """Compute in 16 bits, keep variables in 32."""
+    jit: bool = False
+    """Compile the gradient function with XLA."""
+    steps_per_call: int = 0
+    """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
+
+
+@dataclass(frozen=True)
+class CheckpointSection:
+    """When checkpoints are written and how many stay."""
+
+    checkpoint_every_steps: int | None = None
+    """Save after this many steps."""
+    checkpoint_every_seconds: float | None = None
+    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either)."""
+    keep: int = 3
+    """Newest complete checkpoints that are kept."""
+
+
+_Flat = tyro.conf.OmitArgPrefixes
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All settings of a run. Build it from flat names with `TrainConfig.of(epochs=3, workers="1:4")`."""
+
+    run: RunSection = field(default_factory=RunSection)
+    cluster: ClusterSection = field(default_factory=ClusterSection)
+    length: LengthSection = field(default_factory=LengthSection)
+    batch: BatchSection = field(default_factory=BatchSection)
+    compute: ComputeSection = field(default_factory=ComputeSection)
+    checkpoints: CheckpointSection = field(default_factory=CheckpointSection)
+
+    @classmethod
+    def of(cls, **settings: Any) -> TrainConfig:
+        """Build a configuration from flag names, e.g. `of(global_batch_size=64, run="a")`.
+
+        Raises:
+            ConfigError: for a name that is not a setting.
+        """
+        return cls().replace(**settings)
+
+    def replace(self, **settings: Any) -> TrainConfig:
+        """A copy with some settings, given by flag name, changed."""
+        owners = {f.name: s.name for s in dataclasses.fields(self) for f in dataclasses.fields(getattr(self, s.name))}
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in settings.items():
+            if name not in owners:
+                near = difflib.get_close_matches(name, owners, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Settings are: {', '.join(sorted(owners))}."
+                raise ConfigError(f"unknown setting {name!r}.{hint}")
+            sections.setdefault(owners[name], {})[name] = value
+        changed = {s: dataclasses.replace(getattr(self, s), **values) for s, values in sections.items()}
+        return dataclasses.replace(self, **changed)
+
+    def lasting(self, epochs: int) -> TrainConfig:
+        """A copy that runs for so many epochs, unless the user said how long."""
+        said = self.length.epochs is not None or self.length.steps is not None
+        return self if said else self.replace(epochs=epochs)
+
+    @property
+    def logical_shards(self) -> int:
+        """Equal parts of a global batch; no world size appears in it once the run exists."""
+        if self.batch.logical_shards is not None:
+            return self.batch.logical_shards
+        return max(MIN_LOGICAL_SHARDS, self.cluster.worker_range[1])
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Examples in one logical shard of a full global batch."""
+        return self.batch.global_batch_size // self.logical_shards
+
+    @property
+    def storage_uri(self) -> str:
+        """`--storage`, with `~` and relative folders made absolute."""
+        uri = self.run.storage
+        return uri if "://" in uri else os.path.abspath(os.path.expanduser(uri))
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: says which setting, what was expected and how to mend it.
+        """
+        run, length, batch = self.run.run, self.length, self.batch
+        if length.epochs is not None and length.steps is not None:
+            raise ConfigError("--epochs and --steps exclude each other: give one of them.")
+        if not run or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
+            raise ConfigError(f"--run {run!r}: expected a name of letters, digits, '-', '_' and '.', such as mnist-1.")
+        most = self.cluster.worker_range[1]
+        for flag, value, least in (
+            ("--epochs", length.epochs, 1),
+            ("--steps", length.steps, 1),
+            ("--global-batch-size", batch.global_batch_size, 1),
+            ("--logical-shards", batch.logical_shards, 1),
+            ("--seed", batch.seed, 0),
+            ("--steps-per-call", self.compute.steps_per_call, 0),
+            ("--checkpoint-every-steps", self.checkpoints.checkpoint_every_steps, 1),
+            ("--checkpoint-every-seconds", self.checkpoints.checkpoint_every_seconds, 0),
+            ("--keep", self.checkpoints.keep, 1),
+            ("--max-failures", self.cluster.max_failures, -1),
+        ):
+            if value is not None and value < least:
+                raise ConfigError(f"{flag} {value}: expected {least} or more.")
+        if self.cluster.cpus_per_worker is not None and self.cluster.cpus_per_worker <= 0:
+            raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
+        shards = self.logical_shards
+        if shards < most:
+            raise ConfigError(
+                f"--logical-shards {shards} with up to {most} workers: a worker without a shard has nothing to do. "
+                f"Give at least {most} shards or at most {shards} workers."
+            )
+        if batch.global_batch_size % shards:
+            size = batch.global_batch_size
+            near = max(shards, round(size / shards) * shards)
+            fitting = [v for v in range(most, size + 1) if size % v == 0]
+            other = f", or --logical-shards {fitting[0]}" if fitting else ""
+            raise ConfigError(
+                f"--global-batch-size {size} cannot be cut into {shards} equal logical shards. "
+                f"Use --global-batch-size {near}{other}."
+            )
+
+
+#: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.
+Flags = _Flat[TrainConfig]

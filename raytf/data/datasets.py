@@ -1,0 +1,211 @@
+"""Data sets by name or path: MNIST, the digits that ship with scikit-learn, IDX files, .npz, Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from raytf.data.sources import ArraySource, ParquetSource, Source
+from raytf.errors import DataError, RaytfError
+
+#: Where a copy of MNIST is looked for before anything is downloaded: raytf's own folder, then Keras's cache.
+MNIST_HOMES = ("~/.raytf/mnist", "~/.keras/datasets/mnist.npz")
+_MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+_DOWNLOAD_SECONDS = 8.0
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_SPLITS = {"train": ("train",), "test": ("t10k", "test")}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled images.
+
+    Attributes:
+        name: what was loaded, for people.
+        train, test: sources of (image uint8 [height, width, channels], label int64).
+        image_shape: (height, width, channels).
+        classes: number of classes.
+    """
+
+    name: str
+    train: Source
+    test: Source
+    image_shape: tuple[int, ...]
+    classes: int
+
+
+def load_images(data: str = "auto") -> Images:
+    """Load labelled images.
+
+    Args:
+        data: `auto` (MNIST from a local copy, else downloaded, else the digits), `mnist`, `digits`, or a path: a
+            folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or a
+            folder or URI with train/ and test/ of Parquet files with columns image and label.
+
+    Raises:
+        DataError: nothing there, or not what it should be.
+    """
+    if data == "digits":
+        return _digits()
+    if data in ("auto", "mnist"):
+        for home in MNIST_HOMES:
+            path = Path(home).expanduser()
+            if path.exists():
+                return load_images(str(path))
+        try:
+            return _from_npz(io.BytesIO(_download(_MNIST_URL)), "MNIST (downloaded)")
+        except OSError as error:
+            if data == "auto":
+                return _digits()
+            raise DataError(
+                f"--data mnist: no local copy in {' or '.join(MNIST_HOMES)}, and the download failed ({error}). "
+                "Give --data PATH, or --data digits for the digits that ship with scikit-learn."
+            ) from error
+    return _from_path(data)
+
+
+def _download(url: str) -> bytes:
+    import urllib.request
+
+    with urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer:
+        data = answer.read()
+    home = Path(MNIST_HOMES[1]).expanduser()
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs another download, no more
+        home.parent.mkdir(parents=True, exist_ok=True)
+        home.write_bytes(data)
+    return data
+
+
+def _digits() -> Images:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError(
+            "--data digits: scikit-learn, which the digits ship with, is not installed. pip install scikit-learn"
+        ) from error
+    bunch = load_digits()
+    x = (bunch.images * (255 / 16)).round().astype(np.uint8)
+    y = bunch.target.astype(np.int64)
+    # Writers come in runs: every fifth record tests, so that both parts know all of them.
+    test = np.arange(len(x)) % 5 == 0
+    return _images("handwritten digits of scikit-learn (8x8)", x[~test], y[~test], x[test], y[test])
+
+
+def _from_path(data: str) -> Images:
+    if "://" in data:
+        return _from_parquet(data)
+    path = Path(data).expanduser()
+    if not path.exists():
+        raise DataError(f"--data {data}: there is no such file or folder. Expected auto, digits, mnist or a path.")
+    if path.is_file():
+        if path.suffix != ".npz":
+            raise DataError(f"--data {data}: expected an .npz file, or a folder of IDX or Parquet files.")
+        return _from_npz(path, str(path))
+    names = sorted(p.name for p in path.iterdir())
+    if any("idx" in n for n in names):
+        return _from_idx(path)
+    if "train" in names or any(n.endswith(".parquet") for n in names):
+        return _from_parquet(data)
+    raise DataError(
+        f"--data {data}: the folder holds neither IDX files (train-images-idx3-ubyte.gz ...) nor train/ and test/ "
+        f"with Parquet files. It has: {', '.join(names[:6]) or 'nothing'}."
+    )
+
+
+def _from_idx(folder: Path) -> Images:
+    parts = [read_idx(_find(folder, split, kind)) for split in ("train", "test") for kind in ("images", "labels")]
+    return _images(f"IDX files in {folder}", *parts)
+
+
+def _find(folder: Path, split: str, kind: str) -> Path:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(_SPLITS[split]) and kind in path.name and "idx" in path.name:
+            return path
+    raise DataError(f"{folder}: the {split} {kind} are missing (expected {_SPLITS[split][0]}-{kind}-idx*-ubyte[.gz]).")
+
+
+def read_idx(path: str | os.PathLike) -> np.ndarray:
+    """Read an IDX file (http://yann.lecun.com/exdb/mnist), plain or gzip.
+
+    Raises:
+        DataError: the file is no IDX file, or is cut off.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path} cannot be read: {error}. Fetch it again.") from error
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES or len(data) < 4 + 4 * data[3]:
+        raise DataError(f"{path} is no IDX file: it does not begin with an IDX header.")
+    shape = struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])
+    kind = np.dtype(_IDX_TYPES[data[2]])
+    body = data[4 + 4 * data[3] :]
+    expected = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    if len(body) != expected:
+        raise DataError(f"{path} is damaged: its header promises {expected} bytes, {len(body)} are there. Fetch it again.")
+    return np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("="))
+
+
+def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            missing = [k for k in keys if k not in archive]
+            if missing:
+                found = ", ".join(archive.files)
+                raise DataError(f"{name}: {missing[0]} is missing. Expected {', '.join(keys)}; found {found}.")
+            parts = [archive[k] for k in keys]
+    except RaytfError:
+        raise
+    except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
+        raise DataError(f"{name} is no .npz file of numbers, or a damaged one: {error}") from error
+    return _images(name, *parts)
+
+
+def _images(name: str, *parts: np.ndarray) -> Images:
+    x_train, y_train, x_test, y_test = parts
+    for label, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim not in (3, 4) or y.ndim != 1:
+            raise DataError(
+                f"{name}: {label} images have shape {x.shape} and labels {y.shape}. Expected [N, height, width] or "
+                "[N, height, width, channels], and [N]."
+            )
+        if y.dtype.kind not in "iu":
+            raise DataError(f"{name}: {label} labels have dtype {y.dtype}. Expected whole numbers.")
+    x_train, x_test = (x[..., None] if x.ndim == 3 else x for x in (x_train, x_test))
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(f"{name}: train images are {x_train.shape[1:]}, test images {x_test.shape[1:]}.")
+    train = ArraySource(x_train, y_train.astype(np.int64), name=f"{name}, train")
+    test = ArraySource(x_test, y_test.astype(np.int64), name=f"{name}, test")
+    return Images(name, train, test, tuple(x_train.shape[1:]), int(y_train.max()) + 1)
+
+
+def _from_parquet(data: str) -> Images:
+    base, mark, query = data.partition("?")
+    plain = {split: ParquetSource(f"{base.rstrip('/')}/{split}{mark}{query}") for split in ("train", "test")}
+    shape = _image_shape(plain["train"])
+    train, test = (
+        ParquetSource(source.name, shapes={"image": shape}) for source in (plain["train"], plain["test"])
+    )
+    labels = train.label_range()
+    if labels is None:
+        labels = (0.0, float(max(train.take(np.arange(n, min(n + 4096, train.records)))[1].max()
+                                 for n in range(0, train.records, 4096))))
+    return Images(f"Parquet files in {data}", train, test, shape, int(labels[1]) + 1)
+
+
+def _image_shape(source: ParquetSource) -> tuple[int, ...]:
+    pixels = int(np.prod(source.spec[0].shape, dtype=np.int64))
+    side = round(pixels**0.5)
+    if side * side != pixels:
+        raise DataError(f"{source.name}: images have {pixels} numbers, which is no square of gray pixels.")
+    return (side, side, 1)

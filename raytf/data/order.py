@@ -1,0 +1,200 @@
+"""Which record is in which logical shard at which step: pure arithmetic, no state, no world size.
+
+An epoch of N records goes like this. The source's blocks are permuted; the records, block after block, form one
+sequence; the sequence is cut into V ranges whose lengths differ by at most one, a range for each logical shard; each
+range is shuffled within windows of bounded length. Step s of the epoch takes records [s*b, (s+1)*b) of every range,
+where b = G/V. All steps are full but the last.
+
+The remainder rule: when N is no multiple of G the last step of an epoch is smaller. It takes what is left of
+each range, 0 to b records a shard, at most one more in one shard than in another, and its loss is the mean over the
+records that it has. So every record is used exactly once an epoch, and an epoch has ceil(N/G) steps, as in Keras.
+
+Random numbers come from splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014),
+written out here so that no library update can change an order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+# Domains keep streams apart that share a seed.
+_BLOCKS, _WINDOW, _STEP = 1, 2, 3
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+    """The splitmix64 finalizer, elementwise over uint64."""
+    with np.errstate(over="ignore"):
+        x = (x ^ (x >> np.uint64(30))) * _MIX1
+        x = (x ^ (x >> np.uint64(27))) * _MIX2
+    return x ^ (x >> np.uint64(31))
+
+
+def fold(*parts: int | np.ndarray) -> np.ndarray:
+    """Hash integers (broadcast against each other) into uint64."""
+    key = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            key = mix(key + _GOLDEN + mix(np.asarray(part).astype(np.uint64) + _GOLDEN))
+    return key
+
+
+def permutation(n: int, *key: int) -> np.ndarray:
+    """A permutation of range(n), int64, drawn from the key."""
+    return np.argsort(fold(*key, np.arange(n)), kind="stable")
+
+
+def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> np.ndarray:
+    """Seeds for whatever is random inside a micro-batch.
+
+    Args:
+        seed: the run's seed.
+        steps: [K] global steps.
+        shards: [L] logical shards.
+        count: seeds wanted for each micro-batch.
+
+    Returns:
+        [K, L, count, 2] int32, not negative.
+    """
+    parts = fold(
+        _STEP,
+        seed,
+        np.asarray(steps)[:, None, None, None],
+        np.asarray(shards)[None, :, None, None],
+        np.arange(count)[None, None, :, None],
+        np.arange(2)[None, None, None, :],
+    )
+    return (parts & np.uint64(0x7FFFFFFF)).astype(np.int32)
+
+
+def assign(shards: int, world_size: int) -> list[range]:
+    """Contiguous runs of logical shards, one a rank; the largest is as small as it can be: ceil(V/W)."""
+    bounds = [shards * r // world_size for r in range(world_size + 1)]
+    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Where global steps lie in epochs, for N records, global batches of G and V logical shards.
+
+    Attributes:
+        records: N, at least 1.
+        global_batch_size: G.
+        shards: V, a divisor of G.
+    """
+
+    records: int
+    global_batch_size: int
+    shards: int
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.global_batch_size // self.shards
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.records // self.global_batch_size)
+
+    @property
+    def full_steps(self) -> int:
+        """Steps of an epoch in which every shard is full."""
+        return self.records // self.shards // self.micro_batch_size
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """[V+1] where each shard's range of the epoch's sequence begins."""
+        return np.array([self.records * v // self.shards for v in range(self.shards + 1)], np.int64)
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """(epoch, step within it) of a global step, all counted from 0."""
+        return divmod(step, self.steps_per_epoch)
+
+    def counts(self, step_in_epoch: int) -> np.ndarray:
+        """[V] records that each shard has at this step."""
+        taken = step_in_epoch * self.micro_batch_size
+        return np.clip(np.diff(self.bounds) - taken, 0, self.micro_batch_size)
+
+    def is_full(self, step_in_epoch: int) -> bool:
+        return step_in_epoch < self.full_steps
+
+    def call_end(self, step: int, limit: int, total: int, boundary: int | None = None) -> int:
+        """The step after the last one of a call that begins at `step`.
+
+        A call runs up to `limit` steps, all of one epoch, all full or one that is not, and stops at multiples of
+        `boundary` (the checkpoint cadence) and at `total`.
+        """
+        epoch, inside = self.locate(step)
+        end = min(total, (epoch + 1) * self.steps_per_epoch, step + limit)
+        if not self.is_full(inside):
+            return step + 1
+        end = min(end, epoch * self.steps_per_epoch + self.full_steps)
+        if boundary:
+            end = min(end, (step // boundary + 1) * boundary)
+        return end
+
+
+class EpochOrder:
+    """The order of one epoch.
+
+    Args:
+        plan: sizes.
+        block_sizes: [B] records in each block of the source, or None where every record can be read by itself.
+        seed: the run's seed.
+        epoch: counted from 0.
+        window: records within which a range is shuffled after its blocks were; 1 leaves them as they are.
+        shuffle: False gives the source's own order.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        block_sizes: np.ndarray | None,
+        seed: int,
+        epoch: int,
+        window: int = 1,
+        shuffle: bool = True,
+    ):
+        self.plan = plan
+        self._seed, self._epoch = seed, epoch
+        self._window = window if shuffle else 1
+        sizes = np.ones(plan.records, np.int64) if block_sizes is None else np.asarray(block_sizes, np.int64)
+        starts = np.cumsum(sizes) - sizes
+        order = permutation(len(sizes), _BLOCKS, seed, epoch) if shuffle else np.arange(len(sizes))
+        self._first_record = starts[order]
+        self._first_position = np.cumsum(sizes[order]) - sizes[order]
+        self._unit_blocks = block_sizes is None
+        self._windows: dict[tuple[int, int], np.ndarray] = {}
+
+    def records(self, shard: int, start: int, stop: int) -> np.ndarray:
+        """Record numbers, int64, at positions [start, stop) of a shard's range."""
+        low, high = self.plan.bounds[shard], self.plan.bounds[shard + 1]
+        positions = np.arange(start, min(stop, high - low), dtype=np.int64)
+        if self._window > 1:
+            positions = self._shuffle_windows(shard, positions, int(high - low))
+        positions = positions + low
+        if self._unit_blocks:
+            return self._first_record[positions]
+        block = np.searchsorted(self._first_position, positions, side="right") - 1
+        return self._first_record[block] + positions - self._first_position[block]
+
+    def _shuffle_windows(self, shard: int, positions: np.ndarray, length: int) -> np.ndarray:
+        out = np.empty_like(positions)
+        for w in np.unique(positions // self._window):
+            here = positions // self._window == w
+            base = int(w) * self._window
+            out[here] = base + self._window_permutation(shard, int(w), length)[positions[here] - base]
+        return out
+
+    def _window_permutation(self, shard: int, w: int, length: int) -> np.ndarray:
+        if (shard, w) not in self._windows:
+            # A shard only moves forward: its earlier windows are not asked for again.
+            self._windows = {k: v for k, v in self._windows.items() if k[0] != shard}
+            size = min(self._window, length - w * self._window)
+            self._windows[shard, w] = permutation(size, _WINDOW, self._seed, self._epoch, shard, w)
+        return self._windows[shard, w]

@@ -1,0 +1,206 @@
+"""Batches for one worker: its logical shards of the next steps, gathered in a background thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.order import EpochOrder, StepPlan, step_seeds
+from raytf.data.sources import Source, Spec
+from raytf.errors import DataError
+
+#: (batch, seed) -> batch, where batch is (x, y, sample_weight) of tensors [b, ...] and seed an int32 tensor [2].
+Augment = Callable[[tuple[Any, Any, Any], Any], tuple[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The input of one call into TensorFlow: K steps of this worker's L shards.
+
+    Attributes:
+        start, stop: global steps [start, stop), K of them.
+        leaves: each [K, L, b, ...].
+        counts: [L] int32 records in each shard; less than b only where K is 1.
+        full: whether every shard of every worker is full.
+        seeds: [K, L, S, 2] int32.
+        records: records of all workers in these steps.
+    """
+
+    start: int
+    stop: int
+    leaves: list[np.ndarray]
+    counts: np.ndarray
+    full: bool
+    seeds: np.ndarray
+    records: int
+
+
+class Pipeline:
+    """Reads the records of a range of logical shards.
+
+    Args:
+        source: where records are.
+        plan: sizes.
+        shards: this worker's logical shards.
+        seed: the run's seed.
+        shuffle: False reads in the source's order (evaluation).
+        class_weight: weight of each class, multiplied into sample weights, as in Keras.
+        augment: applied to each micro-batch with a seed of its own.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: StepPlan,
+        shards: range,
+        seed: int,
+        shuffle: bool = True,
+        class_weight: dict[int, float] | None = None,
+        augment: Augment | None = None,
+    ):
+        self.source, self.plan, self.shards = source, plan, shards
+        self._seed, self._shuffle = seed, shuffle
+        self._weights = _weight_table(class_weight)
+        self._augment = _compile(augment) if augment is not None else None
+        self._seeds_per_shard = 0
+        self._classes: int | None = None
+        self._template = source.spec
+        if self._weights is not None:
+            self._template = (*source.spec[:2], Spec((), "float32"))
+        self._order: tuple[int, EpochOrder] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
+        if hasattr(source, "reserve"):
+            source.reserve(len(shards))
+        self.template, self.leaf_specs = self._describe()
+
+    def prepare(self, seeds_per_shard: int, classes: int | None) -> None:
+        """Say what the model wants, before the first `submit`.
+
+        Args:
+            seeds_per_shard: random seeds for a micro-batch.
+            classes: number of classes that labels must be below, or None.
+        """
+        self._seeds_per_shard = seeds_per_shard
+        # Where the source knows its labels they were checked before the first step.
+        self._classes = classes if self.source.label_range() is None else None
+
+    def sample(self, records: int = 2) -> tuple[Any, Any, Any]:
+        """A batch of the first records, as the model will see it, but for class weights."""
+        ids = np.arange(min(records, self.source.records))
+        return self._finish(self.source.take(ids), np.zeros(2, np.int32))
+
+    def submit(self, start: int, stop: int) -> Future[Call]:
+        """Begin to gather global steps [start, stop), all of one epoch."""
+        return self._pool.submit(self._gather, start, stop)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _describe(self) -> tuple[Any, list[Spec]]:
+        batch = self.sample()
+        leaves = [np.asarray(leaf) for _, leaf in tree.flatten(batch)]
+        return batch, [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in leaves]
+
+    def _epoch_order(self, epoch: int) -> EpochOrder:
+        if self._order is None or self._order[0] != epoch:
+            source = self.source
+            blocks = source.block_sizes if self._shuffle else None
+            self._order = epoch, EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
+        return self._order[1]
+
+    def _gather(self, start: int, stop: int) -> Call:
+        epoch, inside = self.plan.locate(start)
+        order, b, steps = self._epoch_order(epoch), self.plan.micro_batch_size, stop - start
+        counts = self.plan.counts(inside)
+        full = self.plan.is_full(inside)
+        local = counts[self.shards.start : self.shards.stop].astype(np.int32)
+        # [L][K*b]: consecutive steps of a shard are consecutive positions of its range.
+        ids = [order.records(v, inside * b, (inside + steps) * b) for v in self.shards]
+        flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
+        self._check_labels(flat, start)
+        shard_steps = np.arange(start, stop)
+        model_seeds = step_seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
+        records = self.plan.global_batch_size * steps if full else int(counts.sum())
+        if full and self._augment is None:
+            leaves = self._with_class_weight(flat)
+            shaped = [self._by_step(leaf, steps) for leaf in leaves]
+        else:
+            shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
+        return Call(start, stop, shaped, local, full, model_seeds[:, :, :-1], records)
+
+    def _check_labels(self, leaves: list[np.ndarray], step: int) -> None:
+        if self._classes is None or not len(leaves[0]):
+            return
+        y = tree.unflatten(self.source.spec, leaves)[1]
+        if isinstance(y, np.ndarray) and (y.min() < 0 or y.max() >= self._classes):
+            raise DataError(
+                f"{self.source.name}: near step {step + 1} labels go from {y.min()} to {y.max()}, but the model has "
+                f"{self._classes} outputs. Number the classes from 0, or give the last layer more units."
+            )
+
+    def _by_step(self, leaf: np.ndarray, steps: int) -> np.ndarray:
+        grouped = leaf.reshape(len(self.shards), steps, self.plan.micro_batch_size, *leaf.shape[1:])
+        return grouped[:, 0][None] if steps == 1 else np.ascontiguousarray(grouped.swapaxes(0, 1))
+
+    def _by_shard(self, flat: list[np.ndarray], lengths: list[int], steps: int, seeds: np.ndarray) -> list[np.ndarray]:
+        b = self.plan.micro_batch_size
+        out = [np.zeros((steps, len(self.shards), b, *s.shape), s.dtype) for s in self.leaf_specs]
+        begin = 0
+        for i, length in enumerate(lengths):
+            size = length // steps  # a call of several steps is full, so its shards divide evenly
+            for k in range(steps if size else 0):
+                batch = self._finish([leaf[begin : begin + size] for leaf in flat], seeds[k, i])
+                for target, (_, leaf) in zip(out, tree.flatten(batch), strict=True):
+                    target[k, i, :size] = leaf
+                begin += size
+        return out
+
+    def _finish(self, leaves: list[np.ndarray], seed: np.ndarray) -> tuple[Any, Any, Any]:
+        batch = tree.unflatten(self._template, self._with_class_weight(leaves))
+        return batch if self._augment is None else self._augment(batch, seed)
+
+    def _with_class_weight(self, leaves: list[np.ndarray]) -> list[np.ndarray]:
+        if self._weights is None:
+            return leaves
+        x, y, weight = tree.unflatten(self.source.spec, leaves)
+        if not isinstance(y, np.ndarray):
+            raise DataError("class_weight needs one target. For several outputs give sample_weight.")
+        classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y)).astype(np.int64)
+        if len(classes) and (classes.min() < 0 or classes.max() >= len(self._weights)):
+            extra = np.zeros(int(classes.max()) + 1 - len(self._weights), np.float32) + 1
+            self._weights = np.concatenate([self._weights, extra])
+        factor = self._weights[classes]
+        merged = factor if weight is None else np.asarray(weight, np.float32) * factor
+        return [leaf for _, leaf in tree.flatten((x, y, merged))]
+
+
+def _weight_table(class_weight: dict[int, float] | None) -> np.ndarray | None:
+    if not class_weight:
+        return None
+    if min(class_weight) < 0:
+        raise DataError(f"class_weight has the class {min(class_weight)}. Expected classes from 0.")
+    table = np.ones(max(class_weight) + 1, np.float32)
+    for label, weight in class_weight.items():
+        table[label] = weight
+    return table
+
+
+def _compile(augment: Augment) -> Callable[[tuple[Any, Any, Any], np.ndarray], tuple[Any, Any, Any]]:
+    import tensorflow as tf
+
+    traced = tf.function(augment, reduce_retracing=True)
+
+    def apply(batch: tuple[Any, Any, Any], seed: np.ndarray) -> tuple[Any, Any, Any]:
+        # The input thread must not take the accelerator from the step.
+        with tf.device("CPU:0"):
+            out = traced(tree.map_leaves(tf.convert_to_tensor, batch), tf.convert_to_tensor(seed))
+        if not isinstance(out, tuple) or len(out) != 3:
+            raise DataError("augment must return a tuple (x, y, sample_weight), as it was given; None may stand in it.")
+        return tree.map_leaves(lambda t: t.numpy(), out)
+
+    return apply

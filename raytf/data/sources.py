@@ -1,0 +1,286 @@
+"""Sources: records that can be read in any order, in memory or in Parquet files."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.errors import DataError
+
+#: Records within which a source read block by block is shuffled.
+WINDOW_RECORDS = 8192
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one record looks like.
+
+    Attributes:
+        shape: of one record.
+        dtype: a numpy dtype's name.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Source(Protocol):
+    """Anything with random access to records. One record is a tuple (x, y, sample_weight) of nested leaves.
+
+    Attributes:
+        name: for messages.
+        records: how many there are.
+        block_sizes: [B] int64, records in each block that is read as one, or None where a record can be read alone.
+        window: records within which the order is shuffled after its blocks were.
+        spec: (x, y, sample_weight), nested `Spec`; y and sample_weight may be None.
+    """
+
+    name: str
+    records: int
+    block_sizes: np.ndarray | None
+    window: int
+    spec: tuple[Any, Any, Any]
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        """Leaves of `spec` in the order of `tree.flatten`, each [len(records), *shape]."""
+        ...
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Smallest and largest label where y is one integer leaf and that is cheap to know."""
+        ...
+
+
+class ArraySource:
+    """Numpy arrays in memory, or memory-mapped.
+
+    Args:
+        x: inputs, an array or nested dicts, lists and tuples of them, all with the same first dimension.
+        y: targets, likewise.
+        sample_weight: one number a record, or nested as y for several outputs.
+
+    Raises:
+        DataError: no records, lengths that differ, or dtypes that no tensor can hold.
+    """
+
+    block_sizes = None
+    window = 1
+
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "arrays"):
+        self.name = name
+        self._tree = tree.map_leaves(np.asarray, (x, y, sample_weight))
+        parts = dict(zip(("x", "y", "sample_weight"), self._tree, strict=True))
+        leaves = [pair for part, value in parts.items() for pair in tree.flatten(value, part)]
+        self._leaves = [leaf for _, leaf in leaves]
+        if not tree.flatten(parts["x"]):
+            raise DataError(f"{name}: x holds no array.")
+        for path, leaf in leaves:
+            if leaf.ndim == 0:
+                raise DataError(f"{name}: {path} is a single value. Expected an array with one row for each record.")
+            if leaf.dtype.kind not in "biufc":
+                raise DataError(
+                    f"{name}: {path} has dtype {leaf.dtype}, which is no number. Convert it to numbers first "
+                    "(for text, to token ids)."
+                )
+        lengths = {path: len(leaf) for path, leaf in leaves}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{path} has {n}" for path, n in lengths.items())
+            raise DataError(f"{name}: arrays differ in their number of records: {listed}.")
+        self.records = len(self._leaves[0])
+        if not self.records:
+            raise DataError(f"{name}: there are no records.")
+        self.spec = tree.map_leaves(lambda a: Spec(a.shape[1:], a.dtype.name), self._tree)
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return [leaf[records] for leaf in self._leaves]
+
+    def label_range(self) -> tuple[float, float] | None:
+        y = self._tree[1]
+        if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
+            return None
+        return float(y.min()), float(y.max())
+
+
+class ParquetSource:
+    """Parquet files on local disk, S3 or GCS, read a row group at a time.
+
+    Args:
+        uri: a file, or a folder whose *.parquet files are read in the order of their names.
+        x: the column, or a list of columns (then inputs are a dict by name).
+        y: the label's column or columns, or None.
+        sample_weight: the column of sample weights, or None.
+        shapes: shape of one record for list columns, by column; flat lists keep their length.
+
+    A column holds numbers, or lists of numbers of one length.
+
+    Raises:
+        DataError: no files, no records, a missing column, or a column that holds no numbers.
+        StorageError: storage refuses.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        x: str | list[str] = "image",
+        y: str | list[str] | None = "label",
+        sample_weight: str | None = None,
+        shapes: dict[str, tuple[int, ...]] | None = None,
+        window: int = WINDOW_RECORDS,
+    ):
+        self.name, self.window = uri, window
+        self._columns: tuple[Any, Any, Any] = tree.map_leaves(str, (_by_name(x), _by_name(y), sample_weight))
+        self._names = [column for _, column in tree.flatten(self._columns)]
+        self._shapes = dict(shapes or {})
+        self._files = _parquet_files(uri)
+        self._groups: list[tuple[int, int]] = []
+        sizes: list[int] = []
+        self._label_bounds: list[tuple[float, float] | None] = []
+        for f in range(len(self._files)):
+            metadata = self._open(f).metadata
+            present = set(metadata.schema.to_arrow_schema().names)
+            missing = [c for c in self._names if c not in present]
+            if missing:
+                raise DataError(
+                    f"{self._files[f][1]}: there is no column {missing[0]!r}; it has {', '.join(sorted(present))}."
+                )
+            for g in range(metadata.num_row_groups):
+                group = metadata.row_group(g)
+                if group.num_rows:
+                    self._groups.append((f, g))
+                    sizes.append(group.num_rows)
+                    self._label_bounds.append(self._bounds(group))
+        self.block_sizes = np.array(sizes, np.int64)
+        self.records = int(self.block_sizes.sum())
+        if not self.records:
+            raise DataError(f"{uri}: the Parquet files hold no records.")
+        self._starts = np.cumsum(self.block_sizes) - self.block_sizes
+        self._cache: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        self._cached_rows = 0
+        #: Records read from storage so far, for measuring.
+        self.rows_read = 0
+        first = self._block(0)
+        specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
+        self.spec = tree.unflatten(self._columns, specs)
+
+    def __getstate__(self) -> dict:
+        # What was read stays with the process that read it; open files cannot travel.
+        return {**self.__dict__, "_cache": OrderedDict(), "_cached_rows": 0, "rows_read": 0}
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        blocks = np.searchsorted(self._starts, records, side="right") - 1
+        wanted = np.unique(blocks)
+        held = {int(b): self._block(int(b)) for b in wanted}
+        out = [np.empty((len(records), *leaf.shape[1:]), leaf.dtype) for leaf in next(iter(held.values()))]
+        for b in wanted:
+            here = blocks == b
+            inside = records[here] - self._starts[b]
+            for target, leaf in zip(out, held[int(b)], strict=True):
+                target[here] = leaf[inside]
+        return out
+
+    def label_range(self) -> tuple[float, float] | None:
+        known = [b for b in self._label_bounds if b is not None]
+        if len(known) < len(self._label_bounds):
+            return None
+        return min(b[0] for b in known), max(b[1] for b in known)
+
+    def reserve(self, shards: int) -> None:
+        """Size the cache for so many logical shards that this process reads at once."""
+        self._shards = shards
+
+    def _capacity(self) -> int:
+        # Each shard works within one window, whose row groups overhang it at both ends, while its neighbor is fetched.
+        return getattr(self, "_shards", 1) * (2 * self.window + 2 * int(self.block_sizes.max()))
+
+    def _block(self, b: int) -> list[np.ndarray]:
+        if b in self._cache:
+            self._cache.move_to_end(b)
+            return self._cache[b]
+        f, g = self._groups[b]
+        path = self._files[f][1]
+        try:
+            table = self._open(f).read_row_group(g, columns=list(dict.fromkeys(self._names)))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: row group {g} cannot be read: {error}") from error
+        leaves = [self._array(table.column(c), c, path) for c in self._names]
+        self._cache[b] = leaves
+        self._cached_rows += len(leaves[0])
+        self.rows_read += len(leaves[0])
+        while self._cached_rows > self._capacity() and len(self._cache) > 1:
+            _, old = self._cache.popitem(last=False)
+            self._cached_rows -= len(old[0])
+        return leaves
+
+    def _array(self, column: Any, name: str, path: str) -> np.ndarray:
+        import pyarrow as pa
+
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks)
+        if column.null_count:
+            raise DataError(f"{path}: column {name!r} has {column.null_count} missing values. Fill or drop them first.")
+        rows, width = len(column), None
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type):
+            inner = column.flatten()
+            if len(inner) % rows:
+                raise DataError(f"{path}: column {name!r} holds lists of different lengths. Pad them to one length.")
+            if not _is_fixed(column.type):
+                lengths = column.value_lengths().to_numpy()
+                if len(lengths) and (lengths != lengths[0]).any():
+                    raise DataError(
+                        f"{path}: column {name!r} holds lists of different lengths. Pad them to one length."
+                    )
+            width, column = len(inner) // rows, inner
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
+            raise DataError(f"{path}: column {name!r} has type {column.type}. Expected numbers or lists of numbers.")
+        values = column.to_numpy(zero_copy_only=False)
+        shape = self._shapes.get(name, () if width is None else (width,))
+        if int(np.prod(shape, dtype=np.int64)) != (width or 1):
+            raise DataError(f"{path}: column {name!r} holds {width or 1} numbers a record; shape {shape} does not fit.")
+        return values.reshape(rows, *shape)
+
+    def _open(self, f: int) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        filesystem, path = self._files[f]
+        try:
+            return pq.ParquetFile(path, filesystem=filesystem)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{path} is no Parquet file, or a damaged one: {error}") from error
+
+    def _bounds(self, group: Any) -> tuple[float, float] | None:
+        label = self._columns[1]
+        for c in range(group.num_columns):
+            column = group.column(c)
+            if isinstance(label, str) and column.path_in_schema == label and column.is_stats_set:
+                statistics = column.statistics
+                if statistics.has_min_max and isinstance(statistics.min, int):
+                    return float(statistics.min), float(statistics.max)
+        return None
+
+
+def _is_fixed(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_fixed_size_list(kind)
+
+
+def _by_name(columns: str | list[str] | None) -> Any:
+    return {c: c for c in columns} if isinstance(columns, list) else columns
+
+
+def _parquet_files(uri: str) -> list[tuple[Any, str]]:
+    from raytf.storage import Storage
+
+    storage = Storage(uri)
+    filesystem, path = storage.arrow()
+    if path.endswith(".parquet") and not storage.list(""):
+        return [(filesystem, path)]
+    names = [n for n in storage.list("", recursive=True) if n.endswith(".parquet")]
+    if not names:
+        raise DataError(f"{uri}: there are no *.parquet files.")
+    return [(filesystem, f"{path}/{name}") for name in names]

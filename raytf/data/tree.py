@@ -1,0 +1,44 @@
+"""Nested dicts, lists and tuples of arrays, flattened in one fixed order (dict keys sorted)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+
+def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
+    """(path, leaf) pairs; None is an empty tree."""
+    return list(_walk(tree, path))
+
+
+def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if tree is None:
+        return
+    if isinstance(tree, dict):
+        for key in sorted(tree):
+            yield from _walk(tree[key], f"{path}[{key!r}]")
+    elif isinstance(tree, (list, tuple)):
+        for i, part in enumerate(tree):
+            yield from _walk(part, f"{path}[{i}]")
+    else:
+        yield path, tree
+
+
+def unflatten(template: Any, leaves: Sequence[Any]) -> Any:
+    """A tree shaped like `template` holding `leaves`."""
+    return _build(template, iter(leaves))
+
+
+def _build(template: Any, leaves: Iterator[Any]) -> Any:
+    if template is None:
+        return None
+    if isinstance(template, dict):
+        built = {key: _build(template[key], leaves) for key in sorted(template)}
+        return {key: built[key] for key in template}
+    if isinstance(template, (list, tuple)):
+        return type(template)(_build(part, leaves) for part in template)
+    return next(leaves)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    return unflatten(tree, [function(leaf) for _, leaf in flatten(tree)])

@@ -1,0 +1,110 @@
+"""Everything that raytf raises on purpose.
+
+    RaytfError
+    ├── ConfigError              a flag or argument is wrong
+    │   └── RunMismatchError     the run in storage was made with other settings
+    ├── DataError                records are missing, corrupt or of the wrong kind
+    ├── ModelError               the model function returned something that cannot be trained
+    ├── StorageError             storage cannot be reached, read or written
+    ├── CheckpointError          a checkpoint is damaged or does not fit the model
+    ├── RunInUseError            another live process owns the run
+    ├── ClusterError             the cluster can never give what was asked for
+    ├── NonFiniteLossError       the loss became NaN or infinite
+    ├── WorkerLostError          another worker died in the middle of a step
+    └── JobError                 the job's own code raised
+
+The message of each says what is wrong, what was expected and how to mend it. None of them is retried by Ray Train,
+except a `StorageError` in the middle of a run and a `WorkerLostError`: the same code would fail in the same way again.
+"""
+
+from __future__ import annotations
+
+
+class RaytfError(Exception):
+    """Base class; `except raytf.RaytfError` catches all that raytf raises on purpose."""
+
+    #: Whether a fresh worker group may succeed where this one failed.
+    retryable = False
+
+    def __reduce__(self):
+        # Ray pickles errors on their way to the driver; extra attributes must survive, whatever __init__ takes.
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(cls: type[RaytfError], args: tuple, state: dict) -> RaytfError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigError(RaytfError, ValueError):
+    """A flag or an argument is wrong."""
+
+
+class RunMismatchError(ConfigError):
+    """The run in storage was made with settings that this command changes, and that must not change."""
+
+
+class DataError(RaytfError, ValueError):
+    """Training data is missing, empty, corrupt, or of the wrong dtype, shape or range."""
+
+
+class ModelError(RaytfError, ValueError):
+    """The model function did not return a compiled Keras model that raytf can train."""
+
+
+class StorageError(RaytfError, OSError):
+    """Storage cannot be reached, read or written.
+
+    Attributes:
+        kind: one of `missing`, `denied`, `unreachable`, `full`, `other`.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, kind: str = "other"):
+        super().__init__(message)
+        self.kind = kind
+
+
+class CheckpointError(RaytfError):
+    """A checkpoint is damaged, or does not fit the model."""
+
+
+class RunInUseError(RaytfError):
+    """Another live process owns this run."""
+
+
+class ClusterError(RaytfError):
+    """The cluster can never give the workers that were asked for."""
+
+
+class NonFiniteLossError(RaytfError):
+    """The training loss became NaN or infinite.
+
+    Attributes:
+        step: the global step (1-based) whose loss was not finite.
+    """
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+
+class WorkerLostError(RaytfError):
+    """Another worker died in the middle of a step; seen only inside workers and by Ray Train's failure policy."""
+
+    retryable = True
+
+
+class JobError(RaytfError):
+    """The job's own code (model function, callback, augmentation) raised.
+
+    Attributes:
+        traceback: the traceback, as text, where it was raised.
+    """
+
+    def __init__(self, message: str, traceback: str = ""):
+        super().__init__(message)
+        self.traceback = traceback

@@ -1,0 +1,75 @@
+"""What the driver sends to each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.config import TrainConfig
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Augment
+from raytf.data.sources import Source
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, ready to be started.
+
+    Attributes:
+        model: function that returns a compiled keras.Model.
+        sources: reference to a `Sources` in Ray's object store.
+        monitor: handle of the driver's `Monitor` actor.
+        run_uri: the run's folder.
+        total_steps: global steps at which the run ends.
+    """
+
+    model: Callable[[], Any]
+    config: TrainConfig
+    sources: Any
+    monitor: Any
+    run_uri: str
+    plan: StepPlan
+    total_steps: int
+    callbacks: Any
+    class_weight: dict[int, float] | None
+    augment: Augment | None
+    validation_freq: int
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The data of a run."""
+
+    train: Source
+    validation: Source | None
+    test: Source | None
+
+
+def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
+    """What of batch and data size must not change when a run is resumed; known without TensorFlow."""
+    return {
+        "--global-batch-size": str(config.batch.global_batch_size),
+        "--logical-shards": str(config.logical_shards),
+        "--seed": str(config.batch.seed),
+        "--mixed-precision": config.compute.mixed_precision,
+        "training records": str(records),
+    }
+
+
+def differences(before: dict[str, str], now: dict[str, str]) -> str:
+    """What differs between two identities, for people; empty when nothing does."""
+    lines = []
+    for key in sorted(set(before) | set(now)):
+        old, new = before.get(key, "nothing"), now.get(key, "nothing")
+        if old != new:
+            at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+            lines.append(f"{key}: {_around(old, at)} in storage, {_around(new, at)} now")
+    return "; ".join(lines)
+
+
+def _around(text: str, at: int, width: int = 60) -> str:
+    if len(text) <= width:
+        return text
+    start = max(0, at - width // 3)
+    return f"{'...' if start else ''}{text[start : start + width]}{'...' if start + width < len(text) else ''}"

@@ -1,0 +1,150 @@
+"""A run belongs to one live process: a small file beside it says which, and is renewed while that process lives.
+
+On a local file system the lease is created atomically. Object stores that pyarrow reaches have no such call, so there
+the file is read back after a moment: of two that start in the same instant the last writer owns the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+from raytf.errors import RunInUseError, StorageError
+from raytf.storage import Storage
+
+LEASE_FILE = "lease.json"
+RENEW_SECONDS = 4.0
+#: An owner on another machine is taken for dead when its lease was not renewed for so long.
+STALE_SECONDS = 20.0
+_SETTLE_SECONDS = 0.5
+
+
+class Lease:
+    """Ownership of a run. Use as a context manager around everything that writes to it.
+
+    Args:
+        run: the run's folder.
+        say: told when somebody else's lease has to be watched for a while.
+        clock, sleep: injected by tests.
+
+    Raises:
+        RunInUseError: on entering, when another live process owns the run.
+    """
+
+    def __init__(
+        self,
+        run: Storage,
+        say: Callable[[str], None] = print,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self._run, self._say, self._clock, self._sleep = run, say, clock, sleep
+        self.owner = {
+            "id": uuid.uuid4().hex,
+            "host": socket.gethostname(),
+            "boot": _boot_id(),
+            "pid": os.getpid(),
+            "started": process_start(os.getpid()),
+        }
+        self._beat = 0
+        self._stop = threading.Event()
+        #: Set when another process took the run over while this one was suspended.
+        self.lost = threading.Event()
+
+    def __enter__(self) -> Lease:
+        if not self._run.create(LEASE_FILE, self._text()):
+            self._wait_for_death()
+            self._run.put(LEASE_FILE, self._text())
+        if not self._run.is_local:
+            self._sleep(_SETTLE_SECONDS)
+        holder = self._read()
+        if holder is None or holder["id"] != self.owner["id"]:
+            raise RunInUseError(self._in_use(holder or {}))
+        threading.Thread(target=self._renew, daemon=True, name="lease").start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        try:
+            holder = self._read()
+            if holder is not None and holder["id"] == self.owner["id"]:
+                self._run.delete(LEASE_FILE)
+        except StorageError:
+            pass  # the next owner finds this process dead
+
+    def _wait_for_death(self) -> None:
+        first = self._read()
+        if first is None or self._is_dead(first):
+            return
+        if first.get("boot") == self.owner["boot"]:
+            raise RunInUseError(self._in_use(first))
+        self._say(
+            f"run {self._run.locate('')} was last owned by process {first.get('pid')} on {first.get('host')}; "
+            f"watching for up to {STALE_SECONDS:.0f} s whether it still lives"
+        )
+        deadline = self._clock() + STALE_SECONDS
+        while self._clock() < deadline:
+            self._sleep(1.0)
+            now = self._read()
+            if now is None:
+                return
+            if now != first:
+                raise RunInUseError(self._in_use(now))
+
+    def _is_dead(self, holder: dict) -> bool:
+        """True only when it is certain: the process ran in this boot of this machine and is gone."""
+        return holder.get("boot") == self.owner["boot"] and process_start(holder.get("pid", 0)) != holder.get("started")
+
+    def _in_use(self, holder: dict) -> str:
+        return (
+            f"run {self._run.locate('')} is in use by process {holder.get('pid')} on {holder.get('host')}. "
+            "Wait for it, stop it, or choose another --run name."
+        )
+
+    def _renew(self) -> None:
+        while not self._stop.wait(RENEW_SECONDS):
+            try:
+                holder = self._read()
+                if holder is not None and holder["id"] != self.owner["id"]:
+                    self.lost.set()
+                    return
+                self._beat += 1
+                if not self._stop.is_set():
+                    self._run.put(LEASE_FILE, self._text())
+            except StorageError:
+                continue  # an outage of storage ends no run; another owner cannot get in through it either
+
+    def _text(self) -> bytes:
+        return json.dumps({**self.owner, "beat": self._beat}).encode()
+
+    def _read(self) -> dict | None:
+        data = self._run.get_or_none(LEASE_FILE)
+        try:
+            holder = json.loads(data) if data else None
+        except ValueError:
+            return None
+        return holder if isinstance(holder, dict) and "id" in holder else None
+
+
+def process_start(pid: int) -> str | None:
+    """When a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _boot_id() -> str:
+    # A container has its own process numbers, so its name space belongs to the machine's identity.
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return uuid.uuid4().hex

@@ -1,0 +1,208 @@
+"""Build the user's model, refuse what cannot be trained, and describe it so that a resumed run can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf.config import ComputeSection
+from raytf.data import tree
+from raytf.data.sources import Source
+from raytf.errors import DataError, JobError, ModelError, RaytfError
+
+_POLICIES = {"off": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+
+
+def build(
+    factory: Callable[[], keras.Model], sample: tuple[Any, Any, Any], compute: ComputeSection, seed: int
+) -> keras.Model:
+    """Call the user's function and give every variable of model, metrics and optimizer its shape.
+
+    Args:
+        factory: returns a compiled model.
+        sample: (x, y, sample_weight) of a few records.
+        compute: mixed precision.
+        seed: for initial weights.
+
+    Raises:
+        ModelError, DataError, JobError: what is wrong, and how to mend it.
+    """
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy(_POLICIES[compute.mixed_precision])
+    model = run_user_code("the model function", factory)
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"the model function returned {type(model).__name__}. Expected a compiled keras.Model.")
+    if not getattr(model, "compiled", False):
+        raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
+    if model.optimizer is None or getattr(model, "_compile_loss", None) is None and not _overrides(model, "compute_loss"):
+        raise ModelError("the model is compiled without a loss. Give model.compile(loss=...).")
+    for method in ("train_step", "test_step"):
+        if _overrides(model, method):
+            raise ModelError(
+                f"{type(model).__name__} overrides {method}, which raytf replaces. Override compute_loss or "
+                "compute_metrics instead, or use a custom layer."
+            )
+    if getattr(model.optimizer, "gradient_accumulation_steps", None):
+        raise ModelError(
+            "gradient_accumulation_steps is not supported: raytf accumulates over logical shards. Use a larger "
+            "--global-batch-size with more --logical-shards."
+        )
+    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
+    try:
+        predicted = model(x, training=False) if takes_training(model) else model(x)
+    except Exception as error:
+        shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
+        raise DataError(
+            f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
+            f"Keras says: {_first_lines(error)}"
+        ) from error
+    try:
+        model.compute_loss(x, y, predicted, weight)
+        model.compute_metrics(x, y, predicted, weight)
+    except Exception as error:
+        raise DataError(
+            "loss or metrics do not take the labels: labels are "
+            f"{_shapes(sample[1])}, predictions {_shapes(tree.map_leaves(np.asarray, predicted))}. "
+            f"Keras says: {_first_lines(error)}"
+        ) from error
+    model.reset_metrics()
+    if not model.trainable_variables:
+        raise ModelError("the model has no trainable weights. Set trainable=True on the layers that shall learn.")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def run_user_code(what: str, call: Callable[[], Any]) -> Any:
+    """Call the user's code; what it raises becomes a JobError that is not retried."""
+    try:
+        return call()
+    except RaytfError:
+        raise
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise JobError(
+            f"{what} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}).", traceback.format_exc()
+        ) from error
+
+
+def takes_training(model: keras.Model) -> bool:
+    parameters = inspect.signature(model.call).parameters
+    return "training" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def check_labels(model: keras.Model, source: Source) -> None:
+    """Refuse labels that a sparse categorical loss has no class for."""
+    classes, span = sparse_classes(model), source.label_range()
+    if classes is None or span is None:
+        return
+    if span[0] < 0 or span[1] >= classes:
+        raise DataError(label_message(source.name, span, classes))
+
+
+def label_message(name: str, span: tuple[float, float], classes: int) -> str:
+    return (
+        f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
+        f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+    )
+
+
+def sparse_classes(model: keras.Model) -> int | None:
+    """Number of classes where the one loss is sparse categorical crossentropy."""
+    loss = model.loss
+    name = loss if isinstance(loss, str) else type(loss).__name__ if not inspect.isfunction(loss) else loss.__name__
+    if name not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
+        return None
+    shape = getattr(model, "output_shape", None)
+    return shape[-1] if isinstance(shape, tuple) and shape and isinstance(shape[-1], int) else None
+
+
+def sums_over_batch(model: keras.Model) -> bool:
+    """Whether the compiled losses are sums, not means, over the batch.
+
+    Raises:
+        ModelError: some are and some are not.
+    """
+    kinds = {
+        getattr(loss, "reduction", "sum_over_batch_size") == "sum"
+        for _, loss in tree.flatten(model.loss)
+        if loss is not None
+    }
+    if len(kinds) > 1:
+        raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
+    return kinds == {True}
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """State of every random generator that the model can draw from, Keras's global one included."""
+    found = [v for v in model.variables if v.path.endswith("seed_generator_state")]
+    everywhere = keras.src.random.seed_generator.global_seed_generator().state
+    return [*found, everywhere]
+
+
+def describe(model: keras.Model) -> dict[str, str]:
+    """What of the model must not change when a run is resumed: name -> text."""
+    layers = [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in model.weights]
+    optimizer = model.optimizer
+    return {
+        "architecture": _digest(_config_of(model)),
+        "weights": "; ".join(layers) if len(layers) <= 40 else _digest(layers),
+        "optimizer": type(optimizer).__name__ + " " + _json(optimizer.get_config()),
+        "loss": _json([_loss_name(loss) for _, loss in tree.flatten(model.loss)]),
+        "metrics": _json(sorted(m.name for m in model.metrics)),
+    }
+
+
+def weights_sha256(model: keras.Model) -> str:
+    """SHA-256 over all of `model.weights` in their order: path, dtype and shape as text, then little-endian bytes in
+    C order. Random generators' states are not weights."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+        digest.update(f"{variable.path} {value.dtype} {value.shape}\n".encode())
+        digest.update(value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def _overrides(model: keras.Model, method: str) -> bool:
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _config_of(model: keras.Model) -> Any:
+    try:
+        return json.loads(model.to_json())["config"]
+    except (TypeError, ValueError, NotImplementedError, KeyError):
+        return type(model).__name__  # a subclassed model need not have a config; its weights still are compared
+
+
+def _loss_name(loss: Any) -> str:
+    if loss is None or isinstance(loss, str):
+        return str(loss)
+    return loss.__name__ if inspect.isfunction(loss) else f"{type(loss).__name__} {_json(loss.get_config())}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_json(value).encode()).hexdigest()[:16]
+
+
+def _inputs(model: keras.Model) -> str:
+    shape = getattr(model, "input_shape", None)
+    return str(shape) if shape is not None else "not declared"
+
+
+def _shapes(part: Any) -> str:
+    return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
+
+
+def _first_lines(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,154 @@
+"""What a run leaves beside its checkpoints: the loss of each step, its attempts, and files that callbacks write."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import tempfile
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+
+from raytf.errors import StorageError
+from raytf.storage import Storage
+
+STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
+#: Rows of a segment; the newest segment is written again at each save, so it stays short.
+SEGMENT_ROWS = 20_000
+_COLUMNS = ("step", "epoch", "loss", "learning_rate")
+
+
+def new_attempt(now: float | None = None) -> str:
+    """A name for a start of a worker group; names sort by time."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{stamp}-{uuid.uuid4().hex[:6]}"
+
+
+class StepLog:
+    """Loss and learning rate of every step, in segments: steps/START-ATTEMPT.csv.
+
+    An attempt that restores step s begins a segment at s+1; its rows replace those of earlier segments from there on,
+    so reading yields the history that the weights have seen.
+    """
+
+    def __init__(self, run: Storage, attempt: str):
+        self._run, self._attempt = run, attempt
+        self._rows: list[tuple[int, int, float, float]] = []
+
+    def add(self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray) -> None:
+        """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
+        for i, (loss, rate) in enumerate(zip(losses.tolist(), rates.tolist(), strict=True)):
+            self._rows.append((first_step + i, epoch, loss, rate))
+
+    def take(self) -> list[tuple[int, int, float, float]]:
+        """The rows of the segment as they are now, for `write`; begins a new segment when this one is long."""
+        rows = list(self._rows)
+        if len(rows) >= SEGMENT_ROWS:
+            self._rows = []
+        return rows
+
+    def write(self, rows: list[tuple[int, int, float, float]]) -> None:
+        """Put a segment on storage."""
+        if rows:
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(_COLUMNS)
+            writer.writerows(rows)
+            self._run.put(f"{STEPS}/{rows[0][0]:012d}-{self._attempt}.csv", text.getvalue().encode())
+
+
+def read_steps(uri: str) -> dict[str, np.ndarray]:
+    """Loss of every committed step of a run.
+
+    Args:
+        uri: the run's folder, e.g. `~/raytf-runs/default`.
+
+    Returns:
+        Columns step (from 1), epoch (from 0), loss, learning_rate.
+    """
+    run = Storage(uri)
+    rows: dict[int, list[float]] = {}
+    # A segment replaces all that earlier attempts wrote from its first step on; attempts sort by time.
+    segments = sorted(
+        (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
+    )
+    for name in segments:
+        start = int(name.partition("-")[0])
+        for late in [s for s in rows if s >= start]:
+            del rows[late]
+        for line in csv.DictReader(io.StringIO(run.get(f"{STEPS}/{name}").decode())):
+            rows[int(line["step"])] = [float(line[c]) for c in _COLUMNS]
+    table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(_COLUMNS))
+    columns = dict(zip(_COLUMNS, table.T, strict=True))
+    return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
+
+
+def write_attempt(run: Storage, attempt: str, world_size: int, step: int) -> None:
+    """Note that a worker group started from `step`."""
+    note = {"attempt": attempt, "world_size": world_size, "from_step": step, "time": time.time()}
+    run.put(f"{ATTEMPTS}/{attempt}.json", json.dumps(note).encode())
+
+
+def read_attempts(run: Storage) -> list[dict[str, Any]]:
+    """All starts of worker groups of this run, oldest first."""
+    return [json.loads(run.get(f"{ATTEMPTS}/{n}")) for n in run.list(ATTEMPTS) if n.endswith(".json")]
+
+
+def read_result(run: Storage) -> dict[str, Any] | None:
+    """What a finished run left, or None."""
+    data = run.get_or_none(RESULT)
+    with contextlib.suppress(ValueError):
+        return json.loads(data) if data else None
+    return None
+
+
+class Folder:
+    """A local folder whose files end up below a name in the run's folder.
+
+    On local storage it is that folder itself; for an object store it is a temporary one, and `upload` copies what changed.
+    """
+
+    def __init__(self, run: Storage, name: str):
+        self._run, self._name = run, name
+        self._uploaded: dict[str, tuple[float, int]] = {}
+        if run.is_local:
+            self.path = run.locate(name)
+            os.makedirs(self.path, exist_ok=True)
+        else:
+            self.path = tempfile.mkdtemp(prefix=f"raytf-{name}-")
+
+    def fetch(self) -> None:
+        """Get what an earlier attempt left."""
+        if not self._run.is_local:
+            self._run.get_tree(self._name, self.path)
+            self._uploaded = self._state()
+
+    def upload(self) -> None:
+        """Copy files that changed since the last time."""
+        if self._run.is_local:
+            return
+        for relative, seen in self._state().items():
+            if self._uploaded.get(relative) != seen:
+                try:
+                    with open(os.path.join(self.path, relative), "rb") as stream:
+                        self._run.put(f"{self._name}/{relative}", stream.read())
+                except StorageError:
+                    raise
+                except OSError:
+                    continue  # a file that its writer has just removed
+                self._uploaded[relative] = seen
+
+    def _state(self) -> dict[str, tuple[float, int]]:
+        found = {}
+        for base, _, files in os.walk(self.path):
+            for file in files:
+                path = os.path.join(base, file)
+                with contextlib.suppress(FileNotFoundError):
+                    stat = os.stat(path)
+                    found[os.path.relpath(path, self.path).replace(os.sep, "/")] = (stat.st_mtime, stat.st_size)
+        return found

@@ -1,0 +1,348 @@
+"""The train step: micro-batches of this worker's logical shards, one reduction, one update; several steps a call.
+
+Each micro-batch is a pure function of the weights, the layers' state at the start of the step, its records and its
+seeds. It runs in a `keras.StatelessScope`, so every shard of a step starts from the same state, whichever worker it
+is on, and what layers and metrics would have written comes back as values that can be reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf import model as models
+from raytf import reduce
+from raytf.data import tree
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Call
+from raytf.data.sources import Spec
+from raytf.errors import ModelError
+
+
+class Outcome(NamedTuple):
+    """What a call tells: losses and learning rates [K] of its steps, and its flags [F] added over workers."""
+
+    losses: np.ndarray
+    learning_rates: np.ndarray
+    flags: np.ndarray
+
+
+class MicroBatch:
+    """One logical shard of one step, as a pure function.
+
+    Args:
+        model: built and compiled.
+        template: a batch's structure, (x, y, sample_weight).
+        training: whether gradients and layers' updates are wanted.
+        jit: compile with XLA.
+    """
+
+    def __init__(self, model: keras.Model, template: tuple[Any, Any, Any], training: bool, jit: bool = False):
+        self.model, self._template, self._training = model, template, training
+        self._kwargs = {"training": training} if models.takes_training(model) else {}
+        self._sums = models.sums_over_batch(model)
+        self.trainable = list(model.trainable_variables)
+        self.seeds = models.seed_states(model)
+        seeds = {id(v) for v in self.seeds}
+        self.states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        self.metrics = list(model.metrics_variables)
+        self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        self._loss_metric = next(m for m in model.metrics if m.name == "loss")
+        #: Indices of trainable variables with a gradient, and of layers' states that a step updates; known once traced.
+        self.with_gradient: list[int] = []
+        self.updated: list[int] = []
+        self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
+        wide = any(v.dtype == "float64" for v in [*self.trainable, *self.states])
+        self.wire = tf.float64 if wide else tf.float32
+        self.layout = reduce.Layout([], [], self.wire)
+        self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
+
+    def __call__(self, leaves, seeds, scale: tf.Tensor, sum_scale: float) -> tuple[tf.Tensor, tf.Tensor]:
+        """(sums, row) of a micro-batch.
+
+        Args:
+            leaves: of the batch, each [n, ...].
+            seeds: [S, 2].
+            scale: n / n of all shards, the part this micro-batch has in the step.
+            sum_scale: V for losses that are sums over the batch, else 1.
+
+        Returns:
+            [D] gradients and layers' states times `scale`; [1 + M] the loss times `scale`, and what the metrics add.
+        """
+        weights = [v.value for v in self.trainable]
+        states = [v.value for v in self.states]
+        outputs = self._run(weights, states, leaves, seeds, sum_scale)
+        gradients, updates, deltas, loss = outputs
+        sums = self.layout.pack([*gradients, *updates]) * tf.cast(scale, self.wire)
+        row = [tf.reshape(loss * scale, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
+        return sums, tf.concat(row, 0)
+
+    def _compute(self, weights, states, leaves, seeds, sum_scale: float):
+        model = self.model
+        x, y, sample_weight = tree.unflatten(self._template, leaves)
+        mapping = [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.states, states, strict=True),
+            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
+            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
+        ]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            with keras.StatelessScope(state_mapping=mapping) as scope:
+                predicted = model(x, **self._kwargs)
+                loss = model.compute_loss(x, y, predicted, sample_weight, training=self._training)
+                if self._sums:
+                    extra = tf.add_n([tf.cast(e, loss.dtype) for e in model.losses]) if model.losses else 0.0
+                    loss = (loss - extra) * sum_scale + extra
+                size = tf.shape(leaves[0])[0]
+                self._loss_metric.update_state(loss, sample_weight=size)
+                model.compute_metrics(x, y, predicted, sample_weight)
+                objective = model.optimizer.scale_loss(loss) if self._training else loss
+        after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
+        deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
+        gradients, updates = [], []
+        if self._training:
+            gradients = self._gradients(tape, objective, weights)
+            updates = self._updates(states, after)
+            self._set_layout()
+        return gradients, updates, deltas, tf.cast(loss, tf.float32)
+
+    def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        found = tape.gradient(objective, weights)
+        self.with_gradient = [i for i, g in enumerate(found) if g is not None]
+        if not self.with_gradient:
+            raise ModelError("the loss depends on none of the trainable weights. Check compute_loss and the outputs.")
+        return [tf.convert_to_tensor(g) for g in found if g is not None]
+
+    def _updates(self, states: list[tf.Tensor], after: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+        self.updated, updates = [], []
+        for i, (variable, before) in enumerate(zip(self.states, states, strict=True)):
+            value = after[id(variable)]
+            # Untouched values come back as they went in: `value` of a mapped variable is its tensor, perhaps cast.
+            if value is None or value is before:
+                continue
+            if not (value.dtype.is_floating or value.dtype.is_integer):
+                raise ModelError(
+                    f"layer state {variable.path} of dtype {variable.dtype} changes in training; raytf can agree on "
+                    "numbers only. Make it a float or an integer."
+                )
+            self.updated.append(i)
+            # Integers travel as what a shard added, which the wire's float holds exactly.
+            updates.append(value if value.dtype.is_floating else value - before)
+        return updates
+
+    def _set_layout(self) -> None:
+        sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
+        kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else self.wire for v in sent]
+        self.layout = reduce.Layout([v.shape for v in sent], kinds, self.wire)
+
+    def apply(self, sums: tf.Tensor) -> None:
+        """Update weights, optimizer and layers' states with reduced sums."""
+        parts = self.layout.unpack(sums)
+        reduced = parts[: len(self.with_gradient)]
+        self.model.optimizer.apply(reduced, [self.trainable[i] for i in self.with_gradient])
+        for i, value in zip(self.updated, parts[len(self.with_gradient) :], strict=True):
+            variable = self.states[i]
+            if tf.as_dtype(variable.dtype).is_floating:
+                variable.assign(value)
+            else:
+                variable.assign_add(tf.cast(tf.round(value), variable.dtype))
+
+    def add_metrics(self, row: tf.Tensor) -> None:
+        """Add reduced rows to the model's metrics."""
+        sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics]
+        for variable, part in zip(self.metrics, tf.split(row, sizes), strict=True):
+            variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def loop_shards(
+    micro: MicroBatch,
+    leaves: list[tf.Tensor],
+    seeds: tf.Tensor,
+    counts: tf.Tensor | None,
+    plan: StepPlan,
+    total: tf.Tensor | float,
+    shards: range,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums [D] and rows [L, 1 + M] of this worker's shards of one step.
+
+    One shard after another, so that memory is that of one micro-batch however many shards a worker has.
+
+    Args:
+        leaves: each [L, b, ...].
+        seeds: [L, S, 2].
+        counts: [L] records in each shard, or None where all are full.
+        total: records of all shards of this step.
+    """
+    sum_scale = float(plan.shards)
+
+    def one(i: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        batch = [leaf[i] for leaf in leaves]
+        if counts is None:
+            scale = tf.constant(1.0 / plan.shards)
+        else:
+            batch = [leaf[: counts[i]] for leaf in batch]
+            scale = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
+        return micro(batch, seeds[i], scale, sum_scale)
+
+    def maybe(i: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        if counts is None:
+            return one(i)
+        nothing = (tf.zeros([micro.layout.size], micro.wire), tf.zeros([micro.row_width]))
+        return tf.cond(counts[i] > 0, lambda: one(i), lambda: nothing)
+
+    if len(shards) == 1:
+        sums, row = maybe(0)
+        return sums, row[None]
+
+    def body(i: tf.Tensor, sums: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
+        more, row = maybe(i)
+        return i + 1, sums + more, rows.write(i, row)
+
+    rows = tf.TensorArray(tf.float32, len(shards), element_shape=[micro.row_width])
+    start = (tf.constant(0), tf.zeros([micro.layout.size], micro.wire), rows)
+    _, sums, rows = tf.while_loop(lambda i, *_: i < len(shards), body, start, parallel_iterations=1)
+    return sums, tf.ensure_shape(rows.stack(), [len(shards), micro.row_width])
+
+
+class TrainStep:
+    """Runs calls of the pipeline on the model.
+
+    Args:
+        model: built and compiled.
+        plan: sizes.
+        shards: this worker's logical shards, at least one.
+        all_reduce: sums a vector over workers.
+        template, specs: structure and leaves of a batch.
+        flags: number of flags that travel with each step.
+        jit: compile gradients with XLA.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: StepPlan,
+        shards: range,
+        all_reduce: Callable[[tf.Tensor], tf.Tensor],
+        template: tuple[Any, Any, Any],
+        specs: list[Spec],
+        flags: int,
+        jit: bool,
+    ):
+        self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
+        self.micro = MicroBatch(model, template, training=True, jit=jit)
+        self._specs, self._flags = specs, flags
+        self._trace_layout()
+        head = [None, len(shards), plan.micro_batch_size]
+        signature = [
+            [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
+            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
+            tf.TensorSpec([flags], tf.float32),
+        ]
+        self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
+        partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
+        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
+
+    def __call__(self, call: Call, flags: np.ndarray) -> Outcome:
+        """Run the steps of a call. All workers must make the same calls.
+
+        Args:
+            call: this worker's input.
+            flags: [F] float, added over all workers.
+        """
+        if call.full:
+            out = self._full(call.leaves, call.seeds, flags)
+        else:
+            out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
+        return Outcome(*(t.numpy() for t in out))
+
+    def _trace_layout(self) -> None:
+        # Which weights have gradients and which states change is known only from a trace, and loops need it before.
+        b = self._plan.micro_batch_size
+        leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
+        seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
+        probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0), 1.0), autograph=False)
+        models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
+
+    def _full_steps(self, leaves, seeds, flags):
+        steps = tf.shape(seeds)[0]
+        rates = tf.TensorArray(tf.float32, steps, element_shape=[])
+        losses = tf.TensorArray(tf.float32, steps, element_shape=[])
+
+        def body(k, losses, rates, _):
+            rate = self._learning_rate()
+            loss, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0)
+            return k + 1, losses.write(k, loss), rates.write(k, rate), flags_sum
+
+        start = (tf.constant(0), losses, rates, tf.zeros_like(flags))
+        _, losses, rates, flags_sum = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return losses.stack(), rates.stack(), flags_sum
+
+    def _partial_step(self, leaves, seeds, flags, counts, total):
+        rate = self._learning_rate()
+        loss, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total)
+        return loss[None], rate[None], flags_sum
+
+    def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor]:
+        sums, rows = loop_shards(self.micro, leaves, seeds, counts, self._plan, total, self._shards)
+        sums, row, flags_sum = reduce.reduce_step(
+            self._all_reduce, sums, rows, flags, self._shards, self._plan.shards
+        )
+        self.micro.apply(sums)
+        row = tf.cast(row, tf.float32)
+        self.micro.add_metrics(row[1:])
+        return row[0], tf.cast(flags_sum, tf.float32)
+
+    def _learning_rate(self) -> tf.Tensor:
+        return tf.cast(tf.convert_to_tensor(self._model.optimizer.learning_rate), tf.float32)
+
+
+class EvalStep:
+    """Loss and metrics over a whole source, without an update.
+
+    Metrics are added shard by shard and then over the shards in one order, so they do not depend on the number of
+    workers.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: StepPlan,
+        shards: range,
+        template: tuple[Any, Any, Any],
+        specs: list[Spec],
+    ):
+        self._plan, self._shards = plan, shards
+        self.micro = MicroBatch(model, template, training=False)
+        signature = [
+            [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
+            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
+        ]
+        self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
+        partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
+        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
+
+    def __call__(self, call: Call) -> np.ndarray:
+        """[L, 1 + M] what the call's records add to loss and metrics, for each shard."""
+        if call.full:
+            return self._full(call.leaves, call.seeds).numpy()
+        return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records)).numpy()
+
+    def _full_steps(self, leaves, seeds):
+        def body(k, rows):
+            _, more = loop_shards(
+                self.micro, [leaf[k] for leaf in leaves], seeds[k], None, self._plan, 0, self._shards
+            )
+            return k + 1, rows + more
+
+        start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
+        steps = tf.shape(seeds)[0]
+        return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
+
+    def _partial_step(self, leaves, seeds, counts, total):
+        leaves = [leaf[0] for leaf in leaves]
+        return loop_shards(self.micro, leaves, seeds[0], counts, self._plan, total, self._shards)[1]

@@ -1,0 +1,359 @@
+"""One way to local folders, S3 and GCS: put, get, list, delete, with errors that say what to mend.
+
+A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
+`s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
+URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
+and never from the URI.
+
+A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
+because an object store commits what was written when a stream is closed, also by an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+import urllib.parse
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pyarrow.fs as pafs
+
+from raytf.errors import ConfigError, StorageError
+
+T = TypeVar("T")
+
+#: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
+PREFLIGHT_SECONDS = 15.0
+_CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 20.0, 3
+
+_SIGNS = (
+    ("missing", ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist", "NOT_FOUND", "[code: 404]")),
+    (
+        "denied",
+        (
+            "ACCESS_DENIED",
+            "SIGNATURE_DOES_NOT_MATCH",
+            "INVALID_ACCESS_KEY_ID",
+            "INVALID_CLIENT_TOKEN",
+            "HTTP response code: 403",
+            "HTTP status 403",
+            "PERMISSION_DENIED",
+            "UNAUTHENTICATED",
+            "No credentials",
+        ),
+    ),
+    (
+        "unreachable",
+        (
+            "NETWORK_CONNECTION",
+            "curlCode",
+            "Could not connect",
+            "Couldn't resolve",
+            "timed out",
+            "Timeout",
+            "REQUEST_TIMEOUT",
+        ),
+    ),
+    ("full", ("No space left", "Disk quota exceeded")),
+)
+_MEND = {
+    "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
+    "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
+    "unreachable": "Check the endpoint, the region and the network.",
+    "full": "Free some space or choose another --storage.",
+}
+
+
+class Storage:
+    """A place for files below a root. Names are relative and use '/'.
+
+    Args:
+        uri: see the module's text.
+
+    Raises:
+        ConfigError: the URI cannot be understood.
+        StorageError: from every method, when storage refuses; `kind` says why.
+    """
+
+    def __init__(self, uri: str):
+        self.uri = uri
+        scheme, _, rest = uri.partition("://")
+        if "://" not in uri:
+            self.root = os.path.abspath(os.path.expanduser(uri))
+            self.is_local = True
+            self._fs: pafs.FileSystem = pafs.LocalFileSystem()
+            return
+        self.is_local = False
+        location, _, query = rest.partition("?")
+        options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+        if not location.strip("/"):
+            raise ConfigError(f"storage {uri!r} names no bucket. Expected {scheme}://BUCKET/PREFIX.")
+        if "@" in location:
+            raise ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
+        self.root = location.strip("/")
+        if scheme == "s3":
+            self._fs = _s3(options, uri)
+        elif scheme in ("gs", "gcs"):
+            self._fs = _gcs(options, uri)
+        else:
+            raise ConfigError(
+                f"storage {uri!r}: {scheme}:// is not known. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."
+            )
+
+    def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
+        """The pyarrow file system and the path on it, for libraries that want them."""
+        return self._fs, self._path(name)
+
+    def child(self, name: str) -> Storage:
+        """The same storage with its root at `name`."""
+        base, mark, query = self.uri.partition("?")
+        return Storage(f"{base.rstrip('/')}/{name}{mark}{query}")
+
+    def locate(self, name: str) -> str:
+        """A name as a person would look for it."""
+        base, _, _ = self.uri.partition("?")
+        return self._path(name) if self.is_local else f"{base.rstrip('/')}/{name}".rstrip("/")
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Write a whole file; it appears only when it is complete."""
+        if self.is_local:
+            self._put_local(name, data)
+            return
+
+        def write() -> None:
+            with self._fs.open_output_stream(self._path(name)) as out:
+                out.write(data)
+
+        self._do("write", name, write)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one. False when there was.
+
+        Atomic on a local file system; on an object store two writers in the same instant may both succeed, so read
+        back afterwards.
+        """
+        if not self.is_local:
+            if self.exists(name):
+                return False
+            self.put(name, data)
+            return True
+        path = self._path(name)
+        temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
+
+        def link() -> bool:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(temporary, "wb") as out:
+                out.write(data)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(temporary)
+            return True
+
+        return self._do("create", name, link)
+
+    def _put_local(self, name: str, data: bytes | memoryview) -> None:
+        path = self._path(name)
+        temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
+
+        def write() -> None:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                with open(temporary, "wb") as out:
+                    out.write(data)
+                    out.flush()
+                    os.fsync(out.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+
+        self._do("write", name, write)
+
+    def get(self, name: str) -> bytes:
+        """The bytes of a file; StorageError of kind `missing` when it is not there."""
+
+        def read() -> bytes:
+            with self._fs.open_input_stream(self._path(name), buffer_size=1 << 20) as stream:
+                return stream.read()
+
+        return self._do("read", name, read)
+
+    def get_or_none(self, name: str) -> bytes | None:
+        """The bytes of a file, or None when it is not there."""
+        return self.get(name) if self.exists(name) else None
+
+    def exists(self, name: str) -> bool:
+        info = self._do("look up", name, lambda: self._fs.get_file_info(self._path(name)))
+        return info.type == pafs.FileType.File
+
+    def list(self, name: str = "", recursive: bool = False) -> list[str]:
+        """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty."""
+        base = self._path(name)
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive)
+        infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
+        found = []
+        for info in infos:
+            relative = info.path[len(base) :].strip("/")
+            if relative and ".tmp-" not in relative:
+                found.append(relative + ("/" if info.type == pafs.FileType.Directory else ""))
+        return sorted(found)
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a folder with all that is in it; nothing happens when it is not there."""
+        path = self._path(name)
+
+        def remove() -> None:
+            if self.is_local:
+                if os.path.isdir(path):
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+                return
+            info = self._fs.get_file_info(path)
+            if info.type == pafs.FileType.File:
+                self._fs.delete_file(path)
+                return
+            # File by file: `delete_dir` fails on some GCS implementations.
+            selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
+            for inner in self._fs.get_file_info(selector):
+                if inner.type == pafs.FileType.File:
+                    self._fs.delete_file(inner.path)
+
+        self._do("delete", name, remove)
+
+    def put_tree(self, folder: str, name: str) -> None:
+        """Copy a local folder's files to below `name`."""
+        for base, _, files in os.walk(folder):
+            for file in files:
+                path = os.path.join(base, file)
+                relative = os.path.relpath(path, folder).replace(os.sep, "/")
+                with open(path, "rb") as stream:
+                    self.put(f"{name}/{relative}", stream.read())
+
+    def get_tree(self, name: str, folder: str) -> None:
+        """Copy the files below `name` into a local folder."""
+        for relative in self.list(name, recursive=True):
+            if not relative.endswith("/"):
+                target = os.path.join(folder, relative)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                with open(target, "wb") as out:
+                    out.write(self.get(f"{name}/{relative}"))
+
+    def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
+        """List and write a little, so that what is wrong shows before money is spent.
+
+        Raises:
+            StorageError: within `seconds` when storage does not answer.
+        """
+        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+
+        def check() -> None:
+            if not self.is_local:
+                bucket = self.root.split("/")[0]
+                # Looking for a missing object in a missing bucket is no error; listing the bucket is.
+                self._do("list", "", lambda: self._fs.get_file_info(pafs.FileSelector(bucket)))
+            self.put(probe, b"raytf")
+            self.delete(probe)
+
+        within(seconds, check, self.locate(""))
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}".rstrip("/") if name else self.root
+
+    def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except OSError as error:
+            raise self._explain(what, name, error) from error
+
+    def _explain(self, what: str, name: str, error: OSError) -> StorageError:
+        kind = classify(error)
+        text = " ".join(str(error).split())
+        mend = _MEND.get(kind, "")
+        if kind == "missing" and self.is_local:
+            mend = ""
+        return StorageError(f"cannot {what} {self.locate(name)}: {text[:400]}. {mend}".rstrip(), kind)
+
+
+def classify(error: OSError) -> str:
+    """The `kind` of a StorageError for what the operating system or pyarrow raised."""
+    by_number = {
+        errno.ENOENT: "missing",
+        errno.EACCES: "denied",
+        errno.EPERM: "denied",
+        errno.EROFS: "denied",
+        errno.ENOSPC: "full",
+        errno.EDQUOT: "full",
+        errno.EFBIG: "full",
+        errno.ETIMEDOUT: "unreachable",
+        errno.ECONNREFUSED: "unreachable",
+    }
+    if error.errno in by_number:
+        return by_number[error.errno]
+    text = str(error)
+    for kind, signs in _SIGNS:
+        if any(sign in text for sign in signs):
+            return kind
+    return "other"
+
+
+def within(seconds: float, call: Callable[[], None], where: str) -> None:
+    """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted."""
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {_MEND['unreachable']}", "unreachable")
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def _s3(options: dict[str, str], uri: str) -> pafs.FileSystem:
+    arguments: dict[str, Any] = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "request_timeout": _REQUEST_SECONDS,
+        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+    }
+    arguments.update(_take(options, ("endpoint_override", "scheme", "region"), uri))
+    endpoint = arguments.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL", "")
+    if endpoint:
+        scheme, mark, host = endpoint.rpartition("://")
+        if mark:
+            arguments.setdefault("scheme", scheme)
+        arguments["endpoint_override"] = host
+        # An endpoint of one's own has no regions; without one pyarrow asks the network for the bucket's.
+        arguments.setdefault("region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1"))
+    return pafs.S3FileSystem(**arguments)
+
+
+def _gcs(options: dict[str, str], uri: str) -> pafs.FileSystem:
+    arguments: dict[str, Any] = dict(_take(options, ("endpoint_override", "scheme", "project_id", "anonymous"), uri))
+    if "anonymous" in arguments:
+        arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
+    return pafs.GcsFileSystem(**arguments)
+
+
+def _take(options: dict[str, str], known: tuple[str, ...], uri: str) -> dict[str, str]:
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ConfigError(f"storage {uri!r}: unknown option {unknown[0]!r}. Known are {', '.join(known)}.")
+    return options

@@ -1,0 +1,1 @@
+"""Ways to distribute: each module offers a `Group`."""

@@ -1,0 +1,410 @@
+"""`fit`: from a configuration to a finished run. The driver's side, and the only home of Ray Train's configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
+from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
+
+from raytf import checks, runlog
+from raytf.config import TrainConfig
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Augment
+from raytf.data.sources import ArraySource, Source
+from raytf.errors import ClusterError, DataError, JobError, RaytfError
+from raytf.job import Job, Sources
+from raytf.lease import Lease
+from raytf.progress import Display, Status
+from raytf.storage import Storage
+
+_POLL_SECONDS = 0.3
+_RAY_REGISTRY = "checkpoint_manager_snapshot.json"
+#: Failures in a row without a new step after which a run stops: the next one would end alike.
+_FRUITLESS_FAILURES = 5
+#: Memory that one worker with TensorFlow takes at the least, bytes.
+_WORKER_BYTES = 700 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a finished run left.
+
+    Attributes:
+        metrics: last training and validation metrics, and the test metrics as `test_...`.
+        steps: global steps.
+        path: the run's folder.
+        weights_sha256: over all weights; see `raytf.model.weights_sha256` for the order.
+        document: all of `result.json`.
+    """
+
+    metrics: dict[str, float]
+    steps: int
+    path: str
+    weights_sha256: str
+    document: dict[str, Any]
+
+
+def fit(
+    model: Callable[[], Any],
+    train: Any,
+    *,
+    validation: Any = None,
+    test: Any = None,
+    config: TrainConfig | None = None,
+    callbacks: Any = None,
+    class_weight: dict[int, float] | None = None,
+    augment: Augment | None = None,
+    validation_freq: int = 1,
+) -> Result:
+    """Train a Keras model on Ray workers; go on where an earlier call of the same name stopped.
+
+    Args:
+        model: function without arguments that returns a compiled keras.Model. Runs on every worker.
+        train: a Source, or a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays.
+        validation: likewise; evaluated at the end of every `validation_freq` epochs.
+        test: likewise; evaluated once at the end.
+        config: all settings.
+        callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
+            which ends up as `files/` in the run's folder. They run on rank 0.
+        class_weight: weight of each class, as in Keras.
+        augment: function ((x, y, sample_weight), seed) -> (x, y, sample_weight) of tensors, called for each
+            micro-batch with an int32 seed [2] that is a function of the run's seed, the step and the shard.
+        validation_freq: epochs between validations.
+
+    Returns:
+        What the run left, also when it had finished before.
+
+    Raises:
+        RaytfError: one line that says what is wrong and how to mend it.
+    """
+    config = config or TrainConfig()
+    config.check()
+    sources = Sources(_source(train, "train"), _source(validation, "validation"), _source(test, "test"))
+    if sources.train is None:
+        raise DataError("there is no training data: fit(model, train=...) got None.")
+    if validation_freq < 1:
+        raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
+    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
+    total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
+    storage = Storage(config.storage_uri)
+    storage.preflight()
+    run = storage.child(config.run.run)
+    job = Job(
+        model=model,
+        config=config,
+        sources=None,
+        monitor=None,
+        run_uri=run.uri,
+        plan=plan,
+        total_steps=total,
+        callbacks=callbacks,
+        class_weight=class_weight,
+        augment=augment,
+        validation_freq=validation_freq,
+    )
+    with Display() as display:
+        display.say(f"run {config.run.run} in {run.locate('')}")
+        with Lease(run, display.say) as lease:
+            finished = checks.finished(run, total)
+            checks.compare_batch(run, config, plan.records)
+            if finished is not None:
+                display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
+                return _result(run, finished)
+            with _cluster(config) as local:
+                document = _train(job, sources, run, local, display, lease)
+        display.say(_summary(document))
+        return _result(run, document)
+
+
+def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Display, lease: Lease) -> dict[str, Any]:
+    config, verbose = job.config, job.config.run.verbose
+    use_gpu, cpus = checks.check_cluster(config, local), checks.cpus_per_worker(config, local)
+    monitor = ray.remote(num_cpus=0)(Monitor).remote()
+    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
+    # Ray's registry of checkpoints would refuse to start over one that is cut off or names what retention deleted;
+    # raytf chooses what to restore from its own manifests, so each start begins a new registry.
+    run.delete(_RAY_REGISTRY)
+    filesystem, path = Storage(config.storage_uri).arrow()
+    trainer = _Trainer(
+        _train_function(job),
+        monitor=monitor,
+        backend_config=MwmsConfig(threads=max(1, int(cpus)), quiet=not verbose),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=_num_workers(config),
+            use_gpu=use_gpu,
+            resources_per_worker={"CPU": cpus, **({"GPU": 1} if use_gpu else {})},
+        ),
+        run_config=ray.train.RunConfig(
+            name=config.run.run,
+            storage_path=path,
+            storage_filesystem=filesystem,
+            failure_config=ray.train.FailureConfig(max_failures=config.cluster.max_failures),
+            logging_config=ray.train.LoggingConfig(log_level="INFO" if verbose else "ERROR"),
+        ),
+    )
+    with _watching(monitor, display, lease):
+        try:
+            outcome = trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            raise _cause(error) from None
+    document = outcome.return_value
+    if document is None:
+        raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
+    run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
+    return document
+
+
+def _train_function(job: Job) -> Callable[[], Any]:
+    def train() -> Any:
+        from raytf import worker
+
+        return worker.run(job)
+
+    return train
+
+
+def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
+    low, high = config.cluster.worker_range
+    return high if low == high else (low, high)
+
+
+def _source(data: Any, name: str) -> Source | None:
+    if data is None or hasattr(data, "take") and hasattr(data, "spec"):
+        return data
+    if isinstance(data, tuple) and 1 <= len(data) <= 3:
+        return ArraySource(*data, name=name)
+    raise DataError(
+        f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, or "
+        "a tuple (x, y) or (x, y, sample_weight) of arrays."
+    )
+
+
+def _result(run: Storage, document: dict[str, Any]) -> Result:
+    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document)
+
+
+def _summary(document: dict[str, Any]) -> str:
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in document["metrics"].items())
+    return (
+        f"finished: {document['steps']} steps, {metrics}\n"
+        f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
+        f"model in {document['export']['saved_model']}"
+    )
+
+
+def _cause(error: Exception) -> RaytfError:
+    """The error that a person should see, out of what Ray Train wrapped it in."""
+    found = _worker_errors(error)
+    for inner in found:
+        if isinstance(inner, RaytfError):
+            return inner
+    for inner in found:
+        text = " ".join(str(inner).split())
+        return JobError(f"training failed for good: {type(inner).__name__}: {text[:600]}", str(error))
+    return ClusterError(f"training failed: {' '.join(str(error).split())[:600]}")
+
+
+def _worker_errors(error: Exception) -> list[BaseException]:
+    failures = getattr(error, "worker_failures", {})
+    return [getattr(failure, "_base_exc", failure) for _, failure in sorted(failures.items())]
+
+
+# -- Ray Train, filled in for TensorFlow -------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class MwmsConfig(BackendConfig):
+    """Ray Train's TensorFlow backend without its imports.
+
+    Ray's own configuration imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
+
+    Attributes:
+        threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow.
+        quiet: silence TensorFlow's messages.
+    """
+
+    threads: int = 0
+    quiet: bool = True
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _MwmsBackend
+
+
+class _MwmsBackend(Backend):
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        assert isinstance(backend_config, MwmsConfig)
+        addresses = worker_group.execute(_free_address)
+        started = [
+            worker_group.execute_single_async(
+                rank, _set_up_worker, addresses, rank, backend_config.threads, backend_config.quiet
+            )
+            for rank in range(len(worker_group))
+        ]
+        ray.get(started)
+
+
+def _free_address() -> str:
+    from ray.train._internal.utils import get_address_and_port
+
+    host, port = get_address_and_port()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _set_up_worker(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    if quiet:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+
+    if threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    for device in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(device, True)
+
+
+class _Trainer(TensorflowTrainer):
+    """TensorflowTrainer whose failure policy knows which errors another attempt would meet again."""
+
+    def __init__(self, train_loop: Callable[[], Any], monitor: Any, **kwargs: Any):
+        self._monitor = monitor
+        # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
+        super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
+
+    def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
+        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor)
+        return super()._initialize_and_run_controller(**kwargs)
+
+    def _create_default_callbacks(self) -> list[Any]:
+        # Ray would change the workers' folder; a job's relative paths mean those of the driver.
+        made = super()._create_default_callbacks()
+        return [c for c in made if type(c).__name__ != "WorkingDirectorySetupCallback"]
+
+
+class FailurePolicy(DefaultFailurePolicy):
+    """Ray Train's retry budgets, and two reasons to stop sooner: an error that would come again, and no progress.
+
+    Args:
+        failure_config: Ray Train's.
+        monitor: answers `reached`, the latest step that a run has reached; a Monitor's handle.
+    """
+
+    def __init__(self, failure_config: Any, monitor: Any):
+        super().__init__(failure_config)
+        self._run_monitor = monitor
+        self._reached, self._fruitless = -1, 0
+
+    def make_decision(self, training_failed_error: Any) -> FailureDecision:
+        if any(isinstance(e, RaytfError) and not e.retryable for e in _worker_errors(training_failed_error)):
+            return FailureDecision.RAISE
+        reached = ray.get(self._run_monitor.reached.remote())
+        self._fruitless = 0 if reached > self._reached else self._fruitless + 1
+        self._reached = reached
+        if self._fruitless >= _FRUITLESS_FAILURES:
+            return FailureDecision.RAISE
+        decision = super().make_decision(training_failed_error)
+        if decision is FailureDecision.RETRY:
+            self._run_monitor.say.remote(f"workers were lost ({_short(training_failed_error)}); starting again")
+        return decision
+
+
+def _short(error: Exception) -> str:
+    found = _worker_errors(error) or [error]
+    return f"{type(found[0]).__name__}: {' '.join(str(found[0]).split())[:120]}"
+
+
+# -- watching ----------------------------------------------------------------------------------------------------------
+
+
+class Monitor:
+    """An actor that rank 0 talks to and the driver reads; it dies with the driver."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._messages: list[str] = []
+        self._reached = 0
+
+    def update(self, status: Status) -> None:
+        self._status = status
+        self._reached = max(self._reached, status.step)
+
+    def say(self, message: str) -> None:
+        self._messages.append(message)
+
+    def reached(self) -> int:
+        """The latest global step that was ever reported."""
+        return self._reached
+
+    def read(self) -> tuple[Status | None, list[str]]:
+        """The latest status and the messages since the last call."""
+        messages, self._messages = self._messages, []
+        return self._status, messages
+
+
+@contextlib.contextmanager
+def _watching(monitor: Any, display: Display, lease: Lease) -> Iterator[None]:
+    stop = threading.Event()
+
+    def show() -> None:
+        status, messages = ray.get(monitor.read.remote())
+        for message in messages:
+            display.say(message)
+        if status is not None:
+            display.show(status)
+
+    def watch() -> None:
+        while not stop.wait(_POLL_SECONDS):
+            with contextlib.suppress(ray.exceptions.RayError):
+                show()
+            if lease.lost.is_set():
+                display.say("error: another process took this run over while this one was suspended; stopping")
+                sys.stdout.flush()
+                os._exit(2)
+
+    thread = threading.Thread(target=watch, daemon=True, name="raytf-progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
+        with contextlib.suppress(ray.exceptions.RayError):
+            show()
+
+
+@contextlib.contextmanager
+def _cluster(config: TrainConfig) -> Iterator[bool]:
+    """Connect to Ray, or start one here. Yields whether it was started here."""
+    # One report each 2 s is what the default allows; a poll costs the controller little.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")
+    if ray.is_initialized():
+        yield False
+        return
+    chatter = {"logging_level": "INFO" if config.run.verbose else "ERROR", "log_to_driver": config.run.verbose}
+    if os.environ.get("RAY_ADDRESS"):  # `ray job submit` sets it
+        ray.init(**chatter)
+        yield False
+        return
+    checks.check_memory(config, _WORKER_BYTES)
+    # A laptop may run more workers than it has cores, more slowly.
+    needed = config.cluster.worker_range[1] * checks.cpus_per_worker(config, local=True)
+    ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
+    try:
+        yield True
+    finally:
+        ray.shutdown()

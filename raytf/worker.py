@@ -1,0 +1,515 @@
+"""The training loop, as every worker runs it.
+
+All ranks go through it in step: whatever decides what comes next is either arithmetic on the step, or a flag that was
+added over the ranks with the gradients. Rank 0 alone writes logs and talks to the driver.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import ray
+import ray.train
+import ray.train.collective
+
+from raytf.checkpoint import manifest, policy
+from raytf.data.order import StepPlan, assign
+from raytf.data.pipeline import Call, Pipeline
+from raytf.data.sources import Source
+from raytf.errors import JobError, NonFiniteLossError, RaytfError, RunMismatchError, StorageError, WorkerLostError
+from raytf.job import Job, Sources, batch_identity, differences
+from raytf.progress import Status
+from raytf.runlog import Folder, StepLog, new_attempt, read_attempts, write_attempt
+from raytf.storage import Storage
+
+#: Places in the vector of flags.
+_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS = range(5)
+_FLAGS = 5
+#: Calls gathered ahead of the one that runs.
+_PREFETCH = 2
+#: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
+_CALL_SECONDS = 0.1
+_MAX_CALL_STEPS = 32
+_STATUS_SECONDS = 0.5
+#: Ray's controller takes one report a poll; more frequent ones would wait for it.
+_REPORT_SECONDS = 2.0
+
+
+#: Freeing TensorFlow's objects can take longer than the process has left to live.
+_keep: list[Any] = []
+
+
+def run(job: Job) -> dict[str, Any] | None:
+    """Train, and return the run's result on rank 0.
+
+    Raises:
+        WorkerLostError: a peer is gone; Ray Train starts a new group.
+        RaytfError: any other is one that another attempt would meet again.
+    """
+    import tensorflow as tf
+
+    errors = tf.errors
+    lost = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
+    try:
+        worker = Worker(job)
+        _keep.append(worker)
+        return worker.train()
+    except (RaytfError, OSError, ray.exceptions.RayError):
+        raise
+    except lost as error:
+        raise WorkerLostError(_one_line(error)) from None
+    except errors.InternalError as error:
+        # What gRPC says of a peer that died in the middle of a message.
+        if "ollective" in str(error) or "onnection" in str(error):
+            raise WorkerLostError(_one_line(error)) from None
+        raise _as_job_error(error) from None
+    except Exception as error:
+        raise _as_job_error(error) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]
+
+
+def _as_job_error(error: Exception) -> JobError:
+    import traceback
+
+    return JobError(f"training raised {type(error).__name__}: {_one_line(error)}", traceback.format_exc())
+
+
+class Worker:
+    """One rank of one attempt."""
+
+    def __init__(self, job: Job):
+        from raytf import model as models
+        from raytf.callbacks import Callbacks
+        from raytf.checkpoint import durable, format
+        from raytf.step import TrainStep
+        from raytf.strategies.multi_worker import Group
+
+        self.job, self.config = job, job.config
+        self.group = Group()
+        self.rank, self.world_size = self.group.rank, self.group.world_size
+        self.storage = Storage(job.run_uri)
+        self.attempt = ray.train.collective.broadcast_from_rank_zero(new_attempt())
+        self.sources: Sources = ray.get(job.sources)
+        self.plan = job.plan
+        self.shards = assign(self.plan.shards, self.world_size)[self.rank]
+        self.pipeline = self._pipeline(self.sources.train, self.plan, training=True)
+        self.model = models.build(job.model, self.pipeline.sample(), self.config.compute, self.config.batch.seed)
+        for source in (self.sources.train, self.sources.validation, self.sources.test):
+            if source is not None:
+                models.check_labels(self.model, source)
+        self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
+        self.named = format.variables(self.model)
+        self.identity = batch_identity(self.config, self.plan.records) | {
+            f"model {key}": value for key, value in models.describe(self.model).items()
+        }
+        self.identity["training data"] = _data_fingerprint(self.sources.train)
+        chosen = self._choose_checkpoint(durable)
+        self.train_step = TrainStep(
+            self.model,
+            self.plan,
+            self.shards,
+            self.group.all_reduce,
+            self.pipeline.template,
+            self.pipeline.leaf_specs,
+            _FLAGS,
+            self.config.compute.jit,
+        )
+        self.files = Folder(self.storage, "files") if self.rank == 0 else None
+        self.tensorboard = Folder(self.storage, "tensorboard") if self.rank == 0 else None
+        if self.files is not None and chosen is not None:
+            self.files.fetch()
+        self.callbacks = Callbacks(
+            job.callbacks,
+            self.model,
+            self.group,
+            self.files.path if self.files else "",
+            {"epochs": -(-job.total_steps // self.plan.steps_per_epoch), "steps": self.plan.steps_per_epoch},
+            resumed=chosen is not None,
+        )
+        self.step = 0
+        self.train_seconds = 0.0
+        self.history: list[dict[str, Any]] = []
+        self.world_sizes: list[int] = []
+        self.stopped_early = False
+        self._begin(chosen, format)
+        self.log = StepLog(self.storage, self.attempt)
+        self.saver = durable.Saver(
+            self.storage, self.rank, self.world_size, self.attempt, self.config.checkpoints.keep, self.say
+        )
+        checkpoints = self.config.checkpoints
+        self.cadence = policy.Cadence.of(checkpoints.checkpoint_every_steps, checkpoints.checkpoint_every_seconds)
+        self.saved_step, self.saved_at = self.step, time.monotonic()
+        self.durable_step = self.step if chosen is not None else None
+        self.saving_step = 0
+        self.call_steps = self.config.compute.steps_per_call or 1
+        self._seconds_per_step = 0.0
+        self._reported_at = self._status_at = time.monotonic()
+        self._status_step = self.step
+        self._writer: Any = None
+        self._eval: dict[str, Any] = {}
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any] | None:
+        """Train to the end of the run; the result on rank 0."""
+        total, plan = self.job.total_steps, self.plan
+        pending: deque[Future[Call]] = deque()
+        asked = self.step
+        self.show("training")
+        while self.step < total and not self.stopped_early:
+            while asked < total and len(pending) < _PREFETCH:
+                end = plan.call_end(asked, self.call_steps, total, self.cadence.every_steps)
+                pending.append(self.pipeline.submit(asked, end))
+                asked = end
+            epoch, inside = plan.locate(self.step)
+            if inside == 0:
+                self.callbacks.run("on_epoch_begin", epoch)
+            call = pending.popleft().result()
+            self.callbacks.run_batch("on_train_batch_begin", inside)
+            began = time.perf_counter()
+            outcome = self.train_step(call, self._flags(call.stop))
+            self.train_seconds += time.perf_counter() - began
+            self._check_finite(call, outcome.losses)
+            self._after_call(call, outcome, epoch, time.perf_counter() - began)
+            if self.step % plan.steps_per_epoch == 0:
+                self._end_epoch(epoch)
+            self._save_protocol(outcome.flags)
+        self._finish_saving()
+        if self.step % plan.steps_per_epoch:
+            # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
+            self._end_epoch(plan.locate(self.step)[0])
+        return self._finish()
+
+    def _after_call(self, call: Call, outcome: Any, epoch: int, seconds: float) -> None:
+        self.step = call.stop
+        if self.rank == 0:
+            self.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
+        last = self.plan.locate(call.stop - 1)[1]
+        if self.callbacks.has_batch_hooks:
+            self.callbacks.run_batch("on_train_batch_end", last, self._logs())
+        else:
+            self.callbacks.run_batch("on_train_batch_end", last)
+        self.stopped_early = self.callbacks.stopped
+        if not self.config.compute.steps_per_call and outcome.flags[_CALL_STEPS]:
+            self.call_steps = int(outcome.flags[_CALL_STEPS])
+        self._seconds_per_step = seconds / (call.stop - call.start)
+        if self.rank == 0:
+            self._scalars({"batch_loss": float(outcome.losses[-1]), "learning_rate": float(outcome.learning_rates[-1])}, call.stop)
+            if time.monotonic() - self._status_at >= _STATUS_SECONDS:
+                self.show("training")
+
+    def _end_epoch(self, epoch: int) -> None:
+        logs = self._logs()
+        if self.sources.validation is not None and (epoch + 1) % self.job.validation_freq == 0:
+            self.show("validating")
+            logs |= {f"val_{k}": v for k, v in self.evaluate("validation", self.sources.validation).items()}
+        self.callbacks.run("on_epoch_end", epoch, dict(logs))
+        self.stopped_early = self.callbacks.stopped
+        self.history.append({"epoch": epoch, "step": self.step, **logs})
+        self.model.reset_metrics()
+        if self.rank == 0:
+            self._scalars({f"epoch_{k}": v for k, v in logs.items()}, self.step)
+            self.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
+        if self._agreed(time.monotonic() - self._reported_at > _REPORT_SECONDS):
+            self._report({**logs, "epoch": epoch, "step": self.step})
+
+    def _check_finite(self, call: Call, losses: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if not len(bad):
+            return
+        step = call.start + int(bad[0])
+        epoch, inside = self.plan.locate(step)
+        kept = "no checkpoint was written yet" if self.durable_step is None else f"the checkpoint of step {self.durable_step} is kept"
+        raise NonFiniteLossError(
+            f"the loss became {losses[bad[0]]} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
+            "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
+            step + 1,
+        )
+
+    # -- evaluation ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, name: str, source: Source) -> dict[str, float]:
+        """Loss and metrics over a source, equal on every rank; resets the model's metrics."""
+        from raytf import model as models
+        from raytf.step import EvalStep
+
+        if name not in self._eval:
+            plan = StepPlan(source.records, self.plan.global_batch_size, self.plan.shards)
+            pipeline = self._pipeline(source, plan, training=False)
+            pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
+            step = EvalStep(self.model, plan, self.shards, pipeline.template, pipeline.leaf_specs)
+            self._eval[name] = plan, pipeline, step
+        plan, pipeline, step = self._eval[name]
+        self.callbacks.run("on_test_begin")
+        rows = np.zeros((len(self.shards), step.micro.row_width), np.float32)
+        pending: deque[Future[Call]] = deque()
+        asked, total = 0, plan.steps_per_epoch
+        while asked < total or pending:
+            while asked < total and len(pending) < _PREFETCH:
+                end = plan.call_end(asked, _MAX_CALL_STEPS // 2, total)
+                pending.append(pipeline.submit(asked, end))
+                asked = end
+            rows += step(pending.popleft().result())
+        everyones = np.zeros((self.plan.shards, rows.shape[1]), np.float32)
+        everyones[self.shards.start : self.shards.stop] = rows
+        # Other ranks' rows are zeros, so each arrives as it is, and all ranks add them in the same order.
+        everyones = self.group.sum(everyones.ravel()).reshape(everyones.shape)
+        self.model.reset_metrics()
+        step.micro.add_metrics(everyones.sum(0)[1:])
+        logs = self._logs()
+        self.model.reset_metrics()
+        self.callbacks.run("on_test_end", dict(logs))
+        return logs
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _choose_checkpoint(self, durable: Any) -> Any:
+        """The newest checkpoint that every rank could read whole; None for a new run."""
+        names = ray.train.collective.broadcast_from_rank_zero(
+            manifest.list_complete(self.storage) if self.rank == 0 else None
+        )
+        for name in names:
+            found, problem = None, ""
+            try:
+                found = durable.load(self.storage, name)
+            except RaytfError as error:
+                problem = str(error)
+            if self._sum([float(found is not None)])[0] < self.world_size:
+                self.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
+                continue
+            difference = differences(found.document["identity"], self.identity)
+            if difference:
+                raise RunMismatchError(
+                    f"run {self.config.run.run!r} in storage was made with other settings: {difference}. "
+                    "Give them as they were, or choose another --run name."
+                )
+            return found
+        return None
+
+    def _begin(self, chosen: Any, format: Any) -> None:
+        self.callbacks.run("on_train_begin")
+        if chosen is None:
+            # Equal seeds give equal weights on equal machines; rank 0's go to all, whatever the machines are.
+            values = [np.array(v.numpy() if hasattr(v, "numpy") else v) for v in self.named.values()]
+            for variable, value in zip(self.named.values(), self.group.broadcast(values), strict=True):
+                if self.rank != 0:
+                    variable.assign(value)
+        else:
+            if chosen.step % self.plan.steps_per_epoch:
+                self.callbacks.run("on_epoch_begin", self.plan.locate(chosen.step)[0])
+            own = {k: v for k, v in chosen.tensors.items() if not k.startswith("callback/")}
+            format.restore(self.named, own)
+            document = chosen.document
+            self.step = chosen.step
+            self.train_seconds = document["train_seconds"]
+            self.history = document["history"]
+            self.stopped_early = document["stopped_early"]
+            self.callbacks.load_state(document["callbacks"], chosen.tensors)
+            self.say(f"restored step {self.step} from checkpoint {chosen.name}")
+        if self.rank == 0:
+            write_attempt(self.storage, self.attempt, self.world_size, self.step)
+
+    def _flags(self, stop: int) -> np.ndarray:
+        """This rank's flags for the call that ends at step `stop`."""
+        flags = np.zeros(_FLAGS, np.float32)
+        votes = self.saver.votes()
+        flags[_WRITTEN], flags[_COMMITTED], flags[_FAILED] = votes.written, votes.committed, votes.failed
+        if self.rank == 0:
+            idle = self.saver.phase is policy.Phase.IDLE
+            flags[_WANT_SAVE] = idle and self.cadence.is_due(stop, time.monotonic(), self.saved_step, self.saved_at)
+            if not self.config.compute.steps_per_call and self._seconds_per_step:
+                wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
+                flags[_CALL_STEPS] = 2 ** int(np.log2(wanted))
+        return flags
+
+    def _save_protocol(self, flags: np.ndarray) -> None:
+        votes = policy.Votes(*(float(flags[i]) for i in (_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED)))
+        self.saver.phase, event = policy.advance(self.saver.phase, votes, self.world_size)
+        if event is policy.Event.BEGIN:
+            self._begin_save()
+        elif event is policy.Event.COMMIT:
+            self.saver.commit(self.saving_step)
+        elif event is policy.Event.FAILED:
+            self.saver.drop()
+            self.say(f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays")
+        elif event is policy.Event.DONE:
+            self.durable_step = self.saving_step
+            self._report({**self._logs(), "step": self.step}, self.saver.name)
+
+    def _begin_save(self) -> None:
+        from raytf.checkpoint import format
+
+        values, arrays = self.callbacks.state()
+        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self.named.items()}
+        own = format.snapshot(self.named, format.shares(sizes, self.world_size)[self.rank])
+        document = {
+            "identity": self.identity,
+            "train_seconds": self.train_seconds,
+            "history": list(self.history),
+            "stopped_early": self.stopped_early,
+            "callbacks": values,
+            "world_size": self.world_size,
+        }
+        rows = self.log.take() if self.rank == 0 else []
+
+        def first() -> None:
+            self.log.write(rows)
+            for folder in (self.files, self.tensorboard):
+                if folder is not None:
+                    folder.upload()
+
+        self.saver.begin(self.step, own | arrays, document, first)
+        self.saving_step, self.saved_step, self.saved_at = self.step, self.step, time.monotonic()
+
+    def _finish_saving(self) -> None:
+        """Bring the save under way to its end, and save the present state too unless that was it."""
+        self._drain_save()
+        if self.durable_step == self.step:
+            return
+        self._begin_save()
+        self.saver.phase = policy.Phase.WRITING
+        self._drain_save()
+        if self.durable_step != self.step:
+            raise StorageError(
+                f"the last checkpoint, of step {self.step}, could not be saved: "
+                f"{self.saver.failure or 'another rank failed'}. Mend the storage and run the same command: it goes on "
+                f"from step {self.durable_step or 0}."
+            )
+
+    def _drain_save(self) -> None:
+        while self.saver.phase is not policy.Phase.IDLE:
+            votes = self.saver.votes()
+            flags = np.zeros(_FLAGS, np.float32)
+            flags[[_WRITTEN, _COMMITTED, _FAILED]] = votes.written, votes.committed, votes.failed
+            self._save_protocol(self._sum(flags))
+            time.sleep(0.02)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> dict[str, Any] | None:
+        from raytf import export
+        from raytf import model as models
+
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+        metrics = {k: v for k, v in (self.history[-1] if self.history else {}).items() if k not in ("epoch", "step")}
+        if self.sources.test is not None:
+            self.show("testing")
+            metrics |= {f"test_{k}": v for k, v in self.evaluate("test", self.sources.test).items()}
+        self.callbacks.run("on_train_end", dict(metrics))
+        if self.rank != 0:
+            return None
+        self.show("exporting")
+        attempts = read_attempts(self.storage)
+        samples = self._samples()
+        result = {
+            "run": self.config.run.run,
+            "status": "finished",
+            "metrics": metrics,
+            "steps": self.step,
+            "epochs": self.step / self.plan.steps_per_epoch,
+            "samples": samples,
+            "stopped_early": self.stopped_early,
+            "wall_seconds": time.time() - attempts[0]["time"],
+            "train_seconds": self.train_seconds,
+            "samples_per_second": samples / self.train_seconds if self.train_seconds else 0.0,
+            "world_sizes": sorted({a["world_size"] for a in attempts}),
+            "restarts": len(attempts) - 1,
+            "weights_sha256": models.weights_sha256(self.model),
+            "history": self.history,
+            "export": export.export(self.model, self.storage),
+        }
+        for folder in (self.files, self.tensorboard):
+            if folder is not None:
+                folder.upload()
+        return result
+
+    def _samples(self) -> int:
+        epochs, rest = divmod(self.step, self.plan.steps_per_epoch)
+        return epochs * self.plan.records + sum(int(self.plan.counts(s).sum()) for s in range(rest))
+
+    # -- talking -------------------------------------------------------------------------------------------------------
+
+    def show(self, phase: str) -> None:
+        """Tell the driver where the run is; rank 0 only."""
+        if self.rank != 0:
+            return
+        now = time.monotonic()
+        done, seconds = self.step - self._status_step, now - self._status_at
+        rate = done / seconds if done and seconds else 0.0
+        epoch = min(self.step, self.job.total_steps - 1) // self.plan.steps_per_epoch
+        status = Status(
+            step=self.step,
+            total=self.job.total_steps,
+            epoch=epoch + 1,
+            epochs=-(-self.job.total_steps // self.plan.steps_per_epoch),
+            workers=self.world_size,
+            metrics=self._logs() if done else {},
+            samples_per_second=rate * self.plan.global_batch_size,
+            seconds_left=(self.job.total_steps - self.step) / rate if rate else None,
+            checkpoint=self.durable_step,
+            phase=phase,
+        )
+        self.job.monitor.update.remote(status)
+        self._status_at, self._status_step = now, self.step
+
+    def say(self, message: str) -> None:
+        """A line for the user, from rank 0; what other ranks have to say is said by its failure."""
+        if self.rank == 0:
+            self.job.monitor.say.remote(message)
+
+    def _report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
+        """Show metrics and checkpoint in Ray Train; every rank must call it."""
+        kept = None
+        if checkpoint is not None:
+            filesystem, path = self.storage.arrow(f"checkpoints/{checkpoint}")
+            kept = ray.train.Checkpoint(path=path, filesystem=filesystem)
+        ray.train.report(metrics, kept, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD)
+        self._reported_at = time.monotonic()
+
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        import tensorflow as tf
+
+        if self._writer is None:
+            self._writer = tf.summary.create_file_writer(self.tensorboard.path, filename_suffix=f".{self.attempt}")
+        with self._writer.as_default(step):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+
+    def _logs(self) -> dict[str, float]:
+        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+
+    def _sum(self, values: Any) -> np.ndarray:
+        return self.group.sum(np.asarray(values, np.float32))
+
+    def _agreed(self, mine: bool) -> bool:
+        """Rank 0's answer, on every rank."""
+        return bool(self._sum([float(mine and self.rank == 0)])[0])
+
+    def _pipeline(self, source: Source, plan: StepPlan, training: bool) -> Pipeline:
+        return Pipeline(
+            source,
+            plan,
+            self.shards,
+            self.config.batch.seed,
+            shuffle=training,
+            class_weight=self.job.class_weight if training else None,
+            augment=self.job.augment if training else None,
+        )
+
+
+def _data_fingerprint(source: Source) -> str:
+    """Tells data sets of one size apart, from a few records."""
+    import zlib
+
+    some = np.unique(np.linspace(0, source.records - 1, 16).astype(np.int64))
+    crc = 0
+    for leaf in source.take(some):
+        crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
+    return f"{source.records} records, sample CRC-32 {crc:08x}"
