@@ -47,13 +47,6 @@ def compare_batch(run: Storage, config: TrainConfig, records: int) -> None:
             )
 
 
-def cpus_per_worker(config: TrainConfig, local: bool) -> float:
-    """CPUs for each worker: as asked, else one on a cluster and an equal part of the cores on one machine."""
-    if config.cluster.cpus_per_worker is not None:
-        return config.cluster.cpus_per_worker
-    return float(max(1, (os.cpu_count() or 1) // config.cluster.worker_range[1])) if local else 1.0
-
-
 def check_memory(config: TrainConfig, worker_bytes: int) -> None:
     """Refuse more workers than this machine's memory can hold.
 
@@ -82,7 +75,7 @@ def check_cluster(config: TrainConfig, local: bool) -> bool:
     if use_gpu and not gpus:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
     wanted = config.cluster.worker_range[0]
-    need = {"CPU": cpus_per_worker(config, local), **({"GPU": 1.0} if use_gpu else {})}
+    need = {"CPU": config.cluster.cpus_per_worker, **({"GPU": 1.0} if use_gpu else {})}
     deadline = time.monotonic() + (0 if local or most else _SETTLE_SECONDS)
     while (fits := _fits(need, most)) < wanted:
         if time.monotonic() >= deadline:

@@ -16,6 +16,7 @@ import tyro
 from raytf.errors import ConfigError
 
 MixedPrecision = Literal["off", "bfloat16", "float16"]
+Reduction = Literal["exact", "float"]
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
 #: global batches with 1, 2, 3 and 4 workers.
@@ -42,8 +43,8 @@ class ClusterSection:
     """Number of workers, or the fewest and the most."""
     use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
     """One GPU for each worker; by default when the cluster has any."""
-    cpus_per_worker: float | None = None
-    """CPUs for each worker; by default 1 on a cluster, an equal part of the cores on one machine."""
+    cpus_per_worker: float = 1.0
+    """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
     max_failures: int = -1
     """How often lost workers are replaced before the run gives up; -1 is without end."""
 
@@ -93,6 +94,8 @@ class ComputeSection:
     """Compute in 16 bits, keep variables in 32."""
     jit: bool = False
     """Compile the gradient function with XLA."""
+    reduction: Reduction = "exact"
+    """How gradients are added: exact (fixed point, the same for every number of workers) or float."""
     steps_per_call: int = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
 
@@ -194,7 +197,7 @@ class TrainConfig:
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{flag} {value}: expected {least} or more.")
-        if self.cluster.cpus_per_worker is not None and self.cluster.cpus_per_worker <= 0:
+        if self.cluster.cpus_per_worker <= 0:
             raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
         shards = self.logical_shards
         if shards < most:

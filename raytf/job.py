@@ -53,6 +53,7 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         "--logical-shards": str(config.logical_shards),
         "--seed": str(config.batch.seed),
         "--mixed-precision": config.compute.mixed_precision,
+        "--reduction": config.compute.reduction,
         "training records": str(records),
     }
 

@@ -56,30 +56,22 @@ class MicroBatch:
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
         self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
-        wide = any(v.dtype == "float64" for v in [*self.trainable, *self.states])
-        self.wire = tf.float64 if wide else tf.float32
-        self.layout = reduce.Layout([], [], self.wire)
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
-    def __call__(self, leaves, seeds, scale: tf.Tensor, sum_scale: float) -> tuple[tf.Tensor, tf.Tensor]:
-        """(sums, row) of a micro-batch.
+    def __call__(self, leaves, seeds, weight: tf.Tensor, sum_scale: float) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
 
         Args:
             leaves: of the batch, each [n, ...].
             seeds: [S, 2].
-            scale: n / n of all shards, the part this micro-batch has in the step.
+            weight: n / n of all shards, the part this micro-batch has in the step.
             sum_scale: V for losses that are sums over the batch, else 1.
-
-        Returns:
-            [D] gradients and layers' states times `scale`; [1 + M] the loss times `scale`, and what the metrics add.
         """
         weights = [v.value for v in self.trainable]
         states = [v.value for v in self.states]
-        outputs = self._run(weights, states, leaves, seeds, sum_scale)
-        gradients, updates, deltas, loss = outputs
-        sums = self.layout.pack([*gradients, *updates]) * tf.cast(scale, self.wire)
-        row = [tf.reshape(loss * scale, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
-        return sums, tf.concat(row, 0)
+        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, sum_scale)
+        row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
+        return [*gradients, *updates], tf.concat(row, 0)
 
     def _compute(self, weights, states, leaves, seeds, sum_scale: float):
         model = self.model
@@ -108,7 +100,6 @@ class MicroBatch:
         if self._training:
             gradients = self._gradients(tape, objective, weights)
             updates = self._updates(states, after)
-            self._set_layout()
         return gradients, updates, deltas, tf.cast(loss, tf.float32)
 
     def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -135,17 +126,17 @@ class MicroBatch:
             updates.append(value if value.dtype.is_floating else value - before)
         return updates
 
-    def _set_layout(self) -> None:
+    def layout(self) -> reduce.Layout:
+        """What a traced micro-batch returns; integers travel as numbers that float32 holds."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
-        kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else self.wire for v in sent]
-        self.layout = reduce.Layout([v.shape for v in sent], kinds, self.wire)
+        kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
+        return reduce.Layout([v.shape for v in sent], kinds)
 
-    def apply(self, sums: tf.Tensor) -> None:
-        """Update weights, optimizer and layers' states with reduced sums."""
-        parts = self.layout.unpack(sums)
-        reduced = parts[: len(self.with_gradient)]
-        self.model.optimizer.apply(reduced, [self.trainable[i] for i in self.with_gradient])
-        for i, value in zip(self.updated, parts[len(self.with_gradient) :], strict=True):
+    def apply(self, tensors: list[tf.Tensor]) -> None:
+        """Update weights, optimizer and layers' states with reduced tensors."""
+        gradients, updates = tensors[: len(self.with_gradient)], tensors[len(self.with_gradient) :]
+        self.model.optimizer.apply(gradients, [self.trainable[i] for i in self.with_gradient])
+        for i, value in zip(self.updated, updates, strict=True):
             variable = self.states[i]
             if tf.as_dtype(variable.dtype).is_floating:
                 variable.assign(value)
@@ -161,52 +152,55 @@ class MicroBatch:
 
 def loop_shards(
     micro: MicroBatch,
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+    like: tuple[tf.TensorSpec, tf.TensorSpec],
     leaves: list[tf.Tensor],
     seeds: tf.Tensor,
     counts: tf.Tensor | None,
+    total: tf.Tensor | int,
     plan: StepPlan,
-    total: tf.Tensor | float,
-    shards: range,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums [D] and rows [L, 1 + M] of this worker's shards of one step.
+    """Vector [D] summed over this worker's shards of one step, and their rows [L, M].
 
     One shard after another, so that memory is that of one micro-batch however many shards a worker has.
 
     Args:
+        encode: (tensors, weight) -> vector and what it adds to the row.
+        like: specs of a shard's vector and row.
         leaves: each [L, b, ...].
         seeds: [L, S, 2].
         counts: [L] records in each shard, or None where all are full.
-        total: records of all shards of this step.
+        total: records of all shards of this step, where not all are full.
     """
-    sum_scale = float(plan.shards)
+    size = seeds.shape[0]
 
     def one(i: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        batch = [leaf[i] for leaf in leaves]
-        if counts is None:
-            scale = tf.constant(1.0 / plan.shards)
-        else:
+        batch, weight = [leaf[i] for leaf in leaves], tf.constant(1.0 / plan.shards)
+        if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
-            scale = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
-        return micro(batch, seeds[i], scale, sum_scale)
+            weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
+        tensors, row = micro(batch, seeds[i], weight, float(plan.shards))
+        vector, extra = encode(tensors, weight)
+        return vector, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
     def maybe(i: Any) -> tuple[tf.Tensor, tf.Tensor]:
         if counts is None:
             return one(i)
-        nothing = (tf.zeros([micro.layout.size], micro.wire), tf.zeros([micro.row_width]))
-        return tf.cond(counts[i] > 0, lambda: one(i), lambda: nothing)
+        nothing = [tf.zeros(spec.shape, spec.dtype) for spec in like]
+        return tf.cond(counts[i] > 0, lambda: one(i), lambda: (nothing[0], nothing[1]))
 
-    if len(shards) == 1:
-        sums, row = maybe(0)
-        return sums, row[None]
+    if size == 1:
+        vector, row = maybe(0)
+        return vector, row[None]
 
-    def body(i: tf.Tensor, sums: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
+    def body(i: tf.Tensor, vector: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
         more, row = maybe(i)
-        return i + 1, sums + more, rows.write(i, row)
+        return i + 1, vector + more, rows.write(i, row)
 
-    rows = tf.TensorArray(tf.float32, len(shards), element_shape=[micro.row_width])
-    start = (tf.constant(0), tf.zeros([micro.layout.size], micro.wire), rows)
-    _, sums, rows = tf.while_loop(lambda i, *_: i < len(shards), body, start, parallel_iterations=1)
-    return sums, tf.ensure_shape(rows.stack(), [len(shards), micro.row_width])
+    rows = tf.TensorArray(tf.float32, size, element_shape=like[1].shape)
+    start = (tf.constant(0), tf.zeros(like[0].shape, like[0].dtype), rows)
+    _, vector, rows = tf.while_loop(lambda i, *_: i < size, body, start, parallel_iterations=1)
+    return vector, tf.ensure_shape(rows.stack(), [size, *like[1].shape])
 
 
 class TrainStep:
@@ -220,6 +214,7 @@ class TrainStep:
         template, specs: structure and leaves of a batch.
         flags: number of flags that travel with each step.
         jit: compile gradients with XLA.
+        exact: add gradients in fixed point, so that the sum is the same for every number of workers.
     """
 
     def __init__(
@@ -232,11 +227,12 @@ class TrainStep:
         specs: list[Spec],
         flags: int,
         jit: bool,
+        exact: bool,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
         self.micro = MicroBatch(model, template, training=True, jit=jit)
-        self._specs, self._flags = specs, flags
-        self._trace_layout()
+        self._specs = specs
+        self.reduction = self._make_reduction(exact)
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
@@ -260,13 +256,17 @@ class TrainStep:
             out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
         return Outcome(*(t.numpy() for t in out))
 
-    def _trace_layout(self) -> None:
+    def _make_reduction(self, exact: bool) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0), 1.0), autograph=False)
         models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
+        layout = self.micro.layout()
+        if tf.float64 in layout.dtypes:
+            return reduce.Float(layout, tf.float64)  # 32 bits of fixed point would be less than such a model asked for
+        return reduce.Exact(layout, self._plan.shards) if exact else reduce.Float(layout)
 
     def _full_steps(self, leaves, seeds, flags):
         steps = tf.shape(seeds)[0]
@@ -288,14 +288,22 @@ class TrainStep:
         return loss[None], rate[None], flags_sum
 
     def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor]:
-        sums, rows = loop_shards(self.micro, leaves, seeds, counts, self._plan, total, self._shards)
-        sums, row, flags_sum = reduce.reduce_step(
-            self._all_reduce, sums, rows, flags, self._shards, self._plan.shards
+        reduction, micro = self.reduction, self.micro
+        like = (
+            tf.TensorSpec([micro.layout().size], reduction.dtype),
+            tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
-        self.micro.apply(sums)
-        row = tf.cast(row, tf.float32)
-        self.micro.add_metrics(row[1:])
-        return row[0], tf.cast(flags_sum, tf.float32)
+
+        def compute(scales: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                return reduction.encode(tensors, weight, scales)
+
+            return loop_shards(micro, encode, like, leaves, seeds, counts, total, self._plan)
+
+        reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
+        micro.apply(reduced.tensors)
+        micro.add_metrics(reduced.row[1:])
+        return reduced.row[0], reduced.flags
 
     def _learning_rate(self) -> tf.Tensor:
         return tf.cast(tf.convert_to_tensor(self._model.optimizer.learning_rate), tf.float32)
@@ -334,15 +342,18 @@ class EvalStep:
 
     def _full_steps(self, leaves, seeds):
         def body(k, rows):
-            _, more = loop_shards(
-                self.micro, [leaf[k] for leaf in leaves], seeds[k], None, self._plan, 0, self._shards
-            )
-            return k + 1, rows + more
+            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0)
 
         start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
         steps = tf.shape(seeds)[0]
         return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
 
     def _partial_step(self, leaves, seeds, counts, total):
-        leaves = [leaf[0] for leaf in leaves]
-        return loop_shards(self.micro, leaves, seeds[0], counts, self._plan, total, self._shards)[1]
+        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total)
+
+    def _rows(self, leaves, seeds, counts, total) -> tf.Tensor:
+        def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.zeros([0]), tf.zeros([0])
+
+        like = (tf.TensorSpec([0], tf.float32), tf.TensorSpec([self.micro.row_width], tf.float32))
+        return loop_shards(self.micro, encode, like, leaves, seeds, counts, total, self._plan)[1]

@@ -130,7 +130,7 @@ def fit(
 
 def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Display, lease: Lease) -> dict[str, Any]:
     config, verbose = job.config, job.config.run.verbose
-    use_gpu, cpus = checks.check_cluster(config, local), checks.cpus_per_worker(config, local)
+    use_gpu, cpus = checks.check_cluster(config, local), config.cluster.cpus_per_worker
     monitor = ray.remote(num_cpus=0)(Monitor).remote()
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
     # Ray's registry of checkpoints would refuse to start over one that is cut off or names what retention deleted;
@@ -402,7 +402,7 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
         return
     checks.check_memory(config, _WORKER_BYTES)
     # A laptop may run more workers than it has cores, more slowly.
-    needed = config.cluster.worker_range[1] * checks.cpus_per_worker(config, local=True)
+    needed = config.cluster.worker_range[1] * config.cluster.cpus_per_worker
     ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
     try:
         yield True

@@ -120,7 +120,9 @@ class Worker:
             self.pipeline.leaf_specs,
             _FLAGS,
             self.config.compute.jit,
+            self.config.compute.reduction == "exact",
         )
+        self.named |= self.train_step.reduction.state()
         self.files = Folder(self.storage, "files") if self.rank == 0 else None
         self.tensorboard = Folder(self.storage, "tensorboard") if self.rank == 0 else None
         if self.files is not None and chosen is not None:
@@ -443,7 +445,8 @@ class Worker:
         now = time.monotonic()
         done, seconds = self.step - self._status_step, now - self._status_at
         rate = done / seconds if done and seconds else 0.0
-        epoch = min(self.step, self.job.total_steps - 1) // self.plan.steps_per_epoch
+        latest = self.step if phase == "training" and self.step < self.job.total_steps else max(0, self.step - 1)
+        epoch = latest // self.plan.steps_per_epoch
         status = Status(
             step=self.step,
             total=self.job.total_steps,

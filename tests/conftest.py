@@ -1,0 +1,54 @@
+"""Fixtures for all tests: an S3 server of one's own, and MNIST where a copy lies beside the repository."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """HOST:PORT of an S3 server in this process; credentials for it are in the environment."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        environment.delenv("AWS_ENDPOINT_URL", raising=False)
+        environment.delenv("AWS_PROFILE", raising=False)
+        server.start()
+        try:
+            host, port = server.get_host_and_port()
+            yield f"{host}:{port}"
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str) -> Callable[..., str]:
+    """Builds URIs: `s3("runs")` lies in a bucket of this test, `s3("runs", bucket="b")` in another one."""
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", region_name="us-east-1")
+    own = f"raytf-{uuid.uuid4().hex[:12]}"
+    client.create_bucket(Bucket=own)
+
+    def uri(prefix: str = "", bucket: str = own) -> str:
+        path = f"{bucket}/{prefix}".rstrip("/")
+        return f"s3://{path}?endpoint_override={s3_endpoint}&scheme=http&region=us-east-1"
+
+    return uri
+
+
+@pytest.fixture(scope="session")
+def mnist_dir() -> Path:
+    """The folder with MNIST's IDX files."""
+    if not (MNIST / "train-images-idx3-ubyte.gz").exists():
+        pytest.skip(f"no copy of MNIST in {MNIST}")
+    return MNIST

@@ -1,0 +1,153 @@
+"""TrainConfig: flag names, defaults, and one clear message for each setting that cannot work."""
+
+import dataclasses
+import os
+import re
+
+import pytest
+
+from raytf.config import MIN_LOGICAL_SHARDS, TrainConfig
+from raytf.errors import ConfigError
+
+#: settings -> words of the message.
+REFUSED = [
+    ({"epochs": 1, "steps": 1}, ["--epochs", "--steps", "exclude"]),
+    ({"epochs": 0}, ["--epochs 0", "1 or more"]),
+    ({"steps": -5}, ["--steps -5", "1 or more"]),
+    ({"global_batch_size": 0}, ["--global-batch-size 0", "1 or more"]),
+    ({"global_batch_size": 130}, ["--global-batch-size 130", "4 equal", "--global-batch-size 128", "--logical-shards 2"]),
+    ({"global_batch_size": 3, "workers": "2"}, ["--global-batch-size 3", "Use --global-batch-size 4"]),
+    ({"logical_shards": 0}, ["--logical-shards 0", "1 or more"]),
+    ({"logical_shards": 2, "workers": "1:4"}, ["--logical-shards 2", "4 workers", "at least 4"]),
+    ({"seed": -1}, ["--seed -1", "0 or more"]),
+    ({"steps_per_call": -1}, ["--steps-per-call -1"]),
+    ({"checkpoint_every_steps": 0}, ["--checkpoint-every-steps 0", "1 or more"]),
+    ({"checkpoint_every_seconds": -1.0}, ["--checkpoint-every-seconds -1"]),
+    ({"keep": 0}, ["--keep 0", "1 or more"]),
+    ({"max_failures": -2}, ["--max-failures -2", "-1 or more"]),
+    ({"cpus_per_worker": 0.0}, ["--cpus-per-worker 0", "above 0"]),
+    *[({"workers": w}, [f"--workers {w}", "1:4"]) for w in ("", "0", "-1", "two", "3:2", "0:2", ":4", "1:2:3", "2-4", "1.5")],
+    *[({"run": r}, ["--run", repr(r), "letters, digits"]) for r in ("", ".hidden", "..", "a/b", "a b", "a\n", "a\\b", "s3://x")],
+]
+#: What only Python can get wrong: the command line parses types.
+WRONG_TYPES = [
+    ({"epochs": "3"}, ["--epochs", "3"]),
+    ({"global_batch_size": 12.5}, ["--global-batch-size", "12.5"]),
+    ({"mixed_precision": "float8"}, ["--mixed-precision", "float8"]),
+    ({"checkpoint_every_seconds": float("nan")}, ["--checkpoint-every-seconds", "nan"]),
+    ({"workers": "2:"}, ["--workers 2:"]),
+]
+
+
+def name(case):
+    return ",".join(f"{k}={v!r}" for k, v in case.items()) if isinstance(case, dict) else ""
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED + WRONG_TYPES, ids=name)
+def test_refused_with_one_clear_line(settings, words):
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig.of(**settings).check()
+    message = str(refused.value)
+    assert [w for w in words if w not in message] == []
+    assert "\n" not in message
+
+
+def test_workers_as_a_number_from_python():
+    config = TrainConfig.of(workers=3)
+    try:
+        config.check()
+    except ConfigError as refused:
+        assert "--workers" in str(refused)  # noqa: PT017 - either outcome is clear to the user
+    else:
+        assert config.cluster.worker_range == (3, 3)
+
+
+def test_defaults_are_fine():
+    TrainConfig().check()
+
+
+@pytest.mark.parametrize("run", ["default", "mnist-1", "a_b.c", "7", "Grün"])
+def test_good_run_names(run):
+    TrainConfig.of(run=run).check()
+
+
+@pytest.mark.parametrize(("workers", "expected"), [("1", (1, 1)), ("2", (2, 2)), ("1:4", (1, 4)), ("3:3", (3, 3))])
+def test_worker_range(workers, expected):
+    assert TrainConfig.of(workers=workers).cluster.worker_range == expected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("epoch", "epochs"), ("worker", "workers"), ("global_batchsize", "global_batch_size"), ("kep", "keep")],
+)
+def test_unknown_setting_has_a_suggestion(wrong, right):
+    with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'.*Did you mean '{right}'"):
+        TrainConfig.of(**{wrong: 1})
+
+
+def test_unknown_setting_without_a_near_one_lists_all():
+    with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'.*Settings are: .*checkpoint_every_seconds.*workers"):
+        TrainConfig.of(xyzzy=1)
+
+
+def test_of_puts_settings_into_their_sections():
+    config = TrainConfig.of(run="a", workers="1:4", epochs=2, global_batch_size=64, jit=True, keep=5)
+    assert config.run.run == "a"
+    assert config.cluster.workers == "1:4"
+    assert config.length.epochs == 2
+    assert config.batch.global_batch_size == 64
+    assert config.compute.jit is True
+    assert config.checkpoints.keep == 5
+
+
+def test_replace_leaves_the_rest_and_the_original():
+    before = TrainConfig.of(epochs=2, seed=3)
+    after = before.replace(seed=4)
+    assert (after.length.epochs, after.batch.seed, before.batch.seed) == (2, 4, 3)
+
+
+def test_sections_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TrainConfig().batch.seed = 1
+
+
+def test_names_of_settings_are_unique():
+    config = TrainConfig()
+    names = [f.name for s in dataclasses.fields(config) for f in dataclasses.fields(getattr(config, s.name))]
+    assert len(names) == len(set(names))
+
+
+def test_lasting_fills_only_what_the_user_left_open():
+    assert TrainConfig().lasting(epochs=3).length.epochs == 3
+    assert TrainConfig.of(epochs=7).lasting(epochs=3).length.epochs == 7
+    assert TrainConfig.of(steps=7).lasting(epochs=3).length.epochs is None
+
+
+@pytest.mark.parametrize("workers", ["1", "2", "3", "4", "1:4"])
+def test_logical_shards_are_the_same_for_few_workers(workers):
+    assert TrainConfig.of(workers=workers).logical_shards == MIN_LOGICAL_SHARDS
+
+
+def test_logical_shards_grow_with_workers_and_can_be_given():
+    assert TrainConfig.of(workers="1:8").logical_shards == 8
+    assert TrainConfig.of(workers="1:8", logical_shards=16).logical_shards == 16
+    assert TrainConfig.of(global_batch_size=64, logical_shards=16).micro_batch_size == 4
+
+
+def test_storage_uri(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert TrainConfig().storage_uri == f"{tmp_path}/raytf-runs"
+    assert TrainConfig.of(storage="runs").storage_uri == os.path.join(tmp_path, "runs")
+    assert TrainConfig.of(storage="s3://b/~/x").storage_uri == "s3://b/~/x"
+
+
+@pytest.mark.parametrize(("size", "shards"), [(130, 4), (3, 4), (1, 4), (7, 5), (1000, 7)])
+def test_the_advice_for_a_batch_works(size, shards):
+    config = TrainConfig.of(global_batch_size=size, logical_shards=shards, workers="1")
+    with pytest.raises(ConfigError) as refused:
+        config.check()
+    advice = re.findall(r"--(global-batch-size|logical-shards) (\d+)", str(refused.value).partition("Use ")[2])
+    assert advice
+    for flag, value in advice:
+        config.replace(**{flag.replace("-", "_"): int(value)}).check()

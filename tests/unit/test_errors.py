@@ -1,0 +1,64 @@
+"""The exception tree: one base, pickles whole, retried only where a fresh worker group can help."""
+
+import inspect
+import pickle
+
+import pytest
+
+import raytf
+from raytf import errors
+
+ALL = [e for _, e in inspect.getmembers(errors, inspect.isclass) if issubclass(e, errors.RaytfError)]
+SAMPLES = [
+    errors.ConfigError("m"),
+    errors.RunMismatchError("m"),
+    errors.DataError("m"),
+    errors.ModelError("m"),
+    errors.StorageError("m", "denied"),
+    errors.CheckpointError("m"),
+    errors.RunInUseError("m"),
+    errors.ClusterError("m"),
+    errors.NonFiniteLossError("m", 7),
+    errors.WorkerLostError("m"),
+    errors.JobError("m", "Traceback ..."),
+]
+
+
+def test_every_class_has_a_sample():
+    assert {type(e) for e in SAMPLES} | {errors.RaytfError} == set(ALL)
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda e: type(e).__name__)
+def test_pickles_with_attributes(error):
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == "m"
+    assert again.__dict__ == error.__dict__
+
+
+def test_storage_error_survives_pickle_as_an_os_error():
+    again = pickle.loads(pickle.dumps(errors.StorageError("no", "unreachable")))
+    assert isinstance(again, OSError)
+    assert (again.kind, again.errno, str(again)) == ("unreachable", None, "no")
+
+
+def test_only_outages_are_retried():
+    assert {e.__name__ for e in ALL if e.retryable} == {"StorageError", "WorkerLostError"}
+
+
+def test_mismatch_is_a_config_error():
+    assert issubclass(errors.RunMismatchError, errors.ConfigError)
+
+
+@pytest.mark.parametrize("error", [errors.ConfigError, errors.DataError, errors.ModelError])
+def test_bad_values_are_value_errors(error):
+    assert issubclass(error, ValueError)
+
+
+def test_module_text_shows_the_whole_tree():
+    assert [e.__name__ for e in ALL if e.__name__ not in errors.__doc__] == []
+
+
+def test_exported_are_all_that_a_user_can_see():
+    exported = {name for name in raytf.__all__ if name.endswith("Error")}
+    assert exported == {e.__name__ for e in ALL} - {"WorkerLostError"}

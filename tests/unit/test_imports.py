@@ -1,0 +1,116 @@
+"""What an import costs and gives: no Ray, no TensorFlow, and a locked list of names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import raytf
+
+REPO = Path(__file__).parents[2]
+HEAVY = ("ray", "tensorflow", "keras", "jax", "torch")
+LIGHT_MODULES = [
+    "raytf.cli",
+    "raytf.config",
+    "raytf.data",
+    "raytf.data.order",
+    "raytf.data.pipeline",
+    "raytf.errors",
+    "raytf.job",
+    "raytf.lease",
+    "raytf.progress",
+    "raytf.runlog",
+    "raytf.storage",
+    "raytf.checkpoint.manifest",
+    "raytf.checkpoint.policy",
+]
+
+
+def python(code, *flags):
+    return subprocess.run(
+        [sys.executable, *flags, "-c", code], cwd=REPO, capture_output=True, text=True, timeout=60, check=True
+    )
+
+
+def loaded(code):
+    """Top-level packages that are loaded after some code."""
+    done = python(f"{code}\nimport json, sys\nprint()\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))")
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_raytf_loads_nothing_heavy():
+    assert loaded("import raytf") & {*HEAVY, "pyarrow", "numpy", "boto3", "rich", "tyro"} == set()
+
+
+def test_import_raytf_is_quick():
+    last = [python("import raytf", "-X", "importtime").stderr.splitlines()[-1].split("|") for _ in range(5)]
+    assert {line[2].strip() for line in last} == {"raytf"}
+    assert min(int(line[1]) for line in last) / 1e6 < 0.3
+
+
+def test_light_modules_load_neither_ray_nor_tensorflow():
+    assert loaded("\n".join(f"import {m}" for m in LIGHT_MODULES)) & set(HEAVY) == set()
+
+
+def test_reading_a_config_loads_no_storage():
+    assert loaded("import raytf\nraytf.TrainConfig.of(epochs=3).check()") & {*HEAVY, "pyarrow"} == set()
+
+
+def test_help_of_the_example_loads_neither_ray_nor_tensorflow():
+    code = """
+import runpy, sys
+sys.argv = ["jobs/mnist.py", "--help"]
+try:
+    runpy.run_path("jobs/mnist.py", run_name="__main__")
+except SystemExit as done:
+    assert not done.code, done.code
+"""
+    assert loaded(code) & set(HEAVY) == set()
+
+
+def test_exported_names_are_locked():
+    assert sorted(raytf.__all__) == [
+        "ArraySource",
+        "CheckpointError",
+        "ClusterError",
+        "ConfigError",
+        "DataError",
+        "Flags",
+        "JobError",
+        "ModelError",
+        "NonFiniteLossError",
+        "ParquetSource",
+        "RaytfError",
+        "Result",
+        "RunInUseError",
+        "RunMismatchError",
+        "StorageError",
+        "TrainConfig",
+        "cli",
+        "fit",
+        "load_images",
+        "read_steps",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(set(raytf.__all__) - {"Result", "fit"}))
+def test_exported_names_exist(name):
+    assert getattr(raytf, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'fti'"):
+        _ = raytf.fti
+
+
+@pytest.mark.parametrize("first", ["import raytf.cli", "from raytf.cli import EXIT_FAILED", "from raytf import cli"])
+def test_cli_is_the_function_whatever_was_imported_first(first):
+    assert python(f"{first}\nimport raytf\nprint(type(raytf.cli).__name__)").stdout == "function\n"
+
+
+def test_version_is_what_is_installed():
+    from importlib.metadata import version
+
+    assert raytf.__version__ == version("raytf")
