@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "raytf.cli": ("cli",),
+    "raytf.command": ("cli",),
     "raytf.config": ("Flags", "TrainConfig"),
     "raytf.data": ("ArraySource", "ParquetSource", "load_images"),
     "raytf.errors": (
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from raytf.cli import cli
+    from raytf.command import cli
     from raytf.config import Flags, TrainConfig
     from raytf.data import ArraySource, ParquetSource, load_images
     from raytf.errors import (
@@ -79,7 +79,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
-        # `raytf.cli` is a module, too: what a user means by the name is the function.
         globals()[name] = value
         return value
     raise AttributeError(f"module 'raytf' has no attribute {name!r}")

@@ -7,6 +7,7 @@ training) change weights. Batch hooks run once a call, as with Keras's `steps_pe
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -71,10 +72,13 @@ class Callbacks:
         self._active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
+        #: What each callback was made with: settings, such as a path on this machine, that a restart makes anew.
+        self._settings: list[dict[str, Any]] = []
         steering = 0.0
         if self._active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
             self._list = list(made or [])
+            self._settings = [{k: copy.copy(v) for k, v in vars(c).items() if _is_plain(v)} for c in self._list]
             for callback in self._list:
                 if isinstance(callback, keras.callbacks.BackupAndRestore):
                     raise ModelError("remove BackupAndRestore from the callbacks: raytf itself saves and restores.")
@@ -115,12 +119,12 @@ class Callbacks:
         """(values, arrays) that a later attempt needs; empty but on rank 0."""
         values: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
-        for i, callback in enumerate(self._list):
+        for i, (callback, settings) in enumerate(zip(self._list, self._settings, strict=True)):
             key = f"callback/{i:03d}/{type(callback).__name__}"
             own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
             plain = {}
             for name, value in own.items():
-                if name in ("params", "_model", "model"):
+                if name in ("params", "_model", "model") or name in settings and settings[name] == value:
                     continue
                 if isinstance(value, (np.integer, np.floating)):
                     plain[name] = value.item()

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import os
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 
@@ -51,9 +51,9 @@ class ClusterSection:
     @property
     def worker_range(self) -> tuple[int, int]:
         """(fewest, most) workers."""
-        low, _, high = self.workers.partition(":")
+        low, colon, high = str(self.workers).partition(":")
         try:
-            bounds = int(low), int(high or low)
+            bounds = int(low), int(high if colon else low)
         except ValueError:
             bounds = (0, 0)
         if not 1 <= bounds[0] <= bounds[1]:
@@ -195,8 +195,20 @@ class TrainConfig:
             ("--keep", self.checkpoints.keep, 1),
             ("--max-failures", self.cluster.max_failures, -1),
         ):
-            if value is not None and value < least:
-                raise ConfigError(f"{flag} {value}: expected {least} or more.")
+            if value is None:
+                continue
+            if isinstance(value, str) or not value >= least:
+                raise ConfigError(f"{flag} {value}: expected a number, {least} or more.")
+            if flag != "--checkpoint-every-seconds" and value != int(value):
+                raise ConfigError(f"{flag} {value}: expected a whole number.")
+        for flag, value, known in (
+            ("--mixed-precision", self.compute.mixed_precision, get_args(MixedPrecision)),
+            ("--reduction", self.compute.reduction, get_args(Reduction)),
+        ):
+            if value not in known:
+                raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}.")
+        if not self.run.storage:
+            raise ConfigError("--storage is empty. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
         if self.cluster.cpus_per_worker <= 0:
             raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
         shards = self.logical_shards

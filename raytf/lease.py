@@ -60,16 +60,19 @@ class Lease:
         if not self._run.create(LEASE_FILE, self._text()):
             self._wait_for_death()
             self._run.put(LEASE_FILE, self._text())
-        if not self._run.is_local:
+            self._sleep(_SETTLE_SECONDS)  # of two that take over in one instant the last writer stays
+        elif not self._run.is_local:
             self._sleep(_SETTLE_SECONDS)
         holder = self._read()
         if holder is None or holder["id"] != self.owner["id"]:
             raise RunInUseError(self._in_use(holder or {}))
-        threading.Thread(target=self._renew, daemon=True, name="lease").start()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
+        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._stop.set()
+        self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
         try:
             holder = self._read()
             if holder is not None and holder["id"] == self.owner["id"]:

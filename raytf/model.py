@@ -21,13 +21,18 @@ _POLICIES = {"off": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_f
 
 
 def build(
-    factory: Callable[[], keras.Model], sample: tuple[Any, Any, Any], compute: ComputeSection, seed: int
+    factory: Callable[[], keras.Model],
+    sample: tuple[Any, Any, Any],
+    sources: list[Source],
+    compute: ComputeSection,
+    seed: int,
 ) -> keras.Model:
     """Call the user's function and give every variable of model, metrics and optimizer its shape.
 
     Args:
         factory: returns a compiled model.
         sample: (x, y, sample_weight) of a few records.
+        sources: whose labels must fit the model.
         compute: mixed precision.
         seed: for initial weights.
 
@@ -63,6 +68,8 @@ def build(
             f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
             f"Keras says: {_first_lines(error)}"
         ) from error
+    for source in sources:
+        check_labels(model, source)
     try:
         model.compute_loss(x, y, predicted, weight)
         model.compute_metrics(x, y, predicted, weight)

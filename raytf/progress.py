@@ -82,7 +82,7 @@ class Display:
     def __enter__(self) -> Display:
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
                 console=self._console, transient=True,
             )
             self._bar.start()

@@ -35,11 +35,13 @@ Compute = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 class Reduced(NamedTuple):
-    """A step after reduction: tensors, the row [M] added over all shards, and flags [F] added over all ranks."""
+    """A step after reduction: tensors, the row [M] added over all shards, flags [F] added over all ranks, and whether
+    all numbers in the tensors are finite."""
 
     tensors: list[tf.Tensor]
     row: tf.Tensor
     flags: tf.Tensor
+    finite: tf.Tensor
 
 
 class Layout:
@@ -118,7 +120,8 @@ class Float:
         vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
         matrix = tf.cast(tf.reshape(matrix, [total_shards, rows.shape[1]]), tf.float32)
         tensors = [tf.cast(t, d) for t, d in zip(self.layout.split(vector), self.layout.dtypes, strict=True)]
-        return Reduced(tensors, tf.reduce_sum(matrix, 0), tf.cast(flags_sum, tf.float32))
+        finite = tf.reduce_all(tf.math.is_finite(vector))
+        return Reduced(tensors, tf.reduce_sum(matrix, 0), tf.cast(flags_sum, tf.float32), finite)
 
 
 class Exact:
@@ -174,7 +177,7 @@ class Exact:
         for i, part in enumerate(self.layout.split(vector)):
             value = tf.where(finite[i], tf.cast(part, tf.float32) * steps[i], largest[i])
             tensors.append(tf.cast(value, self.layout.dtypes[i]))
-        return Reduced(tensors, tf.reduce_sum(row, 0), tf.cast(flags_sum, tf.float32))
+        return Reduced(tensors, tf.reduce_sum(row, 0), tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:

@@ -25,8 +25,9 @@ _COLUMNS = ("step", "epoch", "loss", "learning_rate")
 
 def new_attempt(now: float | None = None) -> str:
     """A name for a start of a worker group; names sort by time."""
+    now = time.time() if now is None else now
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
-    return f"{stamp}-{uuid.uuid4().hex[:6]}"
+    return f"{stamp}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
 
 
 class StepLog:
@@ -120,7 +121,8 @@ class Folder:
             self.path = run.locate(name)
             os.makedirs(self.path, exist_ok=True)
         else:
-            self.path = tempfile.mkdtemp(prefix=f"raytf-{name}-")
+            self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # goes with this object
+            self.path = self._temporary.name
 
     def fetch(self) -> None:
         """Get what an earlier attempt left."""

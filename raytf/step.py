@@ -24,10 +24,12 @@ from raytf.errors import ModelError
 
 
 class Outcome(NamedTuple):
-    """What a call tells: losses and learning rates [K] of its steps, and its flags [F] added over workers."""
+    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added over
+    workers."""
 
     losses: np.ndarray
     learning_rates: np.ndarray
+    finite: np.ndarray
     flags: np.ndarray
 
 
@@ -272,22 +274,23 @@ class TrainStep:
         steps = tf.shape(seeds)[0]
         rates = tf.TensorArray(tf.float32, steps, element_shape=[])
         losses = tf.TensorArray(tf.float32, steps, element_shape=[])
+        finite = tf.TensorArray(tf.bool, steps, element_shape=[])
 
-        def body(k, losses, rates, _):
+        def body(k, losses, rates, finite, _):
             rate = self._learning_rate()
-            loss, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0)
-            return k + 1, losses.write(k, loss), rates.write(k, rate), flags_sum
+            loss, ok, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0)
+            return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum
 
-        start = (tf.constant(0), losses, rates, tf.zeros_like(flags))
-        _, losses, rates, flags_sum = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
-        return losses.stack(), rates.stack(), flags_sum
+        start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags))
+        _, *arrays, flags_sum = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return *(array.stack() for array in arrays), flags_sum
 
     def _partial_step(self, leaves, seeds, flags, counts, total):
         rate = self._learning_rate()
-        loss, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total)
-        return loss[None], rate[None], flags_sum
+        loss, ok, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total)
+        return loss[None], rate[None], ok[None], flags_sum
 
-    def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor]:
+    def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         reduction, micro = self.reduction, self.micro
         like = (
             tf.TensorSpec([micro.layout().size], reduction.dtype),
@@ -303,7 +306,9 @@ class TrainStep:
         reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
         micro.apply(reduced.tensors)
         micro.add_metrics(reduced.row[1:])
-        return reduced.row[0], reduced.flags
+        # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
+        expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
+        return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags
 
     def _learning_rate(self) -> tf.Tensor:
         return tf.cast(tf.convert_to_tensor(self._model.optimizer.learning_rate), tf.float32)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import threading
 import urllib.parse
@@ -31,8 +32,9 @@ T = TypeVar("T")
 PREFLIGHT_SECONDS = 15.0
 _CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 20.0, 3
 
+_NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
 _SIGNS = (
-    ("missing", ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist", "NOT_FOUND", "[code: 404]")),
+    ("missing", (*_NO_BUCKET, "NOT_FOUND", "[code: 404]")),
     (
         "denied",
         (
@@ -83,7 +85,10 @@ class Storage:
     def __init__(self, uri: str):
         self.uri = uri
         scheme, _, rest = uri.partition("://")
+        plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
         if "://" not in uri:
+            if re.match(r"[a-z0-9]{2,}:/", uri):
+                raise ConfigError(f"storage {plain!r}: expected two slashes, as in s3://BUCKET/PREFIX.")
             self.root = os.path.abspath(os.path.expanduser(uri))
             self.is_local = True
             self._fs: pafs.FileSystem = pafs.LocalFileSystem()
@@ -91,18 +96,18 @@ class Storage:
         self.is_local = False
         location, _, query = rest.partition("?")
         options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-        if not location.strip("/"):
-            raise ConfigError(f"storage {uri!r} names no bucket. Expected {scheme}://BUCKET/PREFIX.")
-        if "@" in location:
+        if not location.strip("/") or location.startswith("/"):
+            raise ConfigError(f"storage {plain!r} names no bucket. Expected {scheme}://BUCKET/PREFIX.")
+        if "@" in location.partition("/")[0] or any("key" in o or "token" in o or "secret" in o for o in options):
             raise ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
         self.root = location.strip("/")
         if scheme == "s3":
-            self._fs = _s3(options, uri)
+            self._fs = _s3(options, plain)
         elif scheme in ("gs", "gcs"):
-            self._fs = _gcs(options, uri)
+            self._fs = _gcs(options, plain)
         else:
             raise ConfigError(
-                f"storage {uri!r}: {scheme}:// is not known. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."
+                f"storage {plain!r}: {scheme}:// is not known. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."
             )
 
     def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
@@ -214,7 +219,7 @@ class Storage:
         def remove() -> None:
             if self.is_local:
                 if os.path.isdir(path):
-                    shutil.rmtree(path, ignore_errors=True)
+                    shutil.rmtree(path)
                 else:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
@@ -280,7 +285,7 @@ class Storage:
         kind = classify(error)
         text = " ".join(str(error).split())
         mend = _MEND.get(kind, "")
-        if kind == "missing" and self.is_local:
+        if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
             mend = ""
         return StorageError(f"cannot {what} {self.locate(name)}: {text[:400]}. {mend}".rstrip(), kind)
 
@@ -354,6 +359,8 @@ def _gcs(options: dict[str, str], uri: str) -> pafs.FileSystem:
 
 def _take(options: dict[str, str], known: tuple[str, ...], uri: str) -> dict[str, str]:
     unknown = sorted(set(options) - set(known))
+    if options.get("scheme", "https") not in ("http", "https"):
+        raise ConfigError(f"storage {uri!r}: scheme {options['scheme']!r} is not known. Expected http or https.")
     if unknown:
         raise ConfigError(f"storage {uri!r}: unknown option {unknown[0]!r}. Known are {', '.join(known)}.")
     return options

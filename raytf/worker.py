@@ -100,10 +100,14 @@ class Worker:
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]
         self.pipeline = self._pipeline(self.sources.train, self.plan, training=True)
-        self.model = models.build(job.model, self.pipeline.sample(), self.config.compute, self.config.batch.seed)
-        for source in (self.sources.train, self.sources.validation, self.sources.test):
-            if source is not None:
-                models.check_labels(self.model, source)
+        given = [self.sources.train, self.sources.validation, self.sources.test]
+        self.model = models.build(
+            job.model,
+            self.pipeline.sample(),
+            [source for source in given if source is not None],
+            self.config.compute,
+            self.config.batch.seed,
+        )
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
         self.identity = batch_identity(self.config, self.plan.records) | {
@@ -178,7 +182,7 @@ class Worker:
             began = time.perf_counter()
             outcome = self.train_step(call, self._flags(call.stop))
             self.train_seconds += time.perf_counter() - began
-            self._check_finite(call, outcome.losses)
+            self._check_finite(call, outcome)
             self._after_call(call, outcome, epoch, time.perf_counter() - began)
             if self.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
@@ -203,8 +207,9 @@ class Worker:
             self.call_steps = int(outcome.flags[_CALL_STEPS])
         self._seconds_per_step = seconds / (call.stop - call.start)
         if self.rank == 0:
-            self._scalars({"batch_loss": float(outcome.losses[-1]), "learning_rate": float(outcome.learning_rates[-1])}, call.stop)
             if time.monotonic() - self._status_at >= _STATUS_SECONDS:
+                loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
+                self._scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
                 self.show("training")
 
     def _end_epoch(self, epoch: int) -> None:
@@ -222,15 +227,16 @@ class Worker:
         if self._agreed(time.monotonic() - self._reported_at > _REPORT_SECONDS):
             self._report({**logs, "epoch": epoch, "step": self.step})
 
-    def _check_finite(self, call: Call, losses: np.ndarray) -> None:
-        bad = np.flatnonzero(~np.isfinite(losses))
+    def _check_finite(self, call: Call, outcome: Any) -> None:
+        bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
         if not len(bad):
             return
-        step = call.start + int(bad[0])
+        step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
+        what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"
         epoch, inside = self.plan.locate(step)
         kept = "no checkpoint was written yet" if self.durable_step is None else f"the checkpoint of step {self.durable_step} is kept"
         raise NonFiniteLossError(
-            f"the loss became {losses[bad[0]]} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
+            f"{what} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
             "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
             step + 1,
         )
@@ -479,11 +485,17 @@ class Worker:
     def _scalars(self, values: dict[str, float], step: int) -> None:
         import tensorflow as tf
 
-        if self._writer is None:
-            self._writer = tf.summary.create_file_writer(self.tensorboard.path, filename_suffix=f".{self.attempt}")
-        with self._writer.as_default(step):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
+        if self.tensorboard is None:
+            return
+        try:
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(self.tensorboard.path, filename_suffix=f".{self.attempt}")
+            with self._writer.as_default(step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+        except tf.errors.OpError as error:
+            self.tensorboard = None
+            self.say(f"TensorBoard files are not written any more: {_one_line(error)[-200:]}")
 
     def _logs(self) -> dict[str, float]:
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}

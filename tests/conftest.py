@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine is no reason to fail.
+settings.register_profile("raytf", deadline=None)
+settings.load_profile("raytf")
 
 MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
 

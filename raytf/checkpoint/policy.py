@@ -82,7 +82,11 @@ def to_delete(names: Collection[str], complete: Collection[str], keep: int, atte
     newest_first = restore_order(complete)
     surplus = newest_first[max(1, keep) :]
     unfinished = set(names) - set(complete)
-    orphans = [n for n in unfinished if newest_first and n < newest_first[0] and split_name(n)[1] != attempt]
+    orphans = [
+        n
+        for n in unfinished
+        if newest_first and 0 <= split_name(n)[0] and n < newest_first[0] and split_name(n)[1] != attempt
+    ]
     return sorted([*surplus, *orphans])
 
 

@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 import struct
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
         data = path.read_bytes()
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}. Fetch it again.") from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES or len(data) < 4 + 4 * data[3]:
         raise DataError(f"{path} is no IDX file: it does not begin with an IDX header.")

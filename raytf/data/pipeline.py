@@ -171,8 +171,10 @@ class Pipeline:
         if not isinstance(y, np.ndarray):
             raise DataError("class_weight needs one target. For several outputs give sample_weight.")
         classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y)).astype(np.int64)
-        if len(classes) and (classes.min() < 0 or classes.max() >= len(self._weights)):
-            extra = np.zeros(int(classes.max()) + 1 - len(self._weights), np.float32) + 1
+        if len(classes) and classes.min() < 0:
+            raise DataError(f"{self.source.name}: there is a label {classes.min()}. Number the classes from 0.")
+        if len(classes) and classes.max() >= len(self._weights):
+            extra = np.ones(int(classes.max()) + 1 - len(self._weights), np.float32)
             self._weights = np.concatenate([self._weights, extra])
         factor = self._weights[classes]
         merged = factor if weight is None else np.asarray(weight, np.float32) * factor

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from raytf.data import tree
-from raytf.errors import DataError
+from raytf.errors import DataError, StorageError
 
 #: Records within which a source read block by block is shuffled.
 WINDOW_RECORDS = 8192
@@ -161,9 +163,9 @@ class ParquetSource:
         self._cached_rows = 0
         #: Records read from storage so far, for measuring.
         self.rows_read = 0
-        first = self._block(0)
-        specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
-        self.spec = tree.unflatten(self._columns, specs)
+        self._leaf_specs: list[Spec] = []
+        self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in self._block(0)]
+        self.spec = tree.unflatten(self._columns, self._leaf_specs)
 
     def __getstate__(self) -> dict:
         # What was read stays with the process that read it; open files cannot travel.
@@ -201,11 +203,15 @@ class ParquetSource:
             return self._cache[b]
         f, g = self._groups[b]
         path = self._files[f][1]
-        try:
+        with _explained(f"{path}: row group {g}"):
             table = self._open(f).read_row_group(g, columns=list(dict.fromkeys(self._names)))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path}: row group {g} cannot be read: {error}") from error
         leaves = [self._array(table.column(c), c, path) for c in self._names]
+        for name, leaf, spec in zip(self._names, leaves, self._leaf_specs, strict=False):
+            if leaf.shape[1:] != spec.shape or leaf.dtype.name != spec.dtype:
+                raise DataError(
+                    f"{path}: column {name!r} has shape {leaf.shape[1:]} and dtype {leaf.dtype}, but {spec.shape} and "
+                    f"{spec.dtype} in {self._files[0][1]}. All files must agree."
+                )
         self._cache[b] = leaves
         self._cached_rows += len(leaves[0])
         self.rows_read += len(leaves[0])
@@ -220,8 +226,7 @@ class ParquetSource:
         column = column.combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks)
-        if column.null_count:
-            raise DataError(f"{path}: column {name!r} has {column.null_count} missing values. Fill or drop them first.")
+        self._refuse_nulls(column, name, path)
         rows, width = len(column), None
         while pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type):
             inner = column.flatten()
@@ -234,6 +239,7 @@ class ParquetSource:
                         f"{path}: column {name!r} holds lists of different lengths. Pad them to one length."
                     )
             width, column = len(inner) // rows, inner
+            self._refuse_nulls(column, name, path)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
             raise DataError(f"{path}: column {name!r} has type {column.type}. Expected numbers or lists of numbers.")
         values = column.to_numpy(zero_copy_only=False)
@@ -242,15 +248,16 @@ class ParquetSource:
             raise DataError(f"{path}: column {name!r} holds {width or 1} numbers a record; shape {shape} does not fit.")
         return values.reshape(rows, *shape)
 
+    def _refuse_nulls(self, column: Any, name: str, path: str) -> None:
+        if column.null_count:
+            raise DataError(f"{path}: column {name!r} has {column.null_count} missing values. Fill or drop them first.")
+
     def _open(self, f: int) -> Any:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         filesystem, path = self._files[f]
-        try:
+        with _explained(path):
             return pq.ParquetFile(path, filesystem=filesystem)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{path} is no Parquet file, or a damaged one: {error}") from error
 
     def _bounds(self, group: Any) -> tuple[float, float] | None:
         label = self._columns[1]
@@ -261,6 +268,21 @@ class ParquetSource:
                 if statistics.has_min_max and isinstance(statistics.min, int):
                     return float(statistics.min), float(statistics.max)
         return None
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Tell an outage of storage, which may pass, from data that is damaged."""
+    from raytf.storage import classify
+
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        text = " ".join(str(error).split())
+        kind = classify(error) if isinstance(error, OSError) else "other"
+        if kind != "other":
+            raise StorageError(f"{what} cannot be read: {text}", kind) from error
+        raise DataError(f"{what} cannot be read; it is no Parquet file, or a damaged one: {text}") from error
 
 
 def _is_fixed(kind: Any) -> bool:
@@ -278,7 +300,7 @@ def _parquet_files(uri: str) -> list[tuple[Any, str]]:
 
     storage = Storage(uri)
     filesystem, path = storage.arrow()
-    if path.endswith(".parquet") and not storage.list(""):
+    if path.endswith(".parquet") and storage.exists(""):
         return [(filesystem, path)]
     names = [n for n in storage.list("", recursive=True) if n.endswith(".parquet")]
     if not names:

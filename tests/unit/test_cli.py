@@ -63,7 +63,7 @@ def run(tmp_path_factory):
         (["--use-gpu", "--run", "a"], True),
         (["--run", "a", "--no-use-gpu", "--keep", "2"], False),
     ],
-    ids=" ".join,
+    ids=["open", "on", "off", "value", "then-flag", "between-flags"],
 )
 def test_gpu_switches(run, args, expected):
     done = run(*args)
@@ -76,7 +76,11 @@ def test_flags_have_no_prefixes(run):
     assert done.returncode == 0, done.stderr
     config = json.loads(done.stdout)
     assert (config["run"]["run"], config["cluster"]["workers"], config["length"]["epochs"]) == ("a", "1:4", 2)
-    assert (config["batch"]["global_batch_size"], config["compute"]["jit"], config["checkpoints"]["keep"]) == (64, True, 9)
+    assert (config["batch"]["global_batch_size"], config["compute"]["jit"], config["checkpoints"]["keep"]) == (
+        64,
+        True,
+        9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,5 +137,15 @@ def test_an_unknown_flag_exits_2_and_names_it(run):
 def test_help_shows_every_setting(run):
     done = run("--help")
     assert done.returncode == 0
-    shown = ("--run", "--storage", "--workers", "--use-gpu", "--no-use-gpu", "--epochs", "--steps", "--logical-shards", "--keep")
+    shown = (
+        "--run",
+        "--storage",
+        "--workers",
+        "--use-gpu",
+        "--no-use-gpu",
+        "--epochs",
+        "--steps",
+        "--logical-shards",
+        "--keep",
+    )
     assert [flag for flag in shown if flag not in done.stdout] == []

@@ -15,7 +15,10 @@ REFUSED = [
     ({"epochs": 0}, ["--epochs 0", "1 or more"]),
     ({"steps": -5}, ["--steps -5", "1 or more"]),
     ({"global_batch_size": 0}, ["--global-batch-size 0", "1 or more"]),
-    ({"global_batch_size": 130}, ["--global-batch-size 130", "4 equal", "--global-batch-size 128", "--logical-shards 2"]),
+    (
+        {"global_batch_size": 130},
+        ["--global-batch-size 130", "4 equal", "--global-batch-size 128", "--logical-shards 2"],
+    ),
     ({"global_batch_size": 3, "workers": "2"}, ["--global-batch-size 3", "Use --global-batch-size 4"]),
     ({"logical_shards": 0}, ["--logical-shards 0", "1 or more"]),
     ({"logical_shards": 2, "workers": "1:4"}, ["--logical-shards 2", "4 workers", "at least 4"]),
@@ -26,8 +29,14 @@ REFUSED = [
     ({"keep": 0}, ["--keep 0", "1 or more"]),
     ({"max_failures": -2}, ["--max-failures -2", "-1 or more"]),
     ({"cpus_per_worker": 0.0}, ["--cpus-per-worker 0", "above 0"]),
-    *[({"workers": w}, [f"--workers {w}", "1:4"]) for w in ("", "0", "-1", "two", "3:2", "0:2", ":4", "1:2:3", "2-4", "1.5")],
-    *[({"run": r}, ["--run", repr(r), "letters, digits"]) for r in ("", ".hidden", "..", "a/b", "a b", "a\n", "a\\b", "s3://x")],
+    *[
+        ({"workers": w}, [f"--workers {w}", "1:4"])
+        for w in ("", "0", "-1", "two", "3:2", "0:2", ":4", "1:2:3", "2-4", "1.5")
+    ],
+    *[
+        ({"run": r}, ["--run", repr(r), "letters, digits"])
+        for r in ("", ".hidden", "..", "a/b", "a b", "a\n", "a\\b", "s3://x")
+    ],
 ]
 #: What only Python can get wrong: the command line parses types.
 WRONG_TYPES = [
@@ -86,7 +95,9 @@ def test_unknown_setting_has_a_suggestion(wrong, right):
 
 
 def test_unknown_setting_without_a_near_one_lists_all():
-    with pytest.raises(ConfigError, match=r"unknown setting 'xyzzy'.*Settings are: .*checkpoint_every_seconds.*workers"):
+    with pytest.raises(
+        ConfigError, match=r"unknown setting 'xyzzy'.*Settings are: .*checkpoint_every_seconds.*workers"
+    ):
         TrainConfig.of(xyzzy=1)
 
 

@@ -12,7 +12,7 @@ import raytf
 REPO = Path(__file__).parents[2]
 HEAVY = ("ray", "tensorflow", "keras", "jax", "torch")
 LIGHT_MODULES = [
-    "raytf.cli",
+    "raytf.command",
     "raytf.config",
     "raytf.data",
     "raytf.data.order",
@@ -36,7 +36,9 @@ def python(code, *flags):
 
 def loaded(code):
     """Top-level packages that are loaded after some code."""
-    done = python(f"{code}\nimport json, sys\nprint()\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))")
+    done = python(
+        f"{code}\nimport json, sys\nprint()\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    )
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -105,7 +107,7 @@ def test_unknown_name_is_an_attribute_error():
         _ = raytf.fti
 
 
-@pytest.mark.parametrize("first", ["import raytf.cli", "from raytf.cli import EXIT_FAILED", "from raytf import cli"])
+@pytest.mark.parametrize("first", ["import raytf.command", "from raytf.command import EXIT_FAILED", "from raytf import cli"])
 def test_cli_is_the_function_whatever_was_imported_first(first):
     assert python(f"{first}\nimport raytf\nprint(type(raytf.cli).__name__)").stdout == "function\n"
 

@@ -35,7 +35,16 @@ def status(step=3, **more):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0:00"), (-3, "0:00"), (59.4, "0:59"), (59.6, "1:00"), (61, "1:01"), (3599, "59:59"), (3600, "1:00:00"), (90061, "25:01:01")],
+    [
+        (0, "0:00"),
+        (-3, "0:00"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (61, "1:01"),
+        (3599, "59:59"),
+        (3600, "1:00:00"),
+        (90061, "25:01:01"),
+    ],
 )
 def test_clock_text(seconds, text):
     assert clock_text(seconds) == text
@@ -69,7 +78,10 @@ def test_plain_lines_come_every_few_seconds(out, clock):
             display.show(status(step))
         clock.now += PLAIN_SECONDS
         display.show(status(5))
-    assert [line.partition(", ")[2].partition(",")[0] for line in out.getvalue().splitlines()] == ["step 1/10", "step 5/10"]
+    assert [line.partition(", ")[2].partition(",")[0] for line in out.getvalue().splitlines()] == [
+        "step 1/10",
+        "step 5/10",
+    ]
 
 
 def test_a_status_is_not_repeated(out, clock):

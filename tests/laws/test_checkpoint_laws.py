@@ -1,0 +1,139 @@
+"""Saving: all ranks go the same way, nothing is committed without all shares, the newest stays."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf.checkpoint.policy import (
+    Cadence,
+    Event,
+    Phase,
+    Votes,
+    advance,
+    name_of,
+    restore_order,
+    split_name,
+    to_delete,
+)
+
+ATTEMPTS = st.sampled_from(["20260101T000000-a", "20260101T000001-b", "20260102T000000-c"])
+NAMES = st.builds(name_of, st.integers(0, 30), ATTEMPTS)
+
+
+class Rank:
+    """A worker's side of the protocol: what it did since the save began."""
+
+    def __init__(self, number):
+        self.number, self.phase, self.done, self.failed = number, Phase.IDLE, False, False
+
+    def votes(self):
+        if self.failed:
+            return Votes(failed=1)
+        if not self.done:
+            return Votes()
+        return Votes(written=1) if self.phase is Phase.WRITING else Votes(committed=float(self.number == 0))
+
+    def follow(self, event):
+        if event in (Event.BEGIN, Event.COMMIT):
+            self.done = event is Event.COMMIT and self.number != 0  # only rank 0 has a manifest to write
+        if event in (Event.BEGIN, Event.DONE, Event.FAILED):
+            self.failed = False
+
+
+def total(votes):
+    return Votes(*(sum(getattr(v, name) for v in votes) for name in ("want", "written", "committed", "failed")))
+
+
+@given(st.integers(1, 5), st.data())
+def test_all_ranks_take_the_same_way_and_commit_only_what_is_whole(world_size, data):
+    ranks, written, begun, committing = [Rank(r) for r in range(world_size)], set(), False, False
+    for _ in range(data.draw(st.integers(1, 40))):
+        if begun:
+            rank = data.draw(st.sampled_from(ranks))
+            act = data.draw(st.sampled_from(["finish", "finish", "finish", "fail", "wait"]))
+            if act == "fail":
+                rank.failed = True
+            elif act == "finish" and not rank.done:
+                rank.done = True
+                if not committing:
+                    written.add(rank.number)
+        want = float(data.draw(st.booleans())) if not begun else 0.0
+        said = total([rank.votes() for rank in ranks] + [Votes(want=want)])
+        outcomes = [advance(rank.phase, said, world_size) for rank in ranks]
+        assert len(set(outcomes)) == 1
+        phase, event = outcomes[0]
+        if event is Event.COMMIT:
+            assert written == set(range(world_size))
+            assert not any(rank.failed for rank in ranks)
+        if event is Event.DONE:
+            assert committing
+            assert ranks[0].done
+        for rank in ranks:
+            rank.phase = phase
+            rank.follow(event)
+        begun = phase is not Phase.IDLE
+        committing = phase is Phase.COMMITTING
+        if event is Event.BEGIN:
+            written = set()
+            for rank in ranks:
+                rank.done = False
+
+
+@given(st.sampled_from(Phase), st.builds(Votes, *[st.integers(0, 5)] * 4), st.integers(1, 5))
+def test_phases_and_events_fit_together(phase, votes, world_size):
+    after, event = advance(phase, votes, world_size)
+    expected = {
+        Event.BEGIN: (Phase.IDLE, Phase.WRITING),
+        Event.COMMIT: (Phase.WRITING, Phase.COMMITTING),
+        Event.DONE: (Phase.COMMITTING, Phase.IDLE),
+        Event.NOTHING: (phase, phase),
+        Event.FAILED: (phase, Phase.IDLE),
+    }
+    assert (phase, after) == expected[event]
+    assert not (event is Event.COMMIT and votes.written < world_size)
+    assert not (event is Event.FAILED and phase is Phase.IDLE)
+
+
+@st.composite
+def folders(draw):
+    """(all folders, complete ones)"""
+    names = draw(st.lists(NAMES, unique=True, max_size=10))
+    complete = [name for name in names if draw(st.booleans())]
+    return names, complete
+
+
+@given(folders(), st.integers(-1, 12), ATTEMPTS)
+def test_retention(found, keep, attempt):
+    names, complete = found
+    gone = set(to_delete(names, complete, keep, attempt))
+    assert gone <= set(names)
+    best = restore_order(complete)
+    assert not gone & set(best[: max(1, keep)])  # the newest complete one is never deleted
+    assert set(best) - gone == set(best[: max(1, keep)])
+    for name in gone - set(complete):  # unfinished: another attempt's, and of no use
+        assert split_name(name)[1] != attempt
+        assert best
+        assert split_name(name) < split_name(best[0])
+
+
+@given(folders(), st.integers(1, 5), ATTEMPTS)
+def test_retention_twice_is_retention_once(found, keep, attempt):
+    names, complete = found
+    gone = to_delete(names, complete, keep, attempt)
+    left = [n for n in names if n not in gone]
+    assert to_delete(left, [n for n in complete if n not in gone], keep, attempt) == []
+
+
+@given(st.integers(0, 10**12 - 1), ATTEMPTS, st.integers(0, 10**12 - 1), ATTEMPTS)
+def test_names_sort_as_steps_do(a, x, b, y):
+    assert split_name(name_of(a, x)) == (a, x)
+    assert (name_of(a, x) < name_of(b, y)) == ((a, x) < (b, y))
+
+
+@given(st.integers(1, 20), st.integers(1, 200), st.integers(1, 7))
+def test_a_cadence_of_steps_saves_at_most_that_far_apart(every, total_steps, stride):
+    """Steps come in calls of `stride`: a save is due in the call that reaches or passes a multiple of the cadence."""
+    cadence, saved = Cadence(every, None), 0
+    for step in range(stride, total_steps + 1, stride):
+        if cadence.is_due(step, 0.0, saved, 0.0):
+            saved = step
+        assert step // every == saved // every

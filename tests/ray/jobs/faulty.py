@@ -1,0 +1,48 @@
+"""A job that does one thing wrong, as users do."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import raytf
+
+
+@dataclass(frozen=True)
+class Job:
+    """Do one thing wrong."""
+
+    fault: str = "none"
+    """Which."""
+    train: raytf.Flags = field(default_factory=raytf.TrainConfig)
+
+
+def main(job: Job) -> None:
+    fault = job.fault
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(512, 8)).astype("float32"), rng.integers(0, 3, 512)
+    if fault == "labels":
+        y = y + 1
+    if fault == "shape":
+        x = x[:, :5]
+    if fault == "nan":
+        x[300] = np.nan
+
+    def build():
+        import keras
+
+        if fault == "raises":
+            raise KeyError("no such layer")
+        layers = [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        if fault == "not-a-model":
+            return layers
+        if fault != "uncompiled":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile("sgd", None if fault == "no-loss" else loss)
+        return model
+
+    raytf.fit(build, (x, y), config=job.train)
+
+
+if __name__ == "__main__":
+    raytf.cli(main)

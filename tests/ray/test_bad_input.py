@@ -1,0 +1,160 @@
+"""What goes wrong is said in one line that names the cause and the mend, and the exit code tells."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
+
+FAULTY = Path(__file__).parent / "jobs" / "faulty.py"
+
+
+def refused(run, code: int = 2) -> str:
+    """The one line with which a run was refused."""
+    assert run.ended() == code, run.output
+    errors = [line for line in run.output.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, run.output
+    if code == 2:
+        assert "Traceback" not in run.output
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("labels", ("labels go from 1 to 3", "3 outputs", "number the classes from 0")),
+        ("shape", ("does not take the data", "(5,)", "(None, 8)")),
+        ("uncompiled", ("not compiled", "model.compile")),
+        ("no-loss", ("without a loss",)),
+        ("not-a-model", ("returned list", "compiled keras.Model")),
+        ("nan", ("became", "at step", "epoch 1, batch", "no checkpoint was written yet")),
+    ],
+)
+def test_model_and_data(start, cluster, tmp_path: Path, fault: str, words: tuple[str, ...]):
+    run = start(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    line = refused(run)
+    for word in words:
+        assert word in line, line
+
+
+def test_the_jobs_own_exception_keeps_its_traceback(start, cluster, tmp_path: Path):
+    run = start(FAULTY, "--fault", "raises", "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    line = refused(run, code=1)
+    assert "the model function raised KeyError: 'no such layer'" in line
+    assert "faulty.py" in line
+    assert 'raise KeyError("no such layer")' in run.output
+
+
+def test_a_callback_that_raises_ends_the_run_with_its_name(start, cluster, tmp_path: Path):
+    run = start(
+        EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2, RAY_ADDRESS=cluster["RAY_ADDRESS"]
+    )
+    line = refused(run, code=1)
+    assert "a callback's on_epoch_end raised RuntimeError: the callback broke" in line
+
+
+def test_more_workers_than_the_cluster_can_ever_give(start, cluster, tmp_path: Path):
+    began = time.monotonic()
+    run = start(FAULTY, "--workers", 64, "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    line = refused(run)
+    assert "--workers 64" in line
+    assert "can give 4 at the most" in line
+    assert time.monotonic() - began < 60
+
+
+def test_gpus_that_are_not_there(start, cluster, tmp_path: Path):
+    run = start(FAULTY, "--use-gpu", "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    assert "no node of this cluster has a GPU" in refused(run)
+
+
+def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(start, cluster, tmp_path: Path):
+    env = {"RAY_ADDRESS": cluster["RAY_ADDRESS"]}
+    flags = ("--storage", tmp_path, "--workers", 1, "--global-batch-size", 64)
+    start(EVERYTHING, *flags, "--epochs", 1, **env).wait()
+
+    batch = refused(start(EVERYTHING, *flags[:-1], 32, "--epochs", 2, **env))
+    assert "--global-batch-size: 64 in storage, 32 now" in batch
+
+    model = refused(start(EVERYTHING, *flags, "--epochs", 2, "--units", 25, **env))
+    assert "model architecture" in model
+    assert "24" in model
+    assert "25" in model
+
+    accepted = start(EVERYTHING, *flags, "--epochs", 2, "--keep", 1, "--checkpoint-every-steps", 7, **env).wait()
+    assert "restored step 16" in accepted
+
+
+def test_two_live_runs_of_one_name(start, tmp_path: Path):
+    flags = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--epochs", 2000)
+    first = start(MNIST_JOB, *flags)
+    first.until((tmp_path / "a" / "lease.json").exists)
+    began = time.monotonic()
+    line = refused(start(MNIST_JOB, *flags))
+    assert f"is in use by process {first.process.pid}" in line
+    assert time.monotonic() - began < 30
+    assert first.process.poll() is None
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """An endpoint that accepts connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(64)
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_storage_that_does_not_answer(start, bucket: Bucket):
+    with silent_server() as endpoint:
+        began = time.monotonic()
+        storage = f"s3://bucket/runs?endpoint_override={endpoint}&scheme=http"
+        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env))
+    assert "did not answer within" in line
+    assert time.monotonic() - began < 25  # 20 s, and the start of Python on a loaded machine
+
+
+def test_bucket_that_does_not_exist(start, bucket: Bucket):
+    storage = bucket.uri("runs").replace(bucket.name, "no-such-bucket")
+    began = time.monotonic()
+    line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env))
+    assert "no-such-bucket" in line
+    assert "Create the bucket" in line
+    assert time.monotonic() - began < 25
+
+
+def test_disk_full_while_saving_does_not_stop_training(start, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
+    try:
+        flags = ("--data", "digits", "--storage", disk, "--run", "a", "--checkpoint-every-steps", 12, "--keep", 1)
+        run = start(MNIST_JOB, *flags, "--epochs", 400)
+        run.until(lambda: manifests(disk / "a"))
+        ballast = disk / "ballast"
+        with ballast.open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 20))
+                file.flush()
+                os.fsync(file.fileno())
+        run.until(lambda: "was NOT saved; training goes on" in run.output)
+        assert "No space left" in run.output
+        good = manifests(disk / "a")
+        assert good, "the last good checkpoint is gone"
+        ballast.unlink()
+        run.until(lambda: manifests(disk / "a")[-1:] > good)
+        run.kill()
+        output = start(MNIST_JOB, *flags, "--epochs", 1).wait()
+        assert "restored step" in output
+        assert result_of(disk / "a")["steps"] > good[-1]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)

@@ -1,0 +1,123 @@
+"""Runs that are killed go on from their newest checkpoint, as if nothing had happened."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import raytf
+from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
+
+
+def attempts(folder: Path) -> list[dict]:
+    return [json.loads(p.read_text()) for p in sorted(folder.glob("attempts/*.json"))]
+
+
+def test_kill_of_driver_and_workers_in_mid_epoch(start, tmp_path: Path):
+    flags = (
+        "--global-batch-size", 16, "--epochs", 4, "--checkpoint-every-steps", 20, "--steps-per-call", 5,
+        "--storage", tmp_path,
+    )
+    undisturbed = start(EVERYTHING, *flags, "--run", "undisturbed")
+    undisturbed.wait()
+    killed = tmp_path / "killed"
+    run = start(EVERYTHING, *flags, "--run", "killed")
+    run.until(lambda: manifests(killed)[-1:] >= [80])
+    run.kill()
+    at = manifests(killed)[-1]
+    assert at % 63, "killed at the end of an epoch, not inside one"
+
+    output = start(EVERYTHING, *flags, "--run", "killed").wait()
+
+    assert f"restored step {at}" in output
+    assert [a["from_step"] for a in attempts(killed)] == [0, at]
+    whole, resumed = (raytf.read_steps(str(tmp_path / name)) for name in ("undisturbed", "killed"))
+    assert resumed["step"].tolist() == list(range(1, 253))
+    np.testing.assert_allclose(resumed["loss"], whole["loss"], rtol=1e-4)
+    first, second = result_of(tmp_path / "undisturbed"), result_of(killed)
+    for name, value in first["metrics"].items():
+        assert second["metrics"][name] == pytest.approx(value, abs=1e-4), name
+    assert second["restarts"] == 1
+    with (killed / "files" / "log.csv").open() as log:
+        assert [row["epoch"] for row in csv.DictReader(log)] == ["0", "1", "2", "3"]
+
+
+def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_path: Path):
+    folder = tmp_path / "a"
+    flags = ("--global-batch-size", 16, "--epochs", 8, "--checkpoint-every-steps", 20, "--steps-per-call", 5)
+    run = start(EVERYTHING, *flags, "--patience", 50, "--storage", tmp_path, "--run", "a")
+    run.until(lambda: manifests(folder)[-1:] >= [60])
+    workers = run.processes("RayTrainWorker")
+    assert len(workers) == 2
+    workers[-1].kill()
+    output = run.wait()
+    assert "workers were lost" in output
+    assert "restored step" in output
+    result = result_of(folder)
+    assert (result["restarts"], result["steps"]) == (1, 8 * 63)
+    assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, 8 * 63 + 1))
+
+
+def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bucket):
+    env = {**bucket.env, "HOME": str(tmp_path / "laptop")}
+    storage = bucket.uri("runs")
+    flags = ("--data", "digits", "--checkpoint-every-steps", 12, "--steps-per-call", 4, "--storage", storage, "--run", "a")
+    run = start(MNIST_JOB, *flags, **env)
+    prefix = "runs/a/checkpoints/"
+    run.until(lambda: any(k.endswith("MANIFEST.json") for k in bucket.keys(prefix)))
+    run.kill()
+    # Another machine's process cannot see that the first one is dead, so its lease has to be watched for a while.
+    lease = json.loads(bucket.get("runs/a/lease.json"))
+    bucket.put("runs/a/lease.json", json.dumps({**lease, "host": "elsewhere", "boot": "another"}).encode())
+
+    output = start(MNIST_JOB, *flags, **{**env, "HOME": str(tmp_path / "other")}).wait()
+
+    assert "watching for up to" in output
+    assert "restored step" in output
+    result = json.loads(bucket.get("runs/a/result.json"))
+    assert result["metrics"]["test_accuracy"] >= 0.95
+    assert result["restarts"] == 1
+    keys = bucket.keys("runs/a/")
+    assert "runs/a/export/1/saved_model.pb" in keys
+    assert "runs/a/model.keras" in keys
+    assert any(k.startswith("runs/a/tensorboard/events") for k in keys)
+    assert len([k for k in keys if k.endswith("MANIFEST.json")]) == 3
+    assert not any("secret" in bucket.get(k).decode(errors="ignore") for k in keys if k.endswith(".json"))
+
+
+def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start, tmp_path: Path):
+    flags = ("--data", "digits", "--checkpoint-every-steps", 12, "--storage", tmp_path, "--run", "a")
+    start(MNIST_JOB, *flags, "--steps", 240).wait()
+    kept = sorted((tmp_path / "a" / "checkpoints").iterdir())
+    assert len(kept) == 3
+    share = kept[-1] / "share-00000.safetensors"
+    data = bytearray(share.read_bytes())
+    data[len(data) // 2] ^= 1
+    share.write_bytes(data)
+    (kept[-2] / "share-00001.safetensors").unlink()
+    output = start(MNIST_JOB, *flags, "--steps", 252).wait()
+    assert f"checkpoint {kept[-1].name} is skipped" in output
+    assert "share-00000.safetensors is damaged" in output
+    assert f"checkpoint {kept[-2].name} is skipped" in output
+    assert f"from checkpoint {kept[-3].name}" in output
+    assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 253))
+
+
+def test_early_stopping_keeps_its_memory_over_a_restart(start, tmp_path: Path):
+    flags = ("--global-batch-size", 64, "--patience", 1, "--storage", tmp_path)
+    start(EVERYTHING, *flags, "--run", "whole", "--epochs", 40).wait()
+    whole = result_of(tmp_path / "whole")
+    assert whole["stopped_early"]
+    epochs = len(whole["history"])
+    assert epochs > 2
+    # One epoch at a time: every epoch is a restart, and what EarlyStopping remembers must survive each.
+    start(EVERYTHING, *flags, "--run", "parts", "--epochs", epochs - 1).wait()
+    output = start(EVERYTHING, *flags, "--run", "parts", "--epochs", 40).wait()
+    parts = result_of(tmp_path / "parts")
+    assert parts["stopped_early"], output
+    assert [round(e["val_loss"], 4) for e in parts["history"]] == [round(e["val_loss"], 4) for e in whole["history"]]
+    assert "nothing to do" in start(EVERYTHING, *flags, "--run", "parts", "--epochs", 60).wait()

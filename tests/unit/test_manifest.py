@@ -1,0 +1,105 @@
+"""The manifest: what makes a folder a checkpoint, and that damage is noticed."""
+
+import json
+import zlib
+
+import pytest
+
+from raytf.checkpoint import manifest
+from raytf.checkpoint.policy import name_of
+from raytf.errors import CheckpointError, StorageError
+from raytf.storage import Storage
+
+NAME = name_of(7, "a")
+PATH = f"{manifest.FOLDER}/{NAME}/{manifest.FILE}"
+SHARES = [{"file": "share-00000.safetensors", "bytes": 10, "crc32": 1, "names": ["model/kernel"]}]
+DOCUMENT = {"identity": {"--seed": "0"}, "loss": 0.1, "grün": [1, None]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Storage(str(tmp_path / "run"))
+
+
+def write(run, name=NAME, step=7):
+    manifest.write(run, name, step, SHARES, DOCUMENT)
+
+
+def test_what_is_written_is_read(run):
+    write(run)
+    assert manifest.read(run, NAME) == {
+        "version": manifest.VERSION,
+        "step": 7,
+        "shares": SHARES,
+        "document": DOCUMENT,
+    }
+
+
+def test_keys_that_json_changes_do_not_break_the_checksum(run):
+    manifest.write(run, NAME, 7, [], {"by class": {1: (2, 3)}, "nan": float("nan")})
+    assert manifest.read(run, NAME)["document"]["by class"] == {"1": [2, 3]}
+
+
+def test_equal_documents_are_equal_bytes():
+    assert manifest.dump({"a": 1, "b": 2}) == manifest.dump({"b": 2, "a": 1})
+
+
+def test_complete_ones_newest_first(run):
+    for step in (9, 10, 2):
+        write(run, name_of(step, "a"), step)
+    run.put(f"{manifest.FOLDER}/{name_of(11, 'a')}/share-00000.safetensors", b"x")
+    run.put(f"{manifest.FOLDER}/notes/{manifest.FILE}", b"x")
+    run.put(f"{manifest.FOLDER}/stray-file", b"x")
+    assert manifest.list_complete(run) == [name_of(10, "a"), name_of(9, "a"), name_of(2, "a")]
+
+
+def test_nothing_there(run):
+    assert manifest.list_complete(run) == []
+
+
+def test_on_s3(s3):
+    run = Storage(s3("run"))
+    write(run)
+    assert manifest.list_complete(run) == [NAME]
+    assert manifest.read(run, NAME)["step"] == 7
+
+
+def test_a_missing_manifest(run):
+    with pytest.raises(StorageError) as missing:
+        manifest.read(run, NAME)
+    assert missing.value.kind == "missing"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"7", b"{}", b'{"body": {}}', b"\xff\xfe\xff", b'"text"'])
+def test_a_damaged_manifest(run, data):
+    run.put(PATH, data)
+    with pytest.raises(CheckpointError, match=f"checkpoint {NAME}: the manifest cannot be read") as damaged:
+        manifest.read(run, NAME)
+    assert "\n" not in str(damaged.value)
+
+
+def test_every_cut_is_noticed(run):
+    write(run)
+    whole = run.get(PATH)
+    for length in range(0, len(whole), 7):
+        run.put(PATH, whole[:length])
+        with pytest.raises(CheckpointError):
+            manifest.read(run, NAME)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [(b'"step": 7', b'"step": 8'), (b'"bytes": 10', b'"bytes": 11'), (b"kernel", b"kernal")]
+)
+def test_a_changed_value_is_noticed(run, old, new):
+    write(run)
+    assert old in run.get(PATH)
+    run.put(PATH, run.get(PATH).replace(old, new))
+    with pytest.raises(CheckpointError, match="checksum is wrong"):
+        manifest.read(run, NAME)
+
+
+def test_a_newer_format_asks_for_an_update(run):
+    body = {"version": manifest.VERSION + 1, "something": "else"}
+    run.put(PATH, json.dumps({"body": body, "crc32": zlib.crc32(manifest.dump(body))}).encode())
+    with pytest.raises(CheckpointError, match=r"newer raytf.*Update raytf"):
+        manifest.read(run, NAME)

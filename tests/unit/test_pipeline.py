@@ -1,0 +1,76 @@
+"""Batches for one worker, from arrays and without TensorFlow."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from raytf.data import ArraySource
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Pipeline
+from raytf.errors import DataError
+
+
+def pipeline(n=11, batch=4, shards=2, mine=None, y=None, sample_weight=None, **more):
+    source = ArraySource(np.arange(n), y, sample_weight)
+    made = Pipeline(source, StepPlan(n, batch, shards), mine or range(shards), seed=0, **more)
+    made.prepare(seeds_per_shard=1, classes=None)
+    return closing(made)
+
+
+def test_shapes_of_several_steps():
+    with pipeline() as p:
+        call = p.submit(0, 2).result()
+    assert call.leaves[0].shape == (2, 2, 2)
+    assert (call.full, call.counts.tolist(), call.records) == (True, [2, 2], 8)
+    assert call.seeds.shape == (2, 2, 1, 2)
+
+
+def test_the_last_step_is_padded_and_says_so():
+    with pipeline() as p:
+        call = p.submit(2, 3).result()
+    assert call.leaves[0].shape == (1, 2, 2)
+    assert (call.full, call.counts.tolist(), call.records) == (False, [1, 2], 3)
+
+
+def test_without_shuffle_an_epoch_is_in_the_order_of_the_source():
+    with pipeline(n=8, shards=1, shuffle=False) as p:
+        assert p.submit(0, 2).result().leaves[0].ravel().tolist() == list(range(8))
+
+
+def test_one_call_or_many_give_the_same():
+    with pipeline() as p:
+        once = p.submit(0, 2).result().leaves[0]
+        apart = [p.submit(s, s + 1).result().leaves[0] for s in range(2)]
+    assert np.array_equal(once, np.concatenate(apart))
+
+
+def test_class_weights_become_sample_weights():
+    with pipeline(n=4, batch=4, shards=1, y=np.array([0, 1, 2, 1]), class_weight={0: 0.5, 1: 2.0}) as p:
+        x, y, weight = p.submit(0, 1).result().leaves
+    assert weight.ravel().tolist() == [{0: 0.5, 1: 2.0, 2: 1.0}[label] for label in y.ravel().tolist()]
+    assert sorted(x.ravel().tolist()) == [0, 1, 2, 3]
+
+
+def test_class_weights_multiply_sample_weights():
+    with pipeline(
+        n=2, batch=2, shards=1, y=np.array([0, 1]), sample_weight=np.array([3.0, 5.0]), class_weight={1: 2.0}
+    ) as p:
+        _, y, weight = p.submit(0, 1).result().leaves
+    assert weight.ravel().tolist() == [{0: 3.0, 1: 10.0}[label] for label in y.ravel().tolist()]
+
+
+@pytest.mark.parametrize("y", [np.array([-1, 0, 1, 1]), np.array([0, 1, 1, -3])], ids=["first", "later"])
+def test_labels_below_0_with_class_weights(y):
+    with pytest.raises(DataError), pipeline(n=4, batch=4, shards=1, y=y, class_weight={0: 1.0, 5: 2.0}) as p:
+        p.submit(0, 1).result()
+
+
+def test_class_weights_below_0():
+    with pytest.raises(DataError, match="class -1"):
+        pipeline(y=np.zeros(11, int), class_weight={-1: 1.0})
+
+
+def test_class_weights_with_several_targets():
+    with pytest.raises(DataError, match="class_weight needs one target"):
+        pipeline(y={"a": np.zeros(11, int)}, class_weight={0: 1.0})

@@ -1,0 +1,113 @@
+"""Decisions about checkpoints: when to save, what to keep, what to restore."""
+
+import pytest
+
+from raytf.checkpoint.policy import (
+    DEFAULT_EVERY_SECONDS,
+    Cadence,
+    Event,
+    Phase,
+    Votes,
+    advance,
+    name_of,
+    restore_order,
+    split_name,
+    to_delete,
+)
+
+A, B = "20260101T000000-aaaaaa", "20260101T000009-000000"
+
+
+def test_cadence_of_nothing_is_by_time():
+    assert Cadence.of(None, None) == Cadence(None, DEFAULT_EVERY_SECONDS)
+    assert Cadence.of(10, None) == Cadence(10, None)
+    assert Cadence.of(None, 5.0) == Cadence(None, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "saved", "due"),
+    [
+        (9, 0, False),
+        (10, 0, True),
+        (11, 0, True),
+        (10, 10, False),
+        (19, 10, False),
+        (20, 10, True),
+        (20, 19, True),
+        (12, 11, False),
+    ],
+)
+def test_due_by_steps(step, saved, due):
+    assert Cadence(10, None).is_due(step, 1e9, saved, 0) is due
+
+
+@pytest.mark.parametrize(("seconds", "due"), [(4.9, False), (5.0, True), (60.0, True)])
+def test_due_by_time(seconds, due):
+    assert Cadence(None, 5.0).is_due(1, seconds, 0, 0) is due
+
+
+def test_due_by_whichever_comes_first():
+    both = Cadence(10, 5.0)
+    assert both.is_due(10, 1, 0, 0)
+    assert both.is_due(1, 5, 0, 0)
+    assert not both.is_due(9, 4, 0, 0)
+
+
+def test_never_due_without_a_new_step():
+    assert not Cadence(1, 0.0).is_due(7, 1e9, 7, 0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "votes", "expected"),
+    [
+        (Phase.IDLE, Votes(), (Phase.IDLE, Event.NOTHING)),
+        (Phase.IDLE, Votes(want=1), (Phase.WRITING, Event.BEGIN)),
+        (Phase.WRITING, Votes(written=2), (Phase.WRITING, Event.NOTHING)),
+        (Phase.WRITING, Votes(written=3), (Phase.COMMITTING, Event.COMMIT)),
+        (Phase.WRITING, Votes(written=2, failed=1), (Phase.IDLE, Event.FAILED)),
+        (Phase.WRITING, Votes(want=3), (Phase.WRITING, Event.NOTHING)),
+        (Phase.COMMITTING, Votes(written=3), (Phase.COMMITTING, Event.NOTHING)),
+        (Phase.COMMITTING, Votes(committed=1), (Phase.IDLE, Event.DONE)),
+        (Phase.COMMITTING, Votes(failed=1), (Phase.IDLE, Event.FAILED)),
+    ],
+)
+def test_advance_of_three_workers(phase, votes, expected):
+    assert advance(phase, votes, 3) == expected
+
+
+def test_names():
+    assert name_of(12, A) == f"000000000012-{A}"
+    assert split_name(name_of(12, A)) == (12, A)
+
+
+@pytest.mark.parametrize("name", ["", "logs", "x-y", "-a", "12", ".tmp", "1.5-a"])
+def test_names_of_other_folders(name):
+    assert split_name(name) == (-1, name)
+
+
+def test_restore_order():
+    names = [name_of(9, A), name_of(10, A), name_of(10, B), name_of(2, B)]
+    assert restore_order(names) == [name_of(10, B), name_of(10, A), name_of(9, A), name_of(2, B)]
+
+
+def test_the_newest_stay():
+    names = [name_of(step, A) for step in (1, 2, 3, 4)]
+    assert to_delete(names, names, 3, A) == [name_of(1, A)]
+    assert to_delete(names, names, 1, A) == names[:3]
+    assert to_delete(names, names, 9, A) == []
+
+
+def test_unfinished_ones_of_others_go_once_they_are_older():
+    complete = [name_of(5, B)]
+    mine, older, newer = name_of(3, B), name_of(4, A), name_of(6, A)
+    assert to_delete([*complete, mine, older, newer], complete, 3, B) == [older]
+
+
+def test_nothing_goes_before_there_is_a_complete_one():
+    assert to_delete([name_of(1, A), name_of(2, A)], [], 3, B) == []
+
+
+@pytest.mark.parametrize("foreign", [".snapshot", "-", "#recycle", "zzz"])
+def test_folders_that_are_no_checkpoints_stay(foreign):
+    complete = [name_of(5, A)]
+    assert to_delete([*complete, foreign], complete, 1, A) == []

@@ -1,0 +1,151 @@
+"""What a run leaves beside its checkpoints: the history that the weights have seen."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from raytf import runlog
+from raytf.storage import Storage
+
+FIRST, SECOND = "20260101T000000-ffffff", "20260101T000001-000000"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Storage(str(tmp_path / "run"))
+
+
+def write(run, attempt, first_step, losses, epoch=0):
+    log = runlog.StepLog(run, attempt)
+    log.add(first_step, epoch, np.array(losses, float), np.full(len(losses), 0.5))
+    log.write(log.take())
+
+
+def test_nothing_yet(run):
+    steps = runlog.read_steps(run.uri)
+    assert {name: len(column) for name, column in steps.items()} == {
+        "step": 0,
+        "epoch": 0,
+        "loss": 0,
+        "learning_rate": 0,
+    }
+
+
+def test_rows_come_back_as_they_were(run):
+    log = runlog.StepLog(run, FIRST)
+    log.add(1, 0, np.array([0.1, 1 / 3]), np.array([1e-3, 1e-4]))
+    log.add(3, 1, np.array([0.3]), np.array([1e-5]))
+    log.write(log.take())
+    steps = runlog.read_steps(run.uri)
+    assert steps["step"].tolist() == [1, 2, 3]
+    assert steps["epoch"].tolist() == [0, 0, 1]
+    assert steps["loss"].tolist() == [0.1, 1 / 3, 0.3]
+    assert steps["learning_rate"].tolist() == [1e-3, 1e-4, 1e-5]
+
+
+def test_a_segment_grows_until_the_next_save(run):
+    log = runlog.StepLog(run, FIRST)
+    log.add(1, 0, np.array([1.0]), np.array([0.5]))
+    log.write(log.take())
+    log.add(2, 0, np.array([2.0]), np.array([0.5]))
+    log.write(log.take())
+    assert runlog.read_steps(run.uri)["loss"].tolist() == [1.0, 2.0]
+    assert len(run.list(runlog.STEPS)) == 1
+
+
+def test_a_long_segment_is_closed(run):
+    log, rows = runlog.StepLog(run, FIRST), runlog.SEGMENT_ROWS
+    log.add(1, 0, np.zeros(rows), np.zeros(rows))
+    log.write(log.take())
+    log.add(rows + 1, 0, np.ones(2), np.zeros(2))
+    tail = log.take()
+    assert len(tail) == 2
+    log.write(tail)
+    assert len(run.list(runlog.STEPS)) == 2
+    assert len(runlog.read_steps(run.uri)["step"]) == rows + 2
+
+
+def test_a_later_attempt_replaces_rows_from_its_start(run):
+    write(run, FIRST, 1, [1, 2, 3, 4, 5])
+    write(run, SECOND, 3, [30, 40])
+    steps = runlog.read_steps(run.uri)
+    assert steps["step"].tolist() == [1, 2, 3, 4]
+    assert steps["loss"].tolist() == [1, 2, 30, 40]
+
+
+def test_a_later_attempt_from_the_beginning_replaces_all(run):
+    write(run, FIRST, 1, [1, 2, 3])
+    write(run, FIRST, 4, [4, 5])
+    write(run, SECOND, 1, [10])
+    assert runlog.read_steps(run.uri)["loss"].tolist() == [10]
+
+
+def test_attempts_count_by_time_not_by_step(run):
+    write(run, SECOND, 2, [20])
+    write(run, FIRST, 1, [1, 2, 3])
+    write(run, FIRST, 4, [4])
+    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 20]
+
+
+def test_nan_losses_survive(run):
+    write(run, FIRST, 1, [float("nan"), float("inf")])
+    assert np.array_equal(runlog.read_steps(run.uri)["loss"], [np.nan, np.inf], equal_nan=True)
+
+
+def test_nothing_is_written_for_no_rows(run):
+    runlog.StepLog(run, FIRST).write([])
+    assert run.list() == []
+
+
+def test_read_steps_from_s3(s3):
+    write(Storage(s3("run")), FIRST, 1, [1, 2])
+    assert runlog.read_steps(s3("run"))["loss"].tolist() == [1, 2]
+
+
+def test_names_of_attempts_sort_by_time():
+    names = [runlog.new_attempt(now) for now in (0.0, 1.0, 1e9, 1.7e9)]
+    assert names == sorted(names)
+    assert runlog.new_attempt(5.0) != runlog.new_attempt(5.0)
+
+
+def test_attempts(run):
+    runlog.write_attempt(run, SECOND, 3, 10)
+    runlog.write_attempt(run, FIRST, 4, 0)
+    attempts = runlog.read_attempts(run)
+    assert [(a["attempt"], a["world_size"], a["from_step"]) for a in attempts] == [(FIRST, 4, 0), (SECOND, 3, 10)]
+
+
+def test_result(run):
+    assert runlog.read_result(run) is None
+    run.put(runlog.RESULT, b'{"steps": 3}')
+    assert runlog.read_result(run) == {"steps": 3}
+    run.put(runlog.RESULT, b"{")
+    assert runlog.read_result(run) is None
+
+
+def test_a_folder_on_local_storage_is_the_folder_itself(run):
+    folder = runlog.Folder(run, "logs")
+    with open(f"{folder.path}/a", "w") as file:
+        file.write("x")
+    folder.upload()
+    folder.fetch()
+    assert run.get("logs/a") == b"x"
+
+
+def test_a_folder_on_s3_is_uploaded_and_fetched(s3, tmp_path):
+    run = Storage(s3("run"))
+    first = runlog.Folder(run, "logs")
+    with open(f"{first.path}/a", "w") as file:
+        file.write("x")
+    first.upload()
+    assert run.get("logs/a") == b"x"
+    second = runlog.Folder(run, "logs")
+    second.fetch()
+    with open(f"{second.path}/a") as file:
+        assert file.read() == "x"
+    run.delete("logs/a")
+    second.upload()  # nothing changed since
+    assert not run.exists("logs/a")
+    for folder in (first, second):
+        shutil.rmtree(folder.path)

@@ -1,0 +1,338 @@
+"""Storage: the same behavior on a folder and on S3, and errors that say what is wrong."""
+
+import errno
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from raytf.errors import ConfigError, StorageError
+from raytf.storage import PREFLIGHT_SECONDS, Storage, classify, within
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request, tmp_path):
+    if request.param == "folder":
+        return Storage(str(tmp_path / "runs"))
+    return Storage(request.getfixturevalue("s3")("runs"))
+
+
+def s3_at(port, path="bucket/runs"):
+    return f"s3://{path}?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+
+
+# What works everywhere.
+
+
+def test_put_get(storage):
+    storage.put("a/b/file", b"one")
+    storage.put("a/b/file", memoryview(b"two"))
+    assert storage.get("a/b/file") == b"two"
+
+
+def test_an_empty_file_is_a_file(storage):
+    storage.put("empty", b"")
+    assert storage.exists("empty")
+    assert storage.get("empty") == b""
+
+
+def test_a_large_file(storage):
+    data = os.urandom(1 << 20) * 12  # more than one part of an S3 upload
+    storage.put("large", data)
+    assert storage.get("large") == data
+
+
+def test_exists_is_about_files(storage):
+    storage.put("a/file", b"x")
+    assert storage.exists("a/file")
+    assert not storage.exists("a")
+    assert not storage.exists("b")
+
+
+def test_get_or_none(storage):
+    storage.put("file", b"x")
+    assert storage.get_or_none("file") == b"x"
+    assert storage.get_or_none("other") is None
+
+
+def test_get_of_what_is_not_there(storage):
+    with pytest.raises(StorageError, match=r"cannot read .*nope") as missing:
+        storage.get("nope")
+    assert missing.value.kind == "missing"
+    assert "bucket or" not in str(missing.value)  # the bucket is there; only the file is not
+
+
+def test_create_leaves_what_is_there(storage):
+    assert storage.create("lease", b"first")
+    assert not storage.create("lease", b"second")
+    assert storage.get("lease") == b"first"
+
+
+def test_list(storage):
+    for name in ("b/2", "b/c/3", "a"):
+        storage.put(name, b"x")
+    assert storage.list() == ["a", "b/"]
+    assert storage.list("b") == ["2", "c/"]
+    assert storage.list("b", recursive=True) == ["2", "c/", "c/3"]
+    assert storage.list("nope") == []
+
+
+def test_delete_a_file_and_a_folder(storage):
+    for name in ("a", "b/2", "b/c/3", "bb/4"):
+        storage.put(name, b"x")
+    storage.delete("a")
+    storage.delete("b")
+    storage.delete("nope")
+    assert [n for n in storage.list(recursive=True) if not n.endswith("/")] == ["bb/4"]
+
+
+def test_child(storage):
+    child = storage.child("run-1")
+    child.put("file", b"x")
+    assert storage.get("run-1/file") == b"x"
+    assert child.locate("file") == storage.locate("run-1/file")
+
+
+def test_trees(storage, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "sub").mkdir(parents=True)
+    (source / "one").write_bytes(b"1")
+    (source / "sub" / "two").write_bytes(b"2")
+    storage.put_tree(str(source), "tree")
+    storage.get_tree("tree", str(target))
+    assert (target / "one").read_bytes() == b"1"
+    assert (target / "sub" / "two").read_bytes() == b"2"
+
+
+def test_preflight_leaves_nothing_behind(storage):
+    storage.preflight()
+    assert [n for n in storage.list(recursive=True) if not n.endswith("/")] == []
+
+
+def test_arrow(storage):
+    storage.put("a/file", b"x")
+    filesystem, path = storage.arrow("a/file")
+    assert filesystem.open_input_stream(path).read() == b"x"
+
+
+# Folders.
+
+
+def test_home_and_relative_folders(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert Storage("~/runs").root == f"{tmp_path}/runs"
+    assert Storage("runs").root == f"{tmp_path}/runs"
+
+
+def test_one_of_many_creators_wins(tmp_path):
+    storage, go = Storage(str(tmp_path)), threading.Barrier(8)
+    won = []
+
+    def create(i):
+        go.wait()
+        if storage.create("lease", str(i).encode()):
+            won.append(i)
+
+    threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert storage.get("lease") == str(won[0]).encode()
+    assert os.listdir(tmp_path) == ["lease"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    storage, done = Storage(str(tmp_path)), threading.Event()
+    small, large = b"a" * 10, b"b" * 3_000_000
+    storage.put("file", small)
+    seen = set()
+
+    def read():
+        while not done.is_set():
+            seen.add(storage.get("file"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        storage.put("file", large)
+        storage.put("file", small)
+    done.set()
+    reader.join()
+    assert seen <= {small, large}
+
+
+def test_files_under_way_are_not_listed(tmp_path):
+    (tmp_path / "file.tmp-0123abcd").write_bytes(b"half")
+    assert Storage(str(tmp_path)).list() == []
+
+
+@pytest.mark.parametrize("act", ["put", "create", "preflight", "get"])
+def test_a_folder_that_cannot_be(tmp_path, act):
+    (tmp_path / "file").write_text("in the way")
+    storage = Storage(str(tmp_path / "file" / "runs"))
+    calls = {
+        "put": lambda: storage.put("a", b"x"),
+        "create": lambda: storage.create("a", b"x"),
+        "preflight": storage.preflight,
+        "get": lambda: storage.get("a"),
+    }
+    with pytest.raises(StorageError) as refused:
+        calls[act]()
+    assert str(tmp_path / "file" / "runs") in str(refused.value)
+    assert "Not a directory" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(StorageError) as refused:
+        Storage(str(tmp_path / "runs")).preflight()
+    assert refused.value.kind == "denied"
+
+
+def test_a_failed_put_leaves_nothing(tmp_path):
+    (tmp_path / "name").mkdir()
+    (tmp_path / "name" / "child").write_text("x")
+    with pytest.raises(StorageError):
+        Storage(str(tmp_path)).put("name", b"x")
+    assert os.listdir(tmp_path) == ["name"]
+
+
+# URIs.
+
+
+@pytest.mark.parametrize(
+    ("uri", "words"),
+    [
+        ("ftp://host/runs", ["ftp://", "s3://BUCKET/PREFIX", "gs://"]),
+        ("S4://bucket/runs", ["S4://"]),
+        ("://bucket", ["not known"]),
+        ("s3://", ["names no bucket", "s3://BUCKET/PREFIX"]),
+        ("s3:///runs", ["names no bucket"]),
+        ("gs://?anonymous=true", ["names no bucket"]),
+        ("s3://bucket/runs?colour=red", ["unknown option 'colour'", "endpoint_override", "region"]),
+        ("gs://bucket/runs?region=eu", ["unknown option 'region'", "project_id"]),
+        ("s3://bucket/runs?scheme=ftp&region=us-east-1", ["scheme", "ftp"]),
+        ("s3://key:secret@bucket/runs", ["credentials", "environment"]),
+        ("s3://key@bucket/runs", ["credentials", "environment"]),
+        ("s3:/bucket/runs", ["s3:/bucket/runs", "s3://"]),
+    ],
+)
+def test_uris_that_cannot_be_understood(uri, words):
+    with pytest.raises(ConfigError) as refused:
+        Storage(uri)
+    assert [w for w in words if w not in str(refused.value)] == []
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://key:hunter2@bucket/runs", "s3://bucket/runs?access_key=k&secret_key=hunter2", "s3://?secret_key=hunter2"],
+)
+def test_a_secret_in_a_uri_is_not_shown(uri):
+    with pytest.raises(ConfigError) as refused:
+        Storage(uri)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_options_are_no_part_of_what_people_see():
+    assert Storage(s3_at(1)).locate("a") == "s3://bucket/runs/a"
+    assert Storage(s3_at(1)).child("a").uri == s3_at(1, "bucket/runs/a")
+
+
+def test_an_endpoint_from_the_environment(s3, s3_endpoint, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{s3_endpoint}")
+    storage = Storage(s3("runs").partition("?")[0])
+    storage.put("a", b"x")
+    assert Storage(s3("runs")).get("a") == b"x"
+
+
+# What can be wrong with an object store.
+
+
+def test_a_missing_bucket(s3):
+    with pytest.raises(StorageError, match=r"none-such.*Create the bucket or correct its name") as refused:
+        Storage(s3("runs", bucket="none-such")).preflight()
+    assert refused.value.kind == "missing"
+    assert "\n" not in str(refused.value)
+
+
+def test_a_put_into_a_missing_bucket(s3):
+    with pytest.raises(StorageError) as refused:
+        Storage(s3("runs", bucket="none-such")).put("a", b"x")
+    assert refused.value.kind == "missing"
+
+
+def test_an_endpoint_that_refuses(s3_endpoint):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(StorageError, match="Check the endpoint") as refused:
+        Storage(s3_at(port)).preflight()
+    assert refused.value.kind == "unreachable"
+    assert time.monotonic() - started < 20
+
+
+def test_an_endpoint_that_never_answers(s3_endpoint):
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        started = time.monotonic()
+        with pytest.raises(
+            StorageError, match=r"s3://bucket/runs did not answer within 2 s. Check the endpoint"
+        ) as refused:
+            Storage(s3_at(server.getsockname()[1])).preflight(seconds=2)
+        assert time.monotonic() - started < 10
+    assert refused.value.kind == "unreachable"
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)  # ends now that the endpoint is gone
+
+
+def test_a_preflight_is_bounded():
+    assert PREFLIGHT_SECONDS < 20
+
+
+def test_within_hands_on_what_was_raised():
+    def fail():
+        raise StorageError("no", "denied")
+
+    with pytest.raises(StorageError, match=r"^no$"):
+        within(10, fail, "here")
+
+
+def test_within_gives_up():
+    release = threading.Event()
+    try:
+        with pytest.raises(StorageError, match="here did not answer"):
+            within(0.05, lambda: release.wait() and None, "here")
+    finally:
+        release.set()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOENT, "x"), "missing"),
+        (PermissionError(errno.EACCES, "x"), "denied"),
+        (OSError(errno.EROFS, "x"), "denied"),
+        (OSError(errno.ENOSPC, "x"), "full"),
+        (OSError(errno.EDQUOT, "x"), "full"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), "unreachable"),
+        (OSError("AWS Error NO_SUCH_BUCKET during ListObjectsV2 operation"), "missing"),
+        (OSError("AWS Error ACCESS_DENIED during PutObject operation"), "denied"),
+        (OSError("AWS Error UNKNOWN (HTTP status 403) during HeadObject operation"), "denied"),
+        (OSError("AWS Error INVALID_ACCESS_KEY_ID during ListObjectsV2 operation"), "denied"),
+        (
+            OSError("AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 28, Timeout was reached"),
+            "unreachable",
+        ),
+        (OSError("cannot allocate"), "other"),
+    ],
+)
+def test_classify(error, kind):
+    assert classify(error) == kind
