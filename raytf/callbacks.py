@@ -122,9 +122,9 @@ class Callbacks:
         for i, (callback, settings) in enumerate(zip(self._list, self._settings, strict=True)):
             key = f"callback/{i:03d}/{type(callback).__name__}"
             own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
-            plain = {}
+            plain: dict[str, Any] = {}
             for name, value in own.items():
-                if name in ("params", "_model", "model") or name in settings and settings[name] == value:
+                if name in ("params", "_model", "model") or (name in settings and settings[name] == value):
                     continue
                 if isinstance(value, (np.integer, np.floating)):
                     plain[name] = value.item()

@@ -99,5 +99,5 @@ def _ceiling() -> dict[str, float] | None:
     """Resources that the autoscaler may bring the cluster to; None where there is no autoscaler."""
     from ray._private.state import state
 
-    return state.get_max_resources_from_cluster_config()
-
+    most = state.get_max_resources_from_cluster_config()
+    return None if most is None else {name: float(value) for name, value in most.items()}

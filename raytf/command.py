@@ -27,7 +27,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None) -> Non
     """
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     try:
-        tyro.cli(tyro.conf.OmitArgPrefixes[main], args=argv)
+        tyro.cli(main, args=argv, config=(tyro.conf.OmitArgPrefixes,))
     except KeyboardInterrupt:
         _leave("interrupted; the same command goes on from the last checkpoint.", 130)
     except JobError as error:

@@ -201,12 +201,12 @@ class TrainConfig:
                 raise ConfigError(f"{flag} {value}: expected a number, {least} or more.")
             if flag != "--checkpoint-every-seconds" and value != int(value):
                 raise ConfigError(f"{flag} {value}: expected a whole number.")
-        for flag, value, known in (
+        for flag, choice, known in (
             ("--mixed-precision", self.compute.mixed_precision, get_args(MixedPrecision)),
             ("--reduction", self.compute.reduction, get_args(Reduction)),
         ):
-            if value not in known:
-                raise ConfigError(f"{flag} {value}: expected one of {', '.join(known)}.")
+            if choice not in known:
+                raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         if not self.run.storage:
             raise ConfigError("--storage is empty. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
         if self.cluster.cpus_per_worker <= 0:
@@ -229,4 +229,4 @@ class TrainConfig:
 
 
 #: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.
-Flags = _Flat[TrainConfig]
+Flags = _Flat[TrainConfig]  # type: ignore[type-arg]

@@ -46,7 +46,8 @@ def build(
         raise ModelError(f"the model function returned {type(model).__name__}. Expected a compiled keras.Model.")
     if not getattr(model, "compiled", False):
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
-    if model.optimizer is None or getattr(model, "_compile_loss", None) is None and not _overrides(model, "compute_loss"):
+    has_loss = getattr(model, "_compile_loss", None) is not None or _overrides(model, "compute_loss")
+    if model.optimizer is None or not has_loss:
         raise ModelError("the model is compiled without a loss. Give model.compile(loss=...).")
     for method in ("train_step", "test_step"):
         if _overrides(model, method):
@@ -146,6 +147,11 @@ def sums_over_batch(model: keras.Model) -> bool:
     return kinds == {True}
 
 
+def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics with which Keras tracks the loss of each of several outputs."""
+    return list(getattr(getattr(model, "_compile_loss", None), "metrics", []))
+
+
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """State of every random generator that the model can draw from, Keras's global one included."""
     found = [v for v in model.variables if v.path.endswith("seed_generator_state")]
@@ -155,7 +161,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 def describe(model: keras.Model) -> dict[str, str]:
     """What of the model must not change when a run is resumed: name -> text."""
-    layers = [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in model.weights]
+    layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
     optimizer = model.optimizer
     return {
         "architecture": _digest(_config_of(model)),
@@ -167,12 +173,12 @@ def describe(model: keras.Model) -> dict[str, str]:
 
 
 def weights_sha256(model: keras.Model) -> str:
-    """SHA-256 over all of `model.weights` in their order: path, dtype and shape as text, then little-endian bytes in
-    C order. Random generators' states are not weights."""
+    """SHA-256 over all of `model.weights` in their order: dtype and shape as text (`float32 (3, 4)` and a line feed),
+    then the values, little-endian, in C order. Names do not count, nor do the states of random generators."""
     digest = hashlib.sha256()
     for variable in model.weights:
         value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
-        digest.update(f"{variable.path} {value.dtype} {value.shape}\n".encode())
+        digest.update(f"{value.dtype} {value.shape}\n".encode())
         digest.update(value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()
 

@@ -82,8 +82,11 @@ class Display:
     def __enter__(self) -> Display:
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}", markup=False), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
-                console=self._console, transient=True,
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                console=self._console,
+                transient=True,
             )
             self._bar.start()
         return self

@@ -111,7 +111,7 @@ def read_result(run: Storage) -> dict[str, Any] | None:
 class Folder:
     """A local folder whose files end up below a name in the run's folder.
 
-    On local storage it is that folder itself; for an object store it is a temporary one, and `upload` copies what changed.
+    On local storage it is that folder itself; for an object store a temporary one, and `upload` copies what changed.
     """
 
     def __init__(self, run: Storage, name: str):

@@ -24,8 +24,8 @@ from raytf.errors import ModelError
 
 
 class Outcome(NamedTuple):
-    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added over
-    workers."""
+    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added
+    over workers."""
 
     losses: np.ndarray
     learning_rates: np.ndarray
@@ -53,6 +53,7 @@ class MicroBatch:
         self.states = [v for v in model.non_trainable_variables if id(v) not in seeds]
         self.metrics = list(model.metrics_variables)
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
         self._loss_metric = next(m for m in model.metrics if m.name == "loss")
         #: Indices of trainable variables with a gradient, and of layers' states that a step updates; known once traced.
         self.with_gradient: list[int] = []
@@ -60,22 +61,21 @@ class MicroBatch:
         self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
-    def __call__(self, leaves, seeds, weight: tf.Tensor, sum_scale: float) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def __call__(self, leaves, seeds, weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
 
         Args:
             leaves: of the batch, each [n, ...].
             seeds: [S, 2].
             weight: n / n of all shards, the part this micro-batch has in the step.
-            sum_scale: V for losses that are sums over the batch, else 1.
         """
         weights = [v.value for v in self.trainable]
         states = [v.value for v in self.states]
-        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, sum_scale)
+        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight)
         row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
         return [*gradients, *updates], tf.concat(row, 0)
 
-    def _compute(self, weights, states, leaves, seeds, sum_scale: float):
+    def _compute(self, weights, states, leaves, seeds, part: tf.Tensor):
         model = self.model
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         mapping = [
@@ -91,13 +91,19 @@ class MicroBatch:
                 loss = model.compute_loss(x, y, predicted, sample_weight, training=self._training)
                 if self._sums:
                     extra = tf.add_n([tf.cast(e, loss.dtype) for e in model.losses]) if model.losses else 0.0
-                    loss = (loss - extra) * sum_scale + extra
+                    loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then their sum
                 size = tf.shape(leaves[0])[0]
                 self._loss_metric.update_state(loss, sample_weight=size)
                 model.compute_metrics(x, y, predicted, sample_weight)
                 objective = model.optimizer.scale_loss(loss) if self._training else loss
         after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
         deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
+        if leaves[0].shape[0] is None:
+            # Keras weighs an output's loss by the batch size where that is known while tracing, else by one.
+            deltas = [
+                d * tf.cast(size, d.dtype) if id(v) in self._output_losses else d
+                for v, d in zip(self.metrics, deltas, strict=True)
+            ]
         gradients, updates = [], []
         if self._training:
             gradients = self._gradients(tape, objective, weights)
@@ -181,7 +187,7 @@ def loop_shards(
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
             weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
-        tensors, row = micro(batch, seeds[i], weight, float(plan.shards))
+        tensors, row = micro(batch, seeds[i], weight)
         vector, extra = encode(tensors, weight)
         return vector, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
@@ -263,7 +269,7 @@ class TrainStep:
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
-        probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0), 1.0), autograph=False)
+        probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
         models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         if tf.float64 in layout.dtypes:

@@ -346,7 +346,9 @@ def _s3(options: dict[str, str], uri: str) -> pafs.FileSystem:
             arguments.setdefault("scheme", scheme)
         arguments["endpoint_override"] = host
         # An endpoint of one's own has no regions; without one pyarrow asks the network for the bucket's.
-        arguments.setdefault("region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1"))
+        arguments.setdefault(
+            "region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
+        )
     return pafs.S3FileSystem(**arguments)
 
 

@@ -91,12 +91,13 @@ def fit(
     """
     config = config or TrainConfig()
     config.check()
-    sources = Sources(_source(train, "train"), _source(validation, "validation"), _source(test, "test"))
-    if sources.train is None:
+    records = _source(train, "train")
+    if records is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
+    sources = Sources(records, _source(validation, "validation"), _source(test, "test"))
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
-    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
+    plan = StepPlan(records.records, config.batch.global_batch_size, config.logical_shards)
     total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
     storage = Storage(config.storage_uri)
     storage.preflight()
@@ -181,13 +182,14 @@ def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
 
 
 def _source(data: Any, name: str) -> Source | None:
-    if data is None or hasattr(data, "take") and hasattr(data, "spec"):
+    if data is None or (hasattr(data, "take") and hasattr(data, "spec")):
         return data
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
-        return ArraySource(*data, name=name)
+        x, y, weight = (*data, None, None)[:3]
+        return ArraySource(x, y, weight, name=name)
     raise DataError(
-        f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, or "
-        "a tuple (x, y) or (x, y, sample_weight) of arrays."
+        f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, "
+        "or a tuple (x, y) or (x, y, sample_weight) of arrays."
     )
 
 
@@ -245,11 +247,13 @@ class MwmsConfig(BackendConfig):
 
 class _MwmsBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        from raytf import worker
+
         assert isinstance(backend_config, MwmsConfig)
         addresses = worker_group.execute(_free_address)
         started = [
             worker_group.execute_single_async(
-                rank, _set_up_worker, addresses, rank, backend_config.threads, backend_config.quiet
+                rank, worker.set_up, addresses, rank, backend_config.threads, backend_config.quiet
             )
             for rank in range(len(worker_group))
         ]
@@ -261,20 +265,6 @@ def _free_address() -> str:
 
     host, port = get_address_and_port()
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _set_up_worker(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
-    os.environ["KERAS_BACKEND"] = "tensorflow"
-    if quiet:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    import tensorflow as tf
-
-    if threads:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
-    for device in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(device, True)
 
 
 class _Trainer(TensorflowTrainer):
@@ -395,7 +385,10 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    chatter = {"logging_level": "INFO" if config.run.verbose else "ERROR", "log_to_driver": config.run.verbose}
+    chatter: dict[str, Any] = {
+        "logging_level": "INFO" if config.run.verbose else "ERROR",
+        "log_to_driver": config.run.verbose,
+    }
     if os.environ.get("RAY_ADDRESS"):  # `ray job submit` sets it
         ray.init(**chatter)
         yield False

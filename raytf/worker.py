@@ -6,6 +6,8 @@ added over the ranks with the gradients. Rank 0 alone writes logs and talks to t
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -37,6 +39,28 @@ _MAX_CALL_STEPS = 32
 _STATUS_SECONDS = 0.5
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
+
+
+def set_up(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
+    """Prepare this worker's process for MultiWorkerMirroredStrategy, before any TensorFlow operation.
+
+    Args:
+        addresses: HOST:PORT of every rank's collective server.
+        rank: of this worker.
+        threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow.
+        quiet: silence TensorFlow's messages.
+    """
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    if quiet:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    import tensorflow as tf
+
+    if threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    for device in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(device, True)
 
 
 #: Freeing TensorFlow's objects can take longer than the process has left to live.
@@ -206,11 +230,10 @@ class Worker:
         if not self.config.compute.steps_per_call and outcome.flags[_CALL_STEPS]:
             self.call_steps = int(outcome.flags[_CALL_STEPS])
         self._seconds_per_step = seconds / (call.stop - call.start)
-        if self.rank == 0:
-            if time.monotonic() - self._status_at >= _STATUS_SECONDS:
-                loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
-                self._scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
-                self.show("training")
+        if self.rank == 0 and time.monotonic() - self._status_at >= _STATUS_SECONDS:
+            loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
+            self._scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
+            self.show("training")
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
@@ -234,7 +257,11 @@ class Worker:
         step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
         what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"
         epoch, inside = self.plan.locate(step)
-        kept = "no checkpoint was written yet" if self.durable_step is None else f"the checkpoint of step {self.durable_step} is kept"
+        kept = (
+            "no checkpoint was written yet"
+            if self.durable_step is None
+            else f"the checkpoint of step {self.durable_step} is kept"
+        )
         raise NonFiniteLossError(
             f"{what} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
             "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
@@ -289,7 +316,8 @@ class Worker:
                 found = durable.load(self.storage, name)
             except RaytfError as error:
                 problem = str(error)
-            if self._sum([float(found is not None)])[0] < self.world_size:
+            everywhere = self._sum([float(found is not None)])[0] == self.world_size
+            if found is None or not everywhere:
                 self.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
                 continue
             difference = differences(found.document["identity"], self.identity)
@@ -346,7 +374,9 @@ class Worker:
             self.saver.commit(self.saving_step)
         elif event is policy.Event.FAILED:
             self.saver.drop()
-            self.say(f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays")
+            self.say(
+                f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays"
+            )
         elif event is policy.Event.DONE:
             self.durable_step = self.saving_step
             self._report({**self._logs(), "step": self.step}, self.saver.name)

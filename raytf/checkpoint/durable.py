@@ -27,7 +27,6 @@ from raytf.errors import CheckpointError, StorageError
 from raytf.storage import Storage
 
 
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read and verified.
@@ -64,7 +63,7 @@ def load(run: Storage, name: str) -> Checkpoint:
             raise
         if len(data) != share["bytes"] or zlib.crc32(data) != share["crc32"]:
             raise CheckpointError(
-                f"checkpoint {name}: {share['file']} is damaged ({len(data)} bytes of {share['bytes']}, or a wrong checksum)."
+                f"checkpoint {name}: {share['file']} is damaged ({len(data)} of {share['bytes']} bytes, or a wrong checksum)."
             )
         return format.decode(data)
 
@@ -133,7 +132,12 @@ class Saver:
             first: what must be on storage before the checkpoint is.
         """
         self.name, self._document, self.failure = policy.name_of(step, self._attempt), document, None
-        self._job = self._pool.submit(self._guard, lambda: (first(), self._write_share(tensors))[1])
+
+        def work() -> None:
+            first()
+            self._write_share(tensors)
+
+        self._job = self._pool.submit(self._guard, work)
 
     def commit(self, step: int) -> None:
         """All shares are written: rank 0 makes the checkpoint visible and deletes what retention lets go."""

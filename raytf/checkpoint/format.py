@@ -12,6 +12,7 @@ import safetensors.numpy
 from raytf import model as models
 from raytf.errors import CheckpointError
 
+
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Name -> variable, in one order for a given model."""
     seeds = {id(v) for v in models.seed_states(model)}
@@ -23,7 +24,8 @@ def variables(model: keras.Model) -> dict[str, keras.Variable]:
     ):
         taken = {id(v) for v in named.values()}
         own = [v for v in found if id(v) not in taken]
-        named.update({f"{part}/{i:05d}/{v.path}": v for i, v in enumerate(own)})
+        # Not the path: it holds layer names that count up with every model made in a process.
+        named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(own)})
     return named
 
 

@@ -51,7 +51,7 @@ def read(run: Storage, name: str) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {name}: the manifest's checksum is wrong.")
     if body["version"] > VERSION:
         raise CheckpointError(
-            f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to {VERSION}). "
-            "Update raytf."
+            f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to "
+            f"{VERSION}). Update raytf."
         )
     return body

@@ -1,4 +1,4 @@
-"""Decisions about checkpoints, as pure functions and a small state machine: when to save, what to keep, what to restore."""
+"""Decisions about checkpoints, as pure functions and a state machine: when to save, what to keep, what to restore."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def to_delete(names: Collection[str], complete: Collection[str], keep: int, atte
     orphans = [
         n
         for n in unfinished
-        if newest_first and 0 <= split_name(n)[0] and n < newest_first[0] and split_name(n)[1] != attempt
+        if newest_first and split_name(n)[0] >= 0 and n < newest_first[0] and split_name(n)[1] != attempt
     ]
     return sorted([*surplus, *orphans])
 

@@ -47,8 +47,8 @@ def load_images(data: str = "auto") -> Images:
 
     Args:
         data: `auto` (MNIST from a local copy, else downloaded, else the digits), `mnist`, `digits`, or a path: a
-            folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or a
-            folder or URI with train/ and test/ of Parquet files with columns image and label.
+            folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or
+            a folder or URI with train/ and test/ of Parquet files with columns image and label.
 
     Raises:
         DataError: nothing there, or not what it should be.
@@ -152,7 +152,9 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
     body = data[4 + 4 * data[3] :]
     expected = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
     if len(body) != expected:
-        raise DataError(f"{path} is damaged: its header promises {expected} bytes, {len(body)} are there. Fetch it again.")
+        raise DataError(
+            f"{path} is damaged: its header promises {expected} bytes, {len(body)} are there. Fetch it again."
+        )
     return np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("="))
 
 
@@ -194,13 +196,18 @@ def _from_parquet(data: str) -> Images:
     base, mark, query = data.partition("?")
     plain = {split: ParquetSource(f"{base.rstrip('/')}/{split}{mark}{query}") for split in ("train", "test")}
     shape = _image_shape(plain["train"])
-    train, test = (
-        ParquetSource(source.name, shapes={"image": shape}) for source in (plain["train"], plain["test"])
-    )
+    train, test = (ParquetSource(source.name, shapes={"image": shape}) for source in (plain["train"], plain["test"]))
     labels = train.label_range()
     if labels is None:
-        labels = (0.0, float(max(train.take(np.arange(n, min(n + 4096, train.records)))[1].max()
-                                 for n in range(0, train.records, 4096))))
+        labels = (
+            0.0,
+            float(
+                max(
+                    train.take(np.arange(n, min(n + 4096, train.records)))[1].max()
+                    for n in range(0, train.records, 4096)
+                )
+            ),
+        )
     return Images(f"Parquet files in {data}", train, test, shape, int(labels[1]) + 1)
 
 

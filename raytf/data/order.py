@@ -15,6 +15,7 @@ written out here so that no library update can change an order.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,7 +77,7 @@ def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> 
 def assign(shards: int, world_size: int) -> list[range]:
     """Contiguous runs of logical shards, one a rank; the largest is as small as it can be: ceil(V/W)."""
     bounds = [shards * r // world_size for r in range(world_size + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,11 @@ class Source(Protocol):
 
     name: str
     records: int
-    block_sizes: np.ndarray | None
     window: int
     spec: tuple[Any, Any, Any]
+
+    @property
+    def block_sizes(self) -> np.ndarray | None: ...
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
         """Leaves of `spec` in the order of `tree.flatten`, each [len(records), *shape]."""
@@ -240,7 +242,9 @@ class ParquetSource:
                     )
             width, column = len(inner) // rows, inner
             self._refuse_nulls(column, name, path)
-        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
+        if not (
+            pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
+        ):
             raise DataError(f"{path}: column {name!r} has type {column.type}. Expected numbers or lists of numbers.")
         values = column.to_numpy(zero_copy_only=False)
         shape = self._shapes.get(name, () if width is None else (width,))

@@ -1,7 +1,7 @@
 """MultiWorkerMirroredStrategy as raytf uses it: the strategy owns the cluster and the collectives, nothing else.
 
-Model and optimizer variables are plain `tf.Variable`s, created outside the strategy's scope, and only the reduction runs
-through `strategy.run`. Every rank applies the same reduced gradient to the same values, so the copies stay equal
+Model and optimizer variables are plain `tf.Variable`s, created outside the strategy's scope, and only the reduction
+runs through `strategy.run`. Every rank applies the same reduced gradient to the same values, so the copies stay equal
 without a mirrored container. What that buys: Keras sees no strategy, so compiled losses keep their scale, metrics and
 callbacks read local numbers without a collective, optimizers (clipping, EMA, loss scaling) run the code they run on
 one machine, and BatchNorm statistics are reduced with the gradients instead of diverging.

@@ -1,4 +1,4 @@
-"""Runs jobs as a user does: a command, its output, its exit code. Everything started is stopped, also when a test fails."""
+"""Runs jobs as a user does: a command, its output, its exit code. Everything started is stopped again."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ class Run:
         self.log = log
         self._out = log.open("w")
         self.process = subprocess.Popen(
-            command, env=env, stdout=self._out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True, cwd=log.parent,
+            command,
+            env=env,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=log.parent,
         )
 
     @property
@@ -127,10 +132,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     log = log_path.open("w")
     head = subprocess.Popen(
         [
-            *ray, "start", "--head", "--block", f"--port={port}", f"--dashboard-port={dashboard}", "--num-cpus=4",
-            f"--temp-dir={folder}", "--include-dashboard=true", f"--ray-client-server-port={_free_port()}",
+            *ray,
+            "start",
+            "--head",
+            "--block",
+            f"--port={port}",
+            f"--dashboard-port={dashboard}",
+            "--num-cpus=4",
+            f"--temp-dir={folder}",
+            "--include-dashboard=true",
+            f"--ray-client-server-port={_free_port()}",
         ],
-        env=env, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+        env=env,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         address = f"127.0.0.1:{port}"
@@ -161,8 +178,11 @@ class Bucket:
         self.name = f"raytf-{uuid.uuid4().hex[:12]}"
         self._endpoint = endpoint
         self._client = boto3.client(
-            "s3", endpoint_url=f"http://{endpoint}", region_name="us-east-1",
-            aws_access_key_id="test", aws_secret_access_key="a-secret-of-the-test",
+            "s3",
+            endpoint_url=f"http://{endpoint}",
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="a-secret-of-the-test",
         )
         self._client.create_bucket(Bucket=self.name)
         #: What a job needs to reach it; the endpoint is in the URI.

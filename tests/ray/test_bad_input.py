@@ -133,7 +133,9 @@ def test_bucket_that_does_not_exist(start, bucket: Bucket):
 def test_disk_full_while_saving_does_not_stop_training(start, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True, text=True)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
     try:

@@ -50,7 +50,10 @@ def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_
     np.save(tmp_path / "y.npy", y)
     served = subprocess.run(
         [sys.executable, "-c", SERVE, folder / "export" / "1", tmp_path / "x.npy", tmp_path / "y.npy"],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert abs(json.loads(served.stdout) - result["metrics"]["test_accuracy"]) < 1e-6
 
@@ -69,7 +72,18 @@ def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_
 def test_one_two_and_three_workers_learn_the_same_on_mnist(start, tmp_path: Path, mnist_dir: Path):
     losses = {}
     for workers in (1, 2, 3):
-        flags = ("--data", mnist_dir, "--steps", 50, "--workers", workers, "--storage", tmp_path, "--run", f"w{workers}")
+        flags = (
+            "--data",
+            mnist_dir,
+            "--steps",
+            50,
+            "--workers",
+            workers,
+            "--storage",
+            tmp_path,
+            "--run",
+            f"w{workers}",
+        )
         start(MNIST_JOB, *flags).wait()
         losses[workers] = raytf.read_steps(str(tmp_path / f"w{workers}"))["loss"]
     assert len(losses[1]) == 50

@@ -19,8 +19,16 @@ def attempts(folder: Path) -> list[dict]:
 
 def test_kill_of_driver_and_workers_in_mid_epoch(start, tmp_path: Path):
     flags = (
-        "--global-batch-size", 16, "--epochs", 4, "--checkpoint-every-steps", 20, "--steps-per-call", 5,
-        "--storage", tmp_path,
+        "--global-batch-size",
+        16,
+        "--epochs",
+        4,
+        "--checkpoint-every-steps",
+        20,
+        "--steps-per-call",
+        5,
+        "--storage",
+        tmp_path,
     )
     undisturbed = start(EVERYTHING, *flags, "--run", "undisturbed")
     undisturbed.wait()
@@ -65,7 +73,18 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
 def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bucket):
     env = {**bucket.env, "HOME": str(tmp_path / "laptop")}
     storage = bucket.uri("runs")
-    flags = ("--data", "digits", "--checkpoint-every-steps", 12, "--steps-per-call", 4, "--storage", storage, "--run", "a")
+    flags = (
+        "--data",
+        "digits",
+        "--checkpoint-every-steps",
+        12,
+        "--steps-per-call",
+        4,
+        "--storage",
+        storage,
+        "--run",
+        "a",
+    )
     run = start(MNIST_JOB, *flags, **env)
     prefix = "runs/a/checkpoints/"
     run.until(lambda: any(k.endswith("MANIFEST.json") for k in bucket.keys(prefix)))

@@ -107,7 +107,9 @@ def test_unknown_name_is_an_attribute_error():
         _ = raytf.fti
 
 
-@pytest.mark.parametrize("first", ["import raytf.command", "from raytf.command import EXIT_FAILED", "from raytf import cli"])
+@pytest.mark.parametrize(
+    "first", ["import raytf.command", "from raytf.command import EXIT_FAILED", "from raytf import cli"]
+)
 def test_cli_is_the_function_whatever_was_imported_first(first):
     assert python(f"{first}\nimport raytf\nprint(type(raytf.cli).__name__)").stdout == "function\n"
 

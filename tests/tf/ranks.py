@@ -1,0 +1,89 @@
+"""Several ranks as threads of one process, with a sum over them: the arithmetic of workers without their start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from raytf.config import ComputeSection
+from raytf.data.order import StepPlan, assign
+from raytf.data.pipeline import Pipeline
+from raytf.data.sources import Source
+from raytf.model import build, seed_states
+from raytf.step import TrainStep
+
+
+class World:
+    """A sum over `size` threads; each calls `all_reduce` at the same places."""
+
+    def __init__(self, size: int, order: Callable[[list[np.ndarray]], list[np.ndarray]] = list):
+        self.size, self._order = size, order
+        self._barrier = threading.Barrier(size, timeout=120)
+        self._parts: list[Any] = [None] * size
+
+    def all_reduce(self, rank: int) -> Callable[[tf.Tensor], tf.Tensor]:
+        def add(part: np.ndarray) -> np.ndarray:
+            self._parts[rank] = part
+            self._barrier.wait()
+            total = self._order(list(self._parts))[0].copy()
+            for other in self._order(list(self._parts))[1:]:
+                total += other
+            self._barrier.wait()
+            return total
+
+        def reduce(tensor: tf.Tensor) -> tf.Tensor:
+            total = tf.numpy_function(add, [tensor], tensor.dtype)
+            return tf.ensure_shape(total, tensor.shape)
+
+        return reduce
+
+
+def train(
+    factory: Callable[[], Any],
+    source: Source,
+    batch: int,
+    shards: int,
+    steps: int,
+    world_size: int = 1,
+    exact: bool = True,
+    compute: ComputeSection | None = None,
+    order: Callable[[list[np.ndarray]], list[np.ndarray]] = list,
+    shuffle: bool = True,
+    call_steps: int = 3,
+    **pipeline_options: Any,
+) -> list[tuple[Any, np.ndarray]]:
+    """(model, losses [steps]) of every rank after training."""
+    compute = compute or ComputeSection()
+    plan, world = StepPlan(source.records, batch, shards), World(world_size, order)
+    models = []
+    for rank in range(world_size):
+        own = assign(shards, world_size)[rank]
+        pipeline = Pipeline(source, plan, own, seed=0, shuffle=shuffle, **pipeline_options)
+        model = build(factory, pipeline.sample(), [source], compute, seed=0)
+        pipeline.prepare(len(seed_states(model)), None)
+        step = TrainStep(
+            model, plan, own, world.all_reduce(rank), pipeline.template, pipeline.leaf_specs, 1, compute.jit, exact
+        )
+        models.append((model, pipeline, step))
+
+    def run(rank: int) -> tuple[Any, np.ndarray]:
+        model, pipeline, step = models[rank]
+        done, losses = 0, []
+        while done < steps:
+            end = plan.call_end(done, call_steps, steps)
+            outcome = step(pipeline.submit(done, end).result(), np.zeros(1, np.float32))
+            assert outcome.finite.all()
+            losses.extend(outcome.losses)
+            done = end
+            if done % plan.steps_per_epoch == 0 and done < steps:
+                model.reset_metrics()
+        pipeline.close()
+        return model, np.array(losses)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(run, range(world_size)))

@@ -1,0 +1,127 @@
+"""Fixed-point reduction against Python's integers and fractions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from raytf.reduce import Exact, Float, Layout, exponent, power_of_two
+
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
+
+
+def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
+    """Sum of shards' values [V, D], by ranks that own the given ranges of shards, one after another."""
+    shards = len(values)
+    reduction = reduction or Exact(Layout([values.shape[1:]], [tf.float32]), shards)
+    ranks = [range(a, b) for a, b in zip([0, *splits], [*splits, shards], strict=True) if b > a]
+    before = [v.numpy() for v in reduction.state().values()]
+    sent: list[list[tf.Tensor]] = []
+
+    def run(own: range, all_reduce) -> np.ndarray:
+        def compute(scales):
+            parts = [reduction.encode([tf.constant(values[v])], tf.constant(1.0), scales) for v in own]
+            rows = [tf.concat([tf.zeros([1]), extra], 0) for _, extra in parts]
+            return tf.add_n([vector for vector, _ in parts]), tf.stack(rows)
+
+        return reduction.reduce(all_reduce, compute, tf.zeros([1]), own, shards).tensors[0].numpy()
+
+    # Ranks take turns: each pass a rank hears one more of the others' vectors, until all were exchanged.
+    result = None
+    for _ in range(3):
+        heard: list[list[tf.Tensor]] = []
+        for own in ranks:
+            for variable, value in zip(reduction.state().values(), before, strict=True):
+                variable.assign(value)
+            mine: list[tf.Tensor] = []
+
+            def all_reduce(tensor, mine=mine, sent=sent):
+                mine.append(tensor)
+                known = [other[len(mine) - 1] for other in sent if len(other) >= len(mine)]
+                return tf.add_n(known) if len(known) == len(ranks) else tensor
+
+            result = run(own, all_reduce)
+            heard.append(mine)
+        sent = heard
+    return result
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS),
+    cut=st.integers(0, 6),
+    other=st.integers(0, 6),
+)
+def test_the_sum_is_that_of_integers_whoever_owns_which_shard(values, cut, other):
+    shards = len(values)
+    whole = reduce_over([], values)
+    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values)
+    assert whole.tobytes() == split.tobytes()
+    largest = max(abs(Fraction(float(v))) for v in values.ravel())
+    for column, got in zip(values.T, whole, strict=True):
+        exact = sum((Fraction(float(v)) for v in column), Fraction(0))
+        # Half a unit a shard, and float32's own rounding of the sum.
+        unit = max(2 * largest, Fraction(2) ** -89) / 2 ** (30 - max(1, (shards - 1).bit_length()))
+        bound = shards * unit / 2 + abs(exact) * Fraction(2) ** -24 + Fraction(2) ** -149
+        assert abs(Fraction(float(got)) - exact) <= bound
+
+
+@given(st.floats(0, 2.0**127, width=32))
+def test_exponent_is_the_least_power_of_two_above(value):
+    e = int(exponent(tf.constant(value, tf.float32)))
+    assert Fraction(value) < Fraction(2) ** e
+    assert e == -90 or Fraction(value) >= Fraction(2) ** (e - 1)
+
+
+def test_powers_of_two_are_exact():
+    e = np.arange(-126, 128, dtype=np.int32)
+    np.testing.assert_array_equal(power_of_two(tf.constant(e)).numpy(), np.ldexp(np.float32(1), e))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("kind", [Exact, Float])
+def test_what_is_not_finite_stays_so_and_is_told(bad, kind):
+    layout = Layout([(3,), (2,)], [tf.float32, tf.float32])
+    reduction = Exact(layout, 2) if kind is Exact else Float(layout)
+    values = [[1.0, bad, 2.0], [0.5, 0.25]]
+
+    def compute(scales):
+        parts = [reduction.encode([tf.constant(v) for v in values], tf.constant(0.5), scales) for _ in range(2)]
+        return parts[0][0] + parts[1][0], tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+
+    reduced = reduction.reduce(tf.identity, compute, tf.ones([1]), range(2), 2)
+    assert not bool(reduced.finite)
+    assert not np.isfinite(reduced.tensors[0].numpy()[1])
+    np.testing.assert_array_equal(reduced.tensors[1].numpy(), [0.5, 0.25])
+    assert (float(reduced.row[0]), float(reduced.flags[0])) == (2.0, 1.0)
+
+
+def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
+    reduction = Exact(Layout([(1,)], [tf.float32]), 1)
+    (exponents,) = reduction.state().values()
+    calls = []
+
+    def step(value: float) -> float:
+        def compute(scales):
+            calls.append(value)
+            vector, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
+            return vector, tf.concat([tf.zeros([1]), extra], 0)[None]
+
+        return float(reduction.reduce(tf.identity, compute, tf.zeros([1]), range(1), 1).tensors[0][0])
+
+    assert step(1.5) == 1.5
+    assert calls == [1.5, 1.5]  # nothing is known before the first step
+    assert int(exponents.numpy()[0]) == 1 + 3
+    assert step(15.9) == pytest.approx(15.9, rel=1e-6)
+    assert len(calls) == 3  # within the head-room
+    assert step(1e6) == pytest.approx(1e6, rel=1e-6)
+    assert len(calls) == 5  # outgrown: once more
+    high = int(exponents.numpy()[0])
+    step(1e-3)
+    assert int(exponents.numpy()[0]) == high - 1  # comes down slowly, so that a quiet step costs nothing later

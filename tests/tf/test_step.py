@@ -1,0 +1,220 @@
+"""The step learns what Keras's own fit learns, and the same for every number of ranks."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from raytf.config import ComputeSection
+from raytf.data.sources import ArraySource
+from raytf.model import weights_sha256
+from tests.tf.ranks import train
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(205, 12)).astype("float32")
+Y = RNG.integers(0, 4, 205)
+WEIGHT = RNG.uniform(0.5, 2, 205).astype("float32")
+
+
+def dense(*hidden, **compile_arguments):
+    def make():
+        model = keras.Sequential(
+            [keras.Input((12,)), layers.Dense(16, activation="relu"), *(h() for h in hidden), layers.Dense(4)]
+        )
+        arguments = {"optimizer": "sgd", "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+        model.compile(**{**arguments, "metrics": ["accuracy"], **{k: v() for k, v in compile_arguments.items()}})
+        return model
+
+    return make
+
+
+def two_outputs():
+    x = keras.Input((12,))
+    hidden = layers.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.L2(1e-2))(x)
+    model = keras.Model(x, {"a": layers.Dense(4, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)})
+    losses = {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"}
+    model.compile("adam", losses, loss_weights={"a": 1.0, "b": 0.3}, metrics={"a": ["accuracy"], "b": ["mae"]})
+    return model
+
+
+def embedding():
+    model = keras.Sequential(
+        [keras.Input((5,), dtype="int32"), layers.Embedding(30, 6), layers.Flatten(), layers.Dense(4)]
+    )
+    # Not Adam: Keras squares sparse gradients before it adds those of one row, which a dense gradient rightly does not.
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def optimizer(name, **arguments):
+    return lambda: getattr(keras.optimizers, name)(**arguments)
+
+
+def summed():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+
+def schedule():
+    return keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-2, 12))
+
+
+PLAIN = (X, Y)
+CASES = {
+    "sgd": (dense(optimizer=optimizer("SGD", learning_rate=0.1, momentum=0.9)), PLAIN),
+    "adam": (dense(optimizer=optimizer("Adam", learning_rate=1e-2)), PLAIN),
+    "schedule": (dense(optimizer=schedule), PLAIN),
+    "clipping and decay": (dense(optimizer=optimizer("AdamW", learning_rate=1e-2, global_clipnorm=0.5)), PLAIN),
+    "ema": (dense(optimizer=optimizer("SGD", learning_rate=0.1, use_ema=True, ema_overwrite_frequency=3)), PLAIN),
+    "sum over the batch": (dense(loss=summed, optimizer=optimizer("SGD", learning_rate=1e-3)), PLAIN),
+    "sample weights": (dense(), (X, Y, WEIGHT)),
+    "two outputs": (two_outputs, (X, {"a": Y, "b": X[:, :1] * 2})),
+    "embedding": (embedding, (RNG.integers(0, 30, (205, 5)), Y)),
+}
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "float"])
+@pytest.mark.parametrize("name", CASES)
+def test_three_epochs_end_as_keras_fit_does(name: str, exact: bool):
+    factory, data = CASES[name]
+    keras.utils.set_random_seed(0)
+    reference = factory()
+    if not reference.built:
+        reference.build(data[0].shape)
+    weights = dict(zip(("x", "y", "sample_weight"), data, strict=False))
+    # One shard, no shuffling: the batches of Model.fit, the smaller last one included (205 = 3 * 64 + 13).
+    history = reference.fit(**weights, batch_size=64, epochs=3, shuffle=False, verbose=0).history
+    ((model, losses),) = train(factory, ArraySource(*data), 64, 1, 12, exact=exact, shuffle=False)
+    assert len(losses) == 12
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    for ours, theirs in zip(model.weights, reference.weights, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-4, atol=2e-5, err_msg=ours.path)
+    logs = {k: float(v) for k, v in model.get_metrics_result().items()}
+    if "a_loss" in logs:
+        # Keras averages an output's loss over batches, however small the last; raytf over records, as the loss itself.
+        regularization = logs["loss"] - logs.pop("a_loss") - 0.3 * logs.pop("b_loss")
+        assert 0 < regularization < 0.2
+        history = {k: v for k, v in history.items() if k in logs}
+    for key, values in history.items():
+        assert logs[key] == pytest.approx(values[-1], rel=2e-4, abs=1e-5), key
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shards_are_summed_to_the_same_step(name: str):
+    factory, data = CASES[name]
+    # Shards are ranges of the data, so batches of another number of shards hold other records, but for one of them all.
+    parts = train(factory, ArraySource(*data), 208, 4, 1, shuffle=False)[0][0]
+    one = train(factory, ArraySource(*data), 208, 1, 1, shuffle=False)[0][0]
+    for a, b in zip(parts.weights, one.weights, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-4, atol=1e-5, err_msg=a.path)
+
+
+def everything():
+    model = keras.Sequential(
+        [
+            keras.Input((12,)),
+            layers.Dense(16),
+            layers.BatchNormalization(momentum=0.9),
+            layers.Activation("relu"),
+            layers.Dropout(0.3),
+            layers.GaussianNoise(0.1),
+            layers.Dense(4),
+        ]
+    )
+    model.compile(
+        keras.optimizers.AdamW(1e-2, global_clipnorm=1.0, use_ema=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def reverse(parts):
+    return parts[::-1]
+
+
+def test_every_number_of_ranks_and_every_order_of_addition_gives_the_same_bits():
+    source = ArraySource(X, Y, WEIGHT)
+    hashes, losses = set(), []
+    for world_size, order in ((1, list), (2, list), (3, reverse), (4, list), (4, reverse)):
+        ranks = train(everything, source, 48, 4, 20, world_size, order=order, call_steps=1 + world_size)
+        hashes |= {weights_sha256(model) for model, _ in ranks}
+        losses.extend(loss.tobytes() for _, loss in ranks)
+        values = {tuple(float(v) for v in model.get_metrics_result().values()) for model, _ in ranks}
+        assert len(values) == 1
+    assert len(hashes) == 1
+    assert len(set(losses)) == 1
+
+
+def test_float_reduction_would_not():
+    source = ArraySource(X, Y, WEIGHT)
+    hashes = {
+        weights_sha256(train(everything, source, 48, 4, 20, w, exact=False, order=o)[0][0])
+        for w, o in ((1, list), (3, reverse), (4, reverse))
+    }
+    assert len(hashes) > 1
+
+
+def test_batch_norm_averages_over_shards_and_is_equal_on_all_ranks():
+    ranks = train(everything, ArraySource(X * 5 + 3, Y), 48, 4, 4, 2)
+    means = [model.layers[1].moving_mean.numpy() for model, _ in ranks]
+    np.testing.assert_array_equal(means[0], means[1])
+    assert np.abs(means[0]).max() > 0.1
+
+
+def test_dropout_differs_between_shards_and_steps():
+    def make():
+        x = keras.Input((8,))
+        model = keras.Model(x, layers.Dropout(0.5)(layers.Dense(8, kernel_initializer="identity", use_bias=False)(x)))
+        model.compile(keras.optimizers.SGD(0.0), "mae")
+        return model
+
+    ones = np.ones((64, 8), "float32")
+    ((_, losses),) = train(make, ArraySource(ones, ones * 0), 16, 4, 12)
+    assert len(np.unique(losses)) > 6
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_mixed_precision(precision: str):
+    model, losses = train(
+        dense(optimizer=optimizer("Adam", learning_rate=1e-2)),
+        ArraySource(X, Y),
+        64,
+        4,
+        40,
+        2,
+        compute=ComputeSection(mixed_precision=precision),
+    )[0]
+    assert losses[-4:].mean() < losses[:4].mean()
+    assert model.compute_dtype == precision
+    assert (type(model.optimizer).__name__ == "LossScaleOptimizer") == (precision == "float16")
+    keras.config.set_dtype_policy("float32")
+
+
+def test_jit_learns_the_same():
+    # XLA draws other random numbers from the same seed, so there is no dropout here.
+    normalized = dense(layers.BatchNormalization)
+    plain = train(normalized, ArraySource(X, Y), 64, 4, 10)[0][1]
+    jitted = train(normalized, ArraySource(X, Y), 64, 4, 10, compute=ComputeSection(jit=True))[0][1]
+    np.testing.assert_allclose(jitted, plain, rtol=1e-3)
+
+
+def test_class_weights_are_sample_weights():
+    table = {0: 1.0, 1: 3.0, 2: 0.5, 3: 1.0}
+    factors = np.array([table[int(label)] for label in Y], "float32")
+    by_class = train(dense(), ArraySource(X, Y), 64, 4, 6, class_weight=table)[0][0]
+    by_sample = train(dense(), ArraySource(X, Y, factors), 64, 4, 6)[0][0]
+    assert weights_sha256(by_class) == weights_sha256(by_sample)
+
+
+def test_augmentation_is_a_function_of_step_and_shard():
+    def shift(batch, seed):
+        import tensorflow as tf
+
+        x, y, weight = batch
+        return x + tf.random.stateless_normal(tf.shape(x), seed), y, weight
+
+    runs = [train(dense(), ArraySource(X, Y), 48, 4, 8, w, augment=shift)[0][0] for w in (1, 3)]
+    assert weights_sha256(runs[0]) == weights_sha256(runs[1])
+    assert weights_sha256(runs[0]) != weights_sha256(train(dense(), ArraySource(X, Y), 48, 4, 8)[0][0])
