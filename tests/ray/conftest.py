@@ -126,7 +126,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     port, dashboard = _free_port(), _free_port()
     # Ray's sockets have paths of at most 107 characters; pytest's folders may be longer.
     folder = Path(f"/tmp/raytf-{os.getpid()}")
-    env = environment(RAY_AUTH_MODE="disabled", PYTHONPATH=str(ROOT))
+    # `python` of a submitted job is that of the cluster's environment.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = environment(RAY_AUTH_MODE="disabled", PATH=path)
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
     log_path = tmp_path_factory.mktemp("cluster") / "ray-start.log"
     log = log_path.open("w")
