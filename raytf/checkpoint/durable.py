@@ -63,7 +63,8 @@ def load(run: Storage, name: str) -> Checkpoint:
             raise
         if len(data) != share["bytes"] or zlib.crc32(data) != share["crc32"]:
             raise CheckpointError(
-                f"checkpoint {name}: {share['file']} is damaged ({len(data)} of {share['bytes']} bytes, or a wrong checksum)."
+                f"checkpoint {name}: {share['file']} is damaged "
+                f"({len(data)} of {share['bytes']} bytes, or a wrong checksum)."
             )
         return format.decode(data)
 
