@@ -54,6 +54,7 @@ class Callbacks:
         make: a list of callbacks, or a function of the folder for files that returns one; None for none.
         model: built and compiled.
         group: all ranks must construct and call alike.
+        say: told what callbacks print, line by line.
         files: local folder whose files end up in the run's folder.
         params: epochs and steps (of an epoch), as Keras gives them to callbacks.
         resumed: whether the run goes on from a checkpoint.
@@ -64,11 +65,12 @@ class Callbacks:
         make: list[keras.callbacks.Callback] | Callable[[str], list[keras.callbacks.Callback]] | None,
         model: keras.Model,
         group: Ranks,
+        say: Callable[[str], None],
         files: str,
         params: dict[str, Any],
         resumed: bool,
     ):
-        self._model, self._group = model, group
+        self._model, self._group, self._say = model, group, say
         self._active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
@@ -104,14 +106,14 @@ class Callbacks:
         changed = 0.0
         if self._hooks is not None:
             before = self._fingerprint() if self._risky else 0
-            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args))
+            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
             changed = float(self._risky and self._fingerprint() != before)
         self._agree_on_effects(changed)
 
     def run_batch(self, hook: str, *args: Any) -> None:
         """Run a batch hook on rank 0; ranks agree only where some callback may steer there."""
         if self._hooks is not None and self.has_batch_hooks:
-            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args))
+            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
         if self._steering and hook == "on_train_batch_end":
             self._agree_on_effects(0.0)
 

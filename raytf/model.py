@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import io
 import json
 import traceback
 from collections.abc import Callable
@@ -26,6 +28,7 @@ def build(
     sources: list[Source],
     compute: ComputeSection,
     seed: int,
+    say: Callable[[str], None] = print,
 ) -> keras.Model:
     """Call the user's function and give every variable of model, metrics and optimizer its shape.
 
@@ -35,13 +38,14 @@ def build(
         sources: whose labels must fit the model.
         compute: mixed precision.
         seed: for initial weights.
+        say: told what the function prints, line by line.
 
     Raises:
         ModelError, DataError, JobError: what is wrong, and how to mend it.
     """
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy(_POLICIES[compute.mixed_precision])
-    model = run_user_code("the model function", factory)
+    model = run_user_code("the model function", factory, say)
     if not isinstance(model, keras.Model):
         raise ModelError(f"the model function returned {type(model).__name__}. Expected a compiled keras.Model.")
     if not getattr(model, "compiled", False):
@@ -87,10 +91,12 @@ def build(
     return model
 
 
-def run_user_code(what: str, call: Callable[[], Any]) -> Any:
-    """Call the user's code; what it raises becomes a JobError that is not retried."""
+def run_user_code(what: str, call: Callable[[], Any], say: Callable[[str], None] | None = None) -> Any:
+    """Call the user's code; what it raises becomes a JobError that is not retried, what it prints goes to `say`."""
+    printed = io.StringIO()
     try:
-        return call()
+        with contextlib.redirect_stdout(printed) if say is not None else contextlib.nullcontext():
+            return call()
     except RaytfError:
         raise
     except Exception as error:
@@ -98,6 +104,10 @@ def run_user_code(what: str, call: Callable[[], Any]) -> Any:
         raise JobError(
             f"{what} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}).", traceback.format_exc()
         ) from error
+    finally:
+        if say is not None:
+            for line in printed.getvalue().splitlines():
+                say(line)
 
 
 def takes_training(model: keras.Model) -> bool:

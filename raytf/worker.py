@@ -22,7 +22,7 @@ from raytf.checkpoint import manifest, policy
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source
-from raytf.errors import JobError, NonFiniteLossError, RaytfError, RunMismatchError, StorageError, WorkerLostError
+from raytf.errors import CheckpointError, JobError, NonFiniteLossError, RaytfError, RunMismatchError, WorkerLostError
 from raytf.job import Job, Sources, batch_identity, differences
 from raytf.progress import Status
 from raytf.runlog import Folder, StepLog, new_attempt, read_attempts, write_attempt
@@ -39,6 +39,8 @@ _MAX_CALL_STEPS = 32
 _STATUS_SECONDS = 0.5
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
+#: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
+_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
 
 
 def set_up(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
@@ -131,6 +133,7 @@ class Worker:
             [source for source in given if source is not None],
             self.config.compute,
             self.config.batch.seed,
+            self.say,
         )
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
@@ -159,6 +162,7 @@ class Worker:
             job.callbacks,
             self.model,
             self.group,
+            self.say,
             self.files.path if self.files else "",
             {"epochs": -(-job.total_steps // self.plan.steps_per_epoch), "steps": self.plan.steps_per_epoch},
             resumed=chosen is not None,
@@ -314,7 +318,7 @@ class Worker:
             found, problem = None, ""
             try:
                 found = durable.load(self.storage, name)
-            except RaytfError as error:
+            except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
             everywhere = self._sum([float(found is not None)])[0] == self.world_size
             if found is None or not everywhere:
@@ -327,6 +331,11 @@ class Worker:
                     "Give them as they were, or choose another --run name."
                 )
             return found
+        if names:
+            raise CheckpointError(
+                f"none of the {len(names)} checkpoints of run {self.config.run.run!r} can be restored; the reasons are "
+                "above. Mend them, or choose another --run name to begin anew."
+            )
         return None
 
     def _begin(self, chosen: Any, format: Any) -> None:
@@ -409,13 +418,15 @@ class Worker:
     def _finish_saving(self) -> None:
         """Bring the save under way to its end, and save the present state too unless that was it."""
         self._drain_save()
-        if self.durable_step == self.step:
-            return
-        self._begin_save()
-        self.saver.phase = policy.Phase.WRITING
-        self._drain_save()
+        for pause in _LAST_SAVE_PAUSES:
+            if self.durable_step == self.step:
+                return
+            time.sleep(pause)
+            self._begin_save()
+            self.saver.phase = policy.Phase.WRITING
+            self._drain_save()
         if self.durable_step != self.step:
-            raise StorageError(
+            raise CheckpointError(
                 f"the last checkpoint, of step {self.step}, could not be saved: "
                 f"{self.saver.failure or 'another rank failed'}. Mend the storage and run the same command: it goes on "
                 f"from step {self.durable_step or 0}."
@@ -437,10 +448,12 @@ class Worker:
 
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         metrics = {k: v for k, v in (self.history[-1] if self.history else {}).items() if k not in ("epoch", "step")}
+        self.callbacks.run(
+            "on_train_end", dict(metrics)
+        )  # before the test: EarlyStopping restores its best weights here
         if self.sources.test is not None:
             self.show("testing")
             metrics |= {f"test_{k}": v for k, v in self.evaluate("test", self.sources.test).items()}
-        self.callbacks.run("on_train_end", dict(metrics))
         if self.rank != 0:
             return None
         self.show("exporting")

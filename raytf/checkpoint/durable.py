@@ -103,6 +103,7 @@ class Saver:
         self._job: Future[None] | None = None
         self.phase = policy.Phase.IDLE
         self.name = ""
+        self._serial = 0
         self._document: dict[str, Any] = {}
         #: Why the last save failed on this rank; None when it did not.
         self.failure: str | None = None
@@ -132,7 +133,8 @@ class Saver:
             document: kept by rank 0, for the manifest.
             first: what must be on storage before the checkpoint is.
         """
-        self.name, self._document, self.failure = policy.name_of(step, self._attempt), document, None
+        self._serial += 1
+        self.name, self._document, self.failure = policy.name_of(step, self._attempt, self._serial), document, None
 
         def work() -> None:
             first()

@@ -85,14 +85,14 @@ def to_delete(names: Collection[str], complete: Collection[str], keep: int, atte
     orphans = [
         n
         for n in unfinished
-        if newest_first and split_name(n)[0] >= 0 and n < newest_first[0] and split_name(n)[1] != attempt
+        if newest_first and split_name(n)[0] >= 0 and n < newest_first[0] and not split_name(n)[1].startswith(attempt)
     ]
     return sorted([*surplus, *orphans])
 
 
-def name_of(step: int, attempt: str) -> str:
-    """The folder of a checkpoint; names sort by step."""
-    return f"{step:012d}-{attempt}"
+def name_of(step: int, attempt: str, serial: int = 0) -> str:
+    """The folder of the serial-th save of an attempt; names sort by step, and no two saves share one."""
+    return f"{step:012d}-{attempt}-{serial:04d}"
 
 
 def split_name(name: str) -> tuple[int, str]:

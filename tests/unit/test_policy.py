@@ -76,8 +76,8 @@ def test_advance_of_three_workers(phase, votes, expected):
 
 
 def test_names():
-    assert name_of(12, A) == f"000000000012-{A}"
-    assert split_name(name_of(12, A)) == (12, A)
+    assert name_of(12, A, 7) == f"000000000012-{A}-0007"
+    assert split_name(name_of(12, A, 7)) == (12, f"{A}-0007")
 
 
 @pytest.mark.parametrize("name", ["", "logs", "x-y", "-a", "12", ".tmp", "1.5-a"])
