@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 #: Seconds between plain lines, where there is no terminal.
 PLAIN_SECONDS = 5.0
@@ -72,41 +75,35 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic):
-        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._console = console or Console(file=sys.stdout, highlight=False)
         self._clock = clock
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._live: Live | None = None
         self._last_line = float("-inf")
         self._last_text = ""
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=24),
-                TextColumn("{task.percentage:>3.0f}%"),
-                console=self._console,
-                transient=True,
-            )
-            self._bar.start()
+            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            self._live.start()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def say(self, message: str) -> None:
         """Print a line that stays."""
-        self._console.print(message, markup=False)
+        self._console.print(message, markup=False, soft_wrap=True)
 
     def show(self, status: Status) -> None:
         """Update the bar, or print a line every few seconds."""
         text = describe(status)
-        if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task(text, total=status.total)
-            self._bar.update(self._task, description=text, completed=status.step, total=status.total)
+        if self._live is not None:
+            share = status.step / status.total if status.total else 1.0
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(ProgressBar(total=max(1, status.total), completed=status.step, width=40), Text(f"{share:4.0%}"))
+            self._live.update(Group(bar, Text(text)), refresh=True)
         elif text != self._last_text and self._clock() - self._last_line >= PLAIN_SECONDS:
             self._last_line, self._last_text = self._clock(), text
             self.say(text)

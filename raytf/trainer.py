@@ -158,6 +158,8 @@ def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Displ
     with _watching(monitor, display, lease):
         try:
             outcome = trainer.fit()
+        except SystemExit:
+            raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
         except ray.train.TrainingFailedError as error:
             raise _cause(error) from None
     document = outcome.return_value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -101,6 +102,12 @@ def test_two_live_runs_of_one_name(start, tmp_path: Path):
     assert f"is in use by process {first.process.pid}" in line
     assert time.monotonic() - began < 30
     assert first.process.poll() is None
+
+    first.until(lambda: "epoch 2: " in first.output)
+    first.process.send_signal(signal.SIGINT)
+    assert first.ended() == 130
+    assert first.output.splitlines()[-1] == "interrupted; the same command goes on from the last checkpoint."
+    assert not (tmp_path / "a" / "lease.json").exists()
 
 
 @contextlib.contextmanager

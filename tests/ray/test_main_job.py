@@ -95,7 +95,10 @@ def test_a_model_with_everything_learns_the_same_on_one_two_and_three_workers(st
     runs = {}
     for workers in (1, 2, 3):
         flags = ("--workers", workers, "--global-batch-size", 64, "--epochs", 3)
-        start(EVERYTHING, *flags, "--storage", tmp_path, "--run", f"w{workers}").wait()
+        output = start(EVERYTHING, *flags, "--storage", tmp_path, "--run", f"w{workers}").wait()
+        assert [line for line in output.splitlines() if line.startswith("callback:")] == [
+            f"callback: epoch {e}" for e in range(3)
+        ]
         runs[workers] = result_of(tmp_path / f"w{workers}"), raytf.read_steps(str(tmp_path / f"w{workers}"))
     first, steps = runs[1]
     # 1003 records, 64 a step: the last step of an epoch has 43 of them, no shard more than one more than another.

@@ -59,6 +59,7 @@ def main(job: Job) -> None:
         import keras
 
         def fail(epoch, logs):
+            print(f"callback: epoch {epoch}")
             if job.fail_after and epoch + 1 >= job.fail_after:
                 raise RuntimeError("the callback broke")
 
