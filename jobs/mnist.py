@@ -50,7 +50,6 @@ def main(job: Job) -> None:
     result = raytf.fit(
         lambda: build(images.image_shape, images.classes, job.learning_rate),
         images.train,
-        validation=images.test,
         test=images.test,
         config=job.train.lasting(epochs=3 if images.train.records > 10_000 else 30),
     )

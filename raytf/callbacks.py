@@ -8,6 +8,9 @@ training) change weights. Batch hooks run once a call, as with Keras's `steps_pe
 from __future__ import annotations
 
 import copy
+import csv
+import inspect
+import os
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -34,6 +37,8 @@ _PASSIVE_ON_BATCHES = (
     keras.callbacks.TensorBoard,
     keras.callbacks.ModelCheckpoint,
 )
+#: In the place of a setting's value: not state, whatever it is.
+_NEVER = object()
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -57,7 +62,7 @@ class Callbacks:
         say: told what callbacks print, line by line.
         files: local folder whose files end up in the run's folder.
         params: epochs and steps (of an epoch), as Keras gives them to callbacks.
-        resumed: whether the run goes on from a checkpoint.
+        epoch: in which the run goes on from a checkpoint; None for a new run.
     """
 
     def __init__(
@@ -68,7 +73,7 @@ class Callbacks:
         say: Callable[[str], None],
         files: str,
         params: dict[str, Any],
-        resumed: bool,
+        epoch: int | None,
     ):
         self._model, self._group, self._say = model, group, say
         self._active = bool(make)
@@ -80,13 +85,14 @@ class Callbacks:
         if self._active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
             self._list = list(made or [])
-            self._settings = [{k: copy.copy(v) for k, v in vars(c).items() if _is_plain(v)} for c in self._list]
             for callback in self._list:
                 if isinstance(callback, keras.callbacks.BackupAndRestore):
                     raise ModelError("remove BackupAndRestore from the callbacks: raytf itself saves and restores.")
-                if resumed and isinstance(callback, keras.callbacks.CSVLogger):
+                if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # or the rows of earlier attempts are lost
+                    _drop_rows(callback, epoch)
             self._hooks = keras.callbacks.CallbackList(self._list, model=model, **params)
+            self._settings = [_settings_of(c) for c in self._list]
             steering = float(any(_steers_on_batches(c) for c in self._list))
         self._risky = any(not isinstance(c, _HARMLESS) for c in self._list)
         self._steering = bool(self._agree(steering)) if self._active else False
@@ -126,7 +132,7 @@ class Callbacks:
             own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
             plain: dict[str, Any] = {}
             for name, value in own.items():
-                if name in ("params", "_model", "model") or (name in settings and settings[name] == value):
+                if name in ("params", "_model", "model") or (name in settings and settings[name] in (value, _NEVER)):
                     continue
                 if isinstance(value, (np.integer, np.floating)):
                     plain[name] = value.item()
@@ -153,9 +159,8 @@ class Callbacks:
 
     def _agree_on_effects(self, changed: float) -> None:
         optimizer = self._model.optimizer
-        scheduled = isinstance(
-            getattr(optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule
-        )
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        scheduled = isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
         mine = [float(self._model.stop_training), 0.0 if scheduled else float(optimizer.learning_rate), changed]
         stop, rate, changed = self._group.sum(np.array(mine if self._group.rank == 0 else [0.0] * 3, np.float64))
         self._model.stop_training = bool(stop)
@@ -180,6 +185,26 @@ class Callbacks:
         for variable in self._variables():
             crc = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes(), crc)
         return crc
+
+
+def _settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """What a callback was made with. Arguments of its constructor are never state, though Keras changes some (it turns
+    the sign of `min_delta`); other values are state once they differ from what they are now."""
+    arguments = dict.fromkeys(inspect.signature(type(callback).__init__).parameters, _NEVER)
+    return {k: copy.copy(v) for k, v in vars(callback).items() if _is_plain(v)} | arguments
+
+
+def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Remove rows of epochs that will be done once more."""
+    if not os.path.exists(logger.filename):
+        return
+    with open(logger.filename, newline="") as file:
+        header, *rows = list(csv.reader(file, delimiter=logger.sep)) or [[]]
+    if "epoch" in header:
+        place = header.index("epoch")
+        with open(logger.filename, "w", newline="") as file:
+            kept = [row for row in rows if len(row) > place and int(row[place]) < epoch]
+            csv.writer(file, delimiter=logger.sep, lineterminator="\n").writerows([header, *kept])
 
 
 def _has_batch_hooks(callback: keras.callbacks.Callback) -> bool:

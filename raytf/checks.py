@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -47,8 +49,8 @@ def compare_batch(run: Storage, config: TrainConfig, records: int) -> None:
             )
 
 
-def check_memory(config: TrainConfig, worker_bytes: int) -> None:
-    """Refuse more workers than this machine's memory can hold.
+def check_memory(config: TrainConfig, worker_bytes: int) -> int:
+    """The number of workers that this machine can hold, at most the most that were asked for.
 
     Raises:
         ClusterError: names a number that fits.
@@ -61,9 +63,38 @@ def check_memory(config: TrainConfig, worker_bytes: int) -> None:
             f"--workers {config.cluster.workers}: this machine's {total / 2**30:.0f} GiB of memory hold about {fits} "
             f"workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, or a cluster."
         )
+    return min(fits, config.cluster.worker_range[1])
 
 
-def check_cluster(config: TrainConfig, local: bool) -> bool:
+def check_address(address: str, seconds: float = 5.0) -> None:
+    """Refuse a Ray that does not answer; Ray's own client tries for more than a minute.
+
+    Raises:
+        ClusterError: nothing listens there.
+    """
+    host, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdigit():
+        return  # auto, or a way to connect of Ray's own
+    try:
+        socket.create_connection((host, int(port)), timeout=seconds).close()
+    except OSError as error:
+        raise ClusterError(
+            f"no Ray answers at RAY_ADDRESS={address} ({error}). Start it with `ray start --head`, correct the "
+            "address, or unset RAY_ADDRESS to train on this machine alone."
+        ) from error
+
+
+def stored_shards(run: Storage) -> int | None:
+    """Logical shards of the run in storage; None where it has no checkpoint yet."""
+    for name in manifest.list_complete(run)[:1]:
+        try:
+            return int(manifest.read(run, name)["document"]["identity"]["--logical-shards"])
+        except (CheckpointError, KeyError, ValueError):
+            return None
+    return None
+
+
+def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> bool:
     """Whether to use GPUs; refuse what the cluster can never give.
 
     Raises:
@@ -75,14 +106,20 @@ def check_cluster(config: TrainConfig, local: bool) -> bool:
     if use_gpu and not gpus:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
     wanted = config.cluster.worker_range[0]
-    need = {"CPU": config.cluster.cpus_per_worker, **({"GPU": 1.0} if use_gpu else {})}
+    cpu = {"CPU": config.cluster.cpus_per_worker}
+    if use_gpu and config.cluster.use_gpu is None and _fits({**cpu, "GPU": 1.0}, most) < wanted <= _fits(cpu, most):
+        say(
+            f"this cluster has {gpus:g} GPU, too few for {wanted} workers: training on CPUs; --workers {gpus:g} uses it"
+        )
+        use_gpu = False
+    need = {**cpu, **({"GPU": 1.0} if use_gpu else {})}
     deadline = time.monotonic() + (0 if local or most else _SETTLE_SECONDS)
     while (fits := _fits(need, most)) < wanted:
         if time.monotonic() >= deadline:
             each = " and ".join(f"{v:g} {k}" for k, v in need.items())
             raise ClusterError(
-                f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. "
-                f"Use --workers {max(1, fits)}, fewer --cpus-per-worker, or add nodes."
+                f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. Use "
+                f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
             )
         time.sleep(0.5)
     return use_gpu

@@ -46,7 +46,8 @@ class ClusterSection:
     cpus_per_worker: float = 1.0
     """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
     max_failures: int = -1
-    """How often lost workers are replaced before the run gives up; -1 is without end."""
+    """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
+    times in a row without a new step end it all the same."""
 
     @property
     def worker_range(self) -> tuple[int, int]:
@@ -81,7 +82,8 @@ class BatchSection:
     global_batch_size: int = 128
     """Examples in one step, over all workers together."""
     logical_shards: int | None = None
-    """Equal parts of a global batch; each is one micro-batch of one worker. Default: the most workers, at least 4."""
+    """Equal parts of a global batch; each is one micro-batch of one worker. Default: those of the run,
+    else a power of two, at least the most workers and 4."""
     seed: int = 0
     """Seed of initial weights, data order, dropout and augmentation."""
 
@@ -155,10 +157,11 @@ class TrainConfig:
 
     @property
     def logical_shards(self) -> int:
-        """Equal parts of a global batch; no world size appears in it once the run exists."""
+        """Equal parts of a global batch: as given, else the power of two from the most workers up, at least 4. `fit`
+        takes that of a run that exists already, so that no world size appears in it."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
-        return max(MIN_LOGICAL_SHARDS, self.cluster.worker_range[1])
+        return 1 << (max(MIN_LOGICAL_SHARDS, self.cluster.worker_range[1]) - 1).bit_length()
 
     @property
     def micro_batch_size(self) -> int:
@@ -209,7 +212,9 @@ class TrainConfig:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         if not self.run.storage:
             raise ConfigError("--storage is empty. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
-        if self.cluster.cpus_per_worker <= 0:
+        if batch.seed > 2**32 - 1:
+            raise ConfigError(f"--seed {batch.seed}: expected at most {2**32 - 1}.")
+        if not 0 < self.cluster.cpus_per_worker < float("inf"):
             raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
         shards = self.logical_shards
         if shards < most:

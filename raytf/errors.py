@@ -61,11 +61,11 @@ class StorageError(RaytfError, OSError):
         kind: one of `missing`, `denied`, `unreachable`, `full`, `other`.
     """
 
-    retryable = True
-
     def __init__(self, message: str, kind: str = "other"):
         super().__init__(message)
         self.kind = kind
+        # A full disk or a missing right does not mend itself between two attempts.
+        self.retryable = kind in ("unreachable", "other")
 
 
 class CheckpointError(RaytfError):

@@ -40,6 +40,8 @@ class StepLog:
     def __init__(self, run: Storage, attempt: str):
         self._run, self._attempt = run, attempt
         self._rows: list[tuple[int, int, float, float]] = []
+        #: Rows of the present segment that are on storage.
+        self._written = 0
 
     def add(self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray) -> None:
         """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
@@ -47,11 +49,11 @@ class StepLog:
             self._rows.append((first_step + i, epoch, loss, rate))
 
     def take(self) -> list[tuple[int, int, float, float]]:
-        """The rows of the segment as they are now, for `write`; begins a new segment when this one is long."""
-        rows = list(self._rows)
-        if len(rows) >= SEGMENT_ROWS:
-            self._rows = []
-        return rows
+        """The rows of the segment as they are now, for `write`; a long one that was written makes room for the next."""
+        if self._written >= SEGMENT_ROWS:
+            del self._rows[: self._written]
+            self._written = 0
+        return list(self._rows)
 
     def write(self, rows: list[tuple[int, int, float, float]]) -> None:
         """Put a segment on storage."""
@@ -61,6 +63,7 @@ class StepLog:
             writer.writerow(_COLUMNS)
             writer.writerows(rows)
             self._run.put(f"{STEPS}/{rows[0][0]:012d}-{self._attempt}.csv", text.getvalue().encode())
+            self._written = len(rows)
 
 
 def read_steps(uri: str) -> dict[str, np.ndarray]:

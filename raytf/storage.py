@@ -116,7 +116,7 @@ class Storage:
 
     def child(self, name: str) -> Storage:
         """The same storage with its root at `name`."""
-        base, mark, query = self.uri.partition("?")
+        base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}")
 
     def locate(self, name: str) -> str:
@@ -263,11 +263,8 @@ class Storage:
         probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
 
         def check() -> None:
-            if not self.is_local:
-                bucket = self.root.split("/")[0]
-                # Looking for a missing object in a missing bucket is no error; listing the bucket is.
-                self._do("list", "", lambda: self._fs.get_file_info(pafs.FileSelector(bucket)))
             self.put(probe, b"raytf")
+            self.list("")  # after the put, which tells a missing bucket from one that is empty
             self.delete(probe)
 
         within(seconds, check, self.locate(""))

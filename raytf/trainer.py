@@ -17,13 +17,14 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf import checks, runlog
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
-from raytf.errors import ClusterError, DataError, JobError, RaytfError
+from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError
 from raytf.job import Job, Sources
 from raytf.lease import Lease
 from raytf.progress import Display, Status
@@ -97,11 +98,19 @@ def fit(
     sources = Sources(records, _source(validation, "validation"), _source(test, "test"))
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
-    plan = StepPlan(records.records, config.batch.global_batch_size, config.logical_shards)
-    total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
+    if not callable(model) or hasattr(model, "compile"):
+        raise ModelError(
+            f"fit(model, ...) got a {type(model).__name__}. Expected a function without arguments that returns a "
+            "compiled keras.Model: every worker builds its own."
+        )
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
+    if config.batch.logical_shards is None and (stored := checks.stored_shards(run)):
+        config = config.replace(logical_shards=stored)
+        config.check()
+    plan = StepPlan(records.records, config.batch.global_batch_size, config.logical_shards)
+    total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
     job = Job(
         model=model,
         config=config,
@@ -131,8 +140,17 @@ def fit(
 
 def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Display, lease: Lease) -> dict[str, Any]:
     config, verbose = job.config, job.config.run.verbose
-    use_gpu, cpus = checks.check_cluster(config, local), config.cluster.cpus_per_worker
-    monitor = ray.remote(num_cpus=0)(Monitor).remote()
+    use_gpu, cpus = checks.check_cluster(config, local, display.say), config.cluster.cpus_per_worker
+    # On the driver's node: on another one it could die while the run lives.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    monitor = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote()
+    try:
+        ray.cloudpickle.dumps(job)
+    except Exception as error:
+        raise ConfigError(
+            f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
+            "(open files, locks, models) inside the model or callbacks function."
+        ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
     # Ray's registry of checkpoints would refuse to start over one that is cut off or names what retention deleted;
     # raytf chooses what to restore from its own manifests, so each start begins a new registry.
@@ -162,6 +180,9 @@ def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Displ
             raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
         except ray.train.TrainingFailedError as error:
             raise _cause(error) from None
+        except ray.exceptions.RayError as error:
+            text = " ".join(str(error).split())[:400]
+            raise ClusterError(f"Ray failed: {text}. The same command goes on from the last checkpoint.") from None
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
@@ -301,17 +322,27 @@ class FailurePolicy(DefaultFailurePolicy):
         self._reached, self._fruitless = -1, 0
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        if any(isinstance(e, RaytfError) and not e.retryable for e in _worker_errors(training_failed_error)):
-            return FailureDecision.RAISE
-        reached = ray.get(self._run_monitor.reached.remote())
-        self._fruitless = 0 if reached > self._reached else self._fruitless + 1
-        self._reached = reached
+        errors = _worker_errors(training_failed_error)
+        died = any(isinstance(e, ray.exceptions.RayActorError) for e in errors)
+        for error in errors:
+            # A dying peer can make TensorFlow raise anything.
+            if isinstance(error, RaytfError) and not error.retryable and not (died and isinstance(error, JobError)):
+                return FailureDecision.RAISE
+        reached = self._ask_reached()
+        self._fruitless = 0 if died or reached > self._reached else self._fruitless + 1
+        self._reached = max(reached, self._reached)
         if self._fruitless >= _FRUITLESS_FAILURES:
             return FailureDecision.RAISE
         decision = super().make_decision(training_failed_error)
         if decision is FailureDecision.RETRY:
             self._run_monitor.say.remote(f"workers were lost ({_short(training_failed_error)}); starting again")
         return decision
+
+    def _ask_reached(self) -> int:
+        try:
+            return ray.get(self._run_monitor.reached.remote(), timeout=10)
+        except ray.exceptions.RayError:
+            return self._reached
 
 
 def _short(error: Exception) -> str:
@@ -391,13 +422,17 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
         "logging_level": "INFO" if config.run.verbose else "ERROR",
         "log_to_driver": config.run.verbose,
     }
-    if os.environ.get("RAY_ADDRESS"):  # `ray job submit` sets it
-        ray.init(**chatter)
+    address = os.environ.get("RAY_ADDRESS")  # `ray job submit` sets it
+    if address:
+        checks.check_address(address)
+        try:
+            ray.init(**chatter)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
         yield False
         return
-    checks.check_memory(config, _WORKER_BYTES)
-    # A laptop may run more workers than it has cores, more slowly.
-    needed = config.cluster.worker_range[1] * config.cluster.cpus_per_worker
+    # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
+    needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker
     ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
     try:
         yield True

@@ -88,9 +88,9 @@ def run(job: Job) -> dict[str, Any] | None:
         raise
     except lost as error:
         raise WorkerLostError(_one_line(error)) from None
-    except errors.InternalError as error:
-        # What gRPC says of a peer that died in the middle of a message.
-        if "ollective" in str(error) or "onnection" in str(error):
+    except (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError) as error:
+        # What gRPC says of a peer that died in the middle of a message, and of a port that was just taken.
+        if "ollective" in str(error) or "onnection" in str(error) or "gRPC" in str(error):
             raise WorkerLostError(_one_line(error)) from None
         raise _as_job_error(error) from None
     except Exception as error:
@@ -141,6 +141,9 @@ class Worker:
             f"model {key}": value for key, value in models.describe(self.model).items()
         }
         self.identity["training data"] = _data_fingerprint(self.sources.train)
+        self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
+        self.identity["augmentation"] = str(job.augment is not None)
+        self.damaged: list[str] = []
         chosen = self._choose_checkpoint(durable)
         self.train_step = TrainStep(
             self.model,
@@ -165,7 +168,7 @@ class Worker:
             self.say,
             self.files.path if self.files else "",
             {"epochs": -(-job.total_steps // self.plan.steps_per_epoch), "steps": self.plan.steps_per_epoch},
-            resumed=chosen is not None,
+            epoch=None if chosen is None else self.plan.locate(chosen.step)[0],
         )
         self.step = 0
         self.train_seconds = 0.0
@@ -175,7 +178,14 @@ class Worker:
         self._begin(chosen, format)
         self.log = StepLog(self.storage, self.attempt)
         self.saver = durable.Saver(
-            self.storage, self.rank, self.world_size, self.attempt, self.config.checkpoints.keep, self.say
+            self.storage,
+            self.rank,
+            self.world_size,
+            self.attempt,
+            self.config.checkpoints.keep,
+            self.say_here,
+            restored=None if chosen is None else chosen.name,
+            damaged=self.damaged,
         )
         checkpoints = self.config.checkpoints
         self.cadence = policy.Cadence.of(checkpoints.checkpoint_every_steps, checkpoints.checkpoint_every_seconds)
@@ -322,6 +332,7 @@ class Worker:
                 problem = str(error)
             everywhere = self._sum([float(found is not None)])[0] == self.world_size
             if found is None or not everywhere:
+                self.damaged.append(name)
                 self.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
                 continue
             difference = differences(found.document["identity"], self.identity)
@@ -412,7 +423,9 @@ class Worker:
                 if folder is not None:
                     folder.upload()
 
-        self.saver.begin(self.step, own | arrays, document, first)
+        trainable = {id(v) for v in self.model.trainable_variables}
+        finite = [name for name, v in self.named.items() if id(v) in trainable]
+        self.saver.begin(self.step, own | arrays, document, finite, first)
         self.saving_step, self.saved_step, self.saved_at = self.step, self.step, time.monotonic()
 
     def _finish_saving(self) -> None:
@@ -512,9 +525,13 @@ class Worker:
         self._status_at, self._status_step = now, self.step
 
     def say(self, message: str) -> None:
-        """A line for the user, from rank 0; what other ranks have to say is said by its failure."""
+        """A line for the user that every rank would say; rank 0 does."""
         if self.rank == 0:
-            self.job.monitor.say.remote(message)
+            self.say_here(message)
+
+    def say_here(self, message: str) -> None:
+        """A line for the user, from any rank."""
+        self.job.monitor.say.remote(message)
 
     def _report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
         """Show metrics and checkpoint in Ray Train; every rank must call it."""
@@ -541,7 +558,14 @@ class Worker:
             self.say(f"TensorBoard files are not written any more: {_one_line(error)[-200:]}")
 
     def _logs(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        logs: dict[str, float] = {}
+        for name, value in self.model.get_metrics_result().items():
+            values = np.asarray(value, np.float64)
+            if values.ndim:  # such as F1Score's, a number for each class
+                logs.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})
+            else:
+                logs[name] = float(values)
+        return logs
 
     def _sum(self, values: Any) -> np.ndarray:
         return self.group.sum(np.asarray(values, np.float32))

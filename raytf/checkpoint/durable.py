@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +85,9 @@ class Saver:
         rank, world_size: of this worker.
         attempt: name of this start of the worker group.
         keep: complete checkpoints that stay.
-        say: told about failures and deletions, on rank 0.
+        say: told about failures.
+        restored: the checkpoint that this attempt began from; it stays until a newer one is complete.
+        damaged: checkpoints that could not be restored.
     """
 
     def __init__(
@@ -96,22 +98,22 @@ class Saver:
         attempt: str,
         keep: int,
         say: Callable[[str], None],
+        restored: str | None = None,
+        damaged: Collection[str] = (),
     ):
         self._run, self._rank, self._world_size, self._attempt = run, rank, world_size, attempt
         self._keep, self._say = keep, say
+        self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-save")
         self._job: Future[None] | None = None
         self.phase = policy.Phase.IDLE
         self.name = ""
         self._serial = 0
         self._document: dict[str, Any] = {}
-        #: Why the last save failed on this rank; None when it did not.
-        self.failure: str | None = None
 
     def votes(self) -> policy.Votes:
         """This rank's part of the votes about the save under way."""
-        done = self._job is not None and self._job.done()
-        if not done:
+        if self._job is None or not self._job.done():
             return policy.Votes()
         if self.failure is not None:
             return policy.Votes(failed=1)
@@ -119,11 +121,18 @@ class Saver:
             return policy.Votes(written=1)
         return policy.Votes(committed=float(self._rank == 0))
 
+    @property
+    def failure(self) -> str | None:
+        """Why the last part of a save failed on this rank; None where it did not, or is under way."""
+        error = self._job.exception() if self._job is not None and self._job.done() else None
+        return None if error is None else str(error) or type(error).__name__
+
     def begin(
         self,
         step: int,
         tensors: dict[str, np.ndarray],
         document: dict[str, Any],
+        finite: Collection[str] = (),
         first: Callable[[], None] = lambda: None,
     ) -> None:
         """Start to write this rank's share of the state after `step`.
@@ -131,26 +140,28 @@ class Saver:
         Args:
             tensors: this rank's share; must not change any more.
             document: kept by rank 0, for the manifest.
+            finite: names of tensors that must hold no NaN and no infinity: a broken state is not worth keeping.
             first: what must be on storage before the checkpoint is.
         """
         self._serial += 1
-        self.name, self._document, self.failure = policy.name_of(step, self._attempt, self._serial), document, None
+        self.name, self._document = policy.name_of(step, self._attempt, self._serial), document
+        name = self.name
 
         def work() -> None:
             first()
-            self._write_share(tensors)
+            self._write_share(name, tensors, finite)
 
-        self._job = self._pool.submit(self._guard, work)
+        self._job = self._pool.submit(self._told, work)
 
     def commit(self, step: int) -> None:
         """All shares are written: rank 0 makes the checkpoint visible and deletes what retention lets go."""
         if self._rank == 0:
-            self._job = self._pool.submit(self._guard, lambda: self._write_manifest(step))
+            name, document = self.name, self._document
+            self._job = self._pool.submit(self._told, lambda: self._write_manifest(name, step, document))
 
     def drop(self) -> None:
         """The save failed somewhere: remove what rank 0 can find of it, in the background."""
         name = self.name
-        self._job = None
         if self._rank == 0:
             self._pool.submit(self._remove, name)
 
@@ -161,39 +172,37 @@ class Saver:
         with contextlib.suppress(StorageError):  # what stays is no checkpoint, and retention finds it later
             self._run.delete(f"{FOLDER}/{name}")
 
-    def _guard(self, work: Callable[[], None]) -> None:
+    def _told(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # whatever storage raises must not end training
-            self.failure = str(error) or type(error).__name__
-            self._say(f"rank {self._rank}: {self.failure}")
+        except Exception as error:  # it stays in the future, where `failure` finds it: training goes on
+            self._say(f"rank {self._rank}: {str(error) or type(error).__name__}")
+            raise
 
-    def _write_share(self, tensors: dict[str, np.ndarray]) -> None:
-        bad = [n for n, v in tensors.items() if n.startswith("model/") and _not_finite(v)]
+    def _write_share(self, name: str, tensors: dict[str, np.ndarray], finite: Collection[str]) -> None:
+        bad = [n for n in tensors if n in finite and not np.isfinite(tensors[n]).all()]
         if bad:
             raise CheckpointError(f"{bad[0]} holds NaN or infinite values; such a state is not saved.")
         data = format.encode(tensors)
         file = f"share-{self._rank:05d}"
-        self._run.put(f"{FOLDER}/{self.name}/{file}.safetensors", data)
+        self._run.put(f"{FOLDER}/{name}/{file}.safetensors", data)
         share = {"file": f"{file}.safetensors", "bytes": len(data), "crc32": zlib.crc32(data), "names": sorted(tensors)}
-        self._run.put(f"{FOLDER}/{self.name}/{file}.json", manifest.dump(share))
+        self._run.put(f"{FOLDER}/{name}/{file}.json", manifest.dump(share))
 
-    def _write_manifest(self, step: int) -> None:
-        folder = f"{FOLDER}/{self.name}"
+    def _write_manifest(self, name: str, step: int, document: dict[str, Any]) -> None:
+        folder = f"{FOLDER}/{name}"
         shares = [json.loads(self._run.get(f"{folder}/share-{r:05d}.json")) for r in range(self._world_size)]
-        manifest.write(self._run, self.name, step, shares, self._document)
+        manifest.write(self._run, name, step, shares, document)
+        self._needed = [name]
         self._retain()
 
     def _retain(self) -> None:
         try:
             names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
-            for old in policy.to_delete(names, manifest.list_complete(self._run), self._keep, self._attempt):
+            complete = manifest.list_complete(self._run)
+            for old in policy.to_delete(names, complete, self._keep, self._attempt, self._damaged, self._needed):
                 # The manifest goes first: a deletion cut short leaves no checkpoint that looks complete.
                 self._run.delete(f"{FOLDER}/{old}/{manifest.FILE}")
                 self._run.delete(f"{FOLDER}/{old}")
         except StorageError as error:
             self._say(f"old checkpoints could not be deleted: {error}")
-
-
-def _not_finite(value: np.ndarray) -> bool:
-    return np.issubdtype(value.dtype, np.floating) and not np.isfinite(value).all()

@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 from raytf.checkpoint import policy
-from raytf.errors import CheckpointError
+from raytf.errors import CheckpointError, RunMismatchError
 from raytf.storage import Storage
 
 FOLDER = "checkpoints"
@@ -39,7 +39,8 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     """step, shares and document of a checkpoint.
 
     Raises:
-        CheckpointError: the manifest is damaged, or of a newer raytf.
+        CheckpointError: the manifest is damaged.
+        RunMismatchError: it is of a newer raytf.
     """
     data = run.get(f"{FOLDER}/{name}/{FILE}")
     try:
@@ -50,7 +51,7 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     if zlib.crc32(dump(body)) != crc:
         raise CheckpointError(f"checkpoint {name}: the manifest's checksum is wrong.")
     if body["version"] > VERSION:
-        raise CheckpointError(
+        raise RunMismatchError(
             f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to "
             f"{VERSION}). Update raytf."
         )

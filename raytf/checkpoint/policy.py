@@ -74,13 +74,23 @@ def restore_order(complete: Collection[str]) -> list[str]:
     return sorted(complete, key=split_name, reverse=True)
 
 
-def to_delete(names: Collection[str], complete: Collection[str], keep: int, attempt: str) -> list[str]:
+def to_delete(
+    names: Collection[str],
+    complete: Collection[str],
+    keep: int,
+    attempt: str,
+    damaged: Collection[str] = (),
+    needed: Collection[str] = (),
+) -> list[str]:
     """Checkpoints that may go: all complete ones but the newest `keep`, and unfinished ones that nobody writes.
+
+    Damaged ones go first and count for nothing; needed ones (just written, restored from) stay whatever their step.
 
     An unfinished one is nobody's when it is older than the newest complete one and of another attempt.
     """
-    newest_first = restore_order(complete)
-    surplus = newest_first[max(1, keep) :]
+    newest_first = restore_order(set(complete) - set(damaged))
+    surplus = [n for n in newest_first[max(1, keep) :] if n not in needed]
+    surplus += [n for n in damaged if n in complete]
     unfinished = set(names) - set(complete)
     orphans = [
         n

@@ -80,7 +80,9 @@ def _download(url: str) -> bytes:
     home = Path(MNIST_HOMES[1]).expanduser()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs another download, no more
         home.parent.mkdir(parents=True, exist_ok=True)
-        home.write_bytes(data)
+        temporary = home.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(home)
     return data
 
 

@@ -177,7 +177,7 @@ class ParquetSource:
         blocks = np.searchsorted(self._starts, records, side="right") - 1
         wanted = np.unique(blocks)
         held = {int(b): self._block(int(b)) for b in wanted}
-        out = [np.empty((len(records), *leaf.shape[1:]), leaf.dtype) for leaf in next(iter(held.values()))]
+        out = [np.empty((len(records), *spec.shape), spec.dtype) for spec in self._leaf_specs]
         for b in wanted:
             here = blocks == b
             inside = records[here] - self._starts[b]

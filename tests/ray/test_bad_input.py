@@ -71,6 +71,11 @@ def test_more_workers_than_the_cluster_can_ever_give(start, cluster, tmp_path: P
     assert time.monotonic() - began < 60
 
 
+def test_a_ray_that_does_not_answer(start, tmp_path: Path):
+    line = refused(start(FAULTY, "--storage", tmp_path, RAY_ADDRESS="127.0.0.1:1"))
+    assert "no Ray answers at RAY_ADDRESS=127.0.0.1:1" in line
+
+
 def test_gpus_that_are_not_there(start, cluster, tmp_path: Path):
     run = start(FAULTY, "--use-gpu", "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
     assert "no node of this cluster has a GPU" in refused(run)

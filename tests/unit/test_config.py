@@ -162,3 +162,10 @@ def test_the_advice_for_a_batch_works(size, shards):
     assert advice
     for flag, value in advice:
         config.replace(**{flag.replace("-", "_"): int(value)}).check()
+
+
+@pytest.mark.parametrize(("workers", "shards"), [("1", 4), ("2", 4), ("4", 4), ("5", 8), ("1:9", 16)])
+def test_default_shards_are_a_power_of_two_that_the_default_batch_can_be_cut_into(workers, shards):
+    config = TrainConfig.of(workers=workers)
+    config.check()
+    assert config.logical_shards == shards

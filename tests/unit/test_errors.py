@@ -43,7 +43,9 @@ def test_storage_error_survives_pickle_as_an_os_error():
 
 
 def test_only_outages_are_retried():
-    assert {e.__name__ for e in ALL if e.retryable} == {"StorageError", "WorkerLostError"}
+    assert {e.__name__ for e in ALL if e.retryable} == {"WorkerLostError"}
+    kinds = ("missing", "denied", "unreachable", "full", "other")
+    assert [k for k in kinds if errors.StorageError("x", k).retryable] == ["unreachable", "other"]
 
 
 def test_mismatch_is_a_config_error():

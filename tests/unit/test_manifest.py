@@ -7,7 +7,7 @@ import pytest
 
 from raytf.checkpoint import manifest
 from raytf.checkpoint.policy import name_of
-from raytf.errors import CheckpointError, StorageError
+from raytf.errors import CheckpointError, RunMismatchError, StorageError
 from raytf.storage import Storage
 
 NAME = name_of(7, "a")
@@ -101,5 +101,5 @@ def test_a_changed_value_is_noticed(run, old, new):
 def test_a_newer_format_asks_for_an_update(run):
     body = {"version": manifest.VERSION + 1, "something": "else"}
     run.put(PATH, json.dumps({"body": body, "crc32": zlib.crc32(manifest.dump(body))}).encode())
-    with pytest.raises(CheckpointError, match=r"newer raytf.*Update raytf"):
+    with pytest.raises(RunMismatchError, match=r"newer raytf.*Update raytf"):
         manifest.read(run, NAME)

@@ -111,3 +111,12 @@ def test_nothing_goes_before_there_is_a_complete_one():
 def test_folders_that_are_no_checkpoints_stay(foreign):
     complete = [name_of(5, A)]
     assert to_delete([*complete, foreign], complete, 1, A) == []
+
+
+def test_damaged_ones_go_first_and_count_for_nothing():
+    damaged, restored, written = name_of(400, A), name_of(300, A), name_of(350, B)
+    names = [damaged, restored, name_of(200, A), written]
+    assert to_delete(names, names, 1, B, damaged=[damaged], needed=[written]) == sorted(
+        [damaged, restored, name_of(200, A)]
+    )
+    assert to_delete([damaged, restored], [damaged, restored], 1, B, [damaged], [restored]) == [damaged]

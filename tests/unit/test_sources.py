@@ -284,3 +284,9 @@ def test_an_outage_while_reading_is_no_fault_of_the_data(data, s3_endpoint):
         source.take(np.array([12]))
     assert outage.value.kind == "unreachable"
     assert outage.value.retryable
+
+
+def test_no_records_are_as_good_as_any(tmp_path):
+    source = ParquetSource(write(tmp_path / "d", image=[[1, 2]] * 9, label=[0] * 9))
+    image, label = source.take(np.zeros(0, np.int64))
+    assert (image.shape, label.shape) == ((0, 2), (0,))

@@ -1,0 +1,143 @@
+"""Callbacks on several ranks, and over restarts."""
+
+from __future__ import annotations
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+
+from raytf.callbacks import Callbacks
+from raytf.errors import JobError, ModelError
+
+
+class Alone:
+    """A group of one rank."""
+
+    rank = 0
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return arrays
+
+
+def model(optimizer=None) -> keras.Model:
+    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    made.compile(optimizer or keras.optimizers.SGD(0.1), "mse")
+    made.optimizer.build(made.trainable_variables)
+    return made
+
+
+def callbacks(make, tmp_path, epoch=None, made=None, said=None) -> Callbacks:
+    say = (said if said is not None else []).append
+    ready = Callbacks(make, made or model(), Alone(), say, str(tmp_path), {"epochs": 9, "steps": 3}, epoch)
+    ready.run("on_train_begin")
+    return ready
+
+
+def restart(before: Callbacks, make, tmp_path, epoch: int) -> Callbacks:
+    after = callbacks(make, tmp_path, epoch)
+    after.load_state(*before.state())
+    return after
+
+
+LOSSES = [1.0, 0.95, 0.8, 0.79, 0.78, 0.77, 0.9, 0.95]
+
+
+def stops_at(make, tmp_path, restart_after: int | None) -> int:
+    running = callbacks(make, tmp_path)
+    for epoch, loss in enumerate(LOSSES):
+        running.run("on_epoch_begin", epoch)
+        running.run("on_epoch_end", epoch, {"loss": loss})
+        if running.stopped:
+            return epoch
+        if epoch == restart_after:
+            running = restart(running, make, tmp_path, epoch + 1)
+    return len(LOSSES)
+
+
+@pytest.mark.parametrize("restart_after", [0, 1, 2, 3])
+def test_early_stopping_with_min_delta_stops_where_it_would_have(tmp_path, restart_after):
+    def make():
+        return [keras.callbacks.EarlyStopping("loss", min_delta=0.1, patience=2, restore_best_weights=True)]
+
+    # A list is made anew by every attempt, as on a worker.
+    whole = stops_at(lambda files: make(), tmp_path, None)
+    assert whole == 4
+    assert stops_at(lambda files: make(), tmp_path, restart_after) == whole
+
+
+def test_reduce_on_plateau_remembers_its_wait(tmp_path):
+    def make(files):
+        return [keras.callbacks.ReduceLROnPlateau("loss", patience=3, min_delta=0.1)]
+
+    first = callbacks(make, tmp_path)
+    for epoch, loss in enumerate([1.0, 0.99]):
+        first.run("on_epoch_end", epoch, {"loss": loss})
+    second = restart(first, make, tmp_path, 2)
+    for epoch, loss in enumerate([0.98, 0.97], start=2):
+        second.run("on_epoch_end", epoch, {"loss": loss})
+    assert float(second._model.optimizer.learning_rate) == pytest.approx(0.01)
+
+
+def test_paths_are_those_of_the_new_attempt(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+
+    def make(files):
+        return [keras.callbacks.TensorBoard(files), keras.callbacks.ModelCheckpoint(f"{files}/best.keras", "loss")]
+
+    first = callbacks(make, old)
+    first.run("on_epoch_end", 0, {"loss": 1.0})
+    second = callbacks(make, new, 1)
+    second.load_state(*first.state())
+    for callback in second._list:
+        for name, value in vars(callback).items():
+            assert str(old) not in str(value), name
+
+
+def test_rows_that_are_done_once_more_leave_the_log(tmp_path):
+    def make(files):
+        return [keras.callbacks.CSVLogger(f"{files}/log.csv")]
+
+    first = callbacks(make, tmp_path)
+    for epoch in range(3):
+        first.run("on_epoch_end", epoch, {"loss": float(epoch)})
+    second = restart(first, make, tmp_path, 2)
+    second.run("on_epoch_end", 2, {"loss": 7.0})
+    second.run("on_train_end", {})
+    with (tmp_path / "log.csv").open() as file:
+        rows = [(row["epoch"], row["loss"]) for row in csv.DictReader(file)]
+    assert rows == [("0", "0.0"), ("1", "1.0"), ("2", "7.0")]
+
+
+def test_a_scheduled_rate_inside_a_loss_scale_is_left_alone(tmp_path):
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 10)
+    made = model(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(schedule)))
+
+    class Second(Alone):
+        rank = 1
+
+    other = Callbacks([keras.callbacks.History()], made, Second(), print, "", {}, None)
+    other.run("on_epoch_end", 0, {})
+
+
+def test_what_callbacks_print_is_said_and_what_they_raise_is_named(tmp_path):
+    def end(epoch, logs):
+        print("hello\nworld")
+        if epoch:
+            raise ValueError("broken")
+
+    said: list[str] = []
+    ready = callbacks([keras.callbacks.LambdaCallback(on_epoch_end=end)], tmp_path, said=said)
+    ready.run("on_epoch_end", 0, {})
+    assert said == ["hello", "world"]
+    with pytest.raises(JobError, match="a callback's on_epoch_end raised ValueError: broken"):
+        ready.run("on_epoch_end", 1, {})
+
+
+def test_backup_and_restore_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="remove BackupAndRestore"):
+        callbacks([keras.callbacks.BackupAndRestore(str(tmp_path / "b"))], tmp_path)
