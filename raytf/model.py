@@ -157,6 +157,18 @@ def sums_over_batch(model: keras.Model) -> bool:
     return kinds == {True}
 
 
+def logs(model: keras.Model) -> dict[str, float]:
+    """Present loss and metrics by name; one that is a vector, such as F1Score's, becomes a number for each class."""
+    named: dict[str, float] = {}
+    for name, value in model.get_metrics_result().items():
+        values = np.asarray(value, np.float64)
+        if values.ndim:
+            named.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})
+        else:
+            named[name] = float(values)
+    return named
+
+
 def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics with which Keras tracks the loss of each of several outputs."""
     return list(getattr(getattr(model, "_compile_loss", None), "metrics", []))

@@ -24,8 +24,8 @@ from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source
 from raytf.errors import CheckpointError, JobError, NonFiniteLossError, RaytfError, RunMismatchError, WorkerLostError
 from raytf.job import Job, Sources, batch_identity, differences
-from raytf.progress import Status
-from raytf.runlog import Folder, StepLog, new_attempt, read_attempts, write_attempt
+from raytf.reporter import Reporter
+from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
 from raytf.storage import Storage
 
 #: Places in the vector of flags.
@@ -36,9 +36,6 @@ _PREFETCH = 2
 #: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
-_STATUS_SECONDS = 0.5
-#: Ray's controller takes one report a poll; more frequent ones would wait for it.
-_REPORT_SECONDS = 2.0
 #: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
 
@@ -122,6 +119,7 @@ class Worker:
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.storage = Storage(job.run_uri)
         self.attempt = ray.train.collective.broadcast_from_rank_zero(new_attempt())
+        self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]
@@ -133,7 +131,7 @@ class Worker:
             [source for source in given if source is not None],
             self.config.compute,
             self.config.batch.seed,
-            self.say,
+            self.reporter.say,
         )
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
@@ -157,23 +155,20 @@ class Worker:
             self.config.compute.reduction == "exact",
         )
         self.named |= self.train_step.reduction.state()
-        self.files = Folder(self.storage, "files") if self.rank == 0 else None
-        self.tensorboard = Folder(self.storage, "tensorboard") if self.rank == 0 else None
-        if self.files is not None and chosen is not None:
-            self.files.fetch()
+        if chosen is not None:
+            self.reporter.resume(chosen.step)
         self.callbacks = Callbacks(
             job.callbacks,
             self.model,
             self.group,
-            self.say,
-            self.files.path if self.files else "",
+            self.reporter.say,
+            self.reporter.files,
             {"epochs": -(-job.total_steps // self.plan.steps_per_epoch), "steps": self.plan.steps_per_epoch},
             epoch=None if chosen is None else self.plan.locate(chosen.step)[0],
         )
         self.step = 0
         self.train_seconds = 0.0
         self.history: list[dict[str, Any]] = []
-        self.world_sizes: list[int] = []
         self.stopped_early = False
         self._begin(chosen, format)
         self.log = StepLog(self.storage, self.attempt)
@@ -183,7 +178,7 @@ class Worker:
             self.world_size,
             self.attempt,
             self.config.checkpoints.keep,
-            self.say_here,
+            self.reporter.say_here,
             restored=None if chosen is None else chosen.name,
             damaged=self.damaged,
         )
@@ -194,10 +189,8 @@ class Worker:
         self.saving_step = 0
         self.call_steps = self.config.compute.steps_per_call or 1
         self._seconds_per_step = 0.0
-        self._reported_at = self._status_at = time.monotonic()
-        self._status_step = self.step
-        self._writer: Any = None
-        self._eval: dict[str, Any] = {}
+        self._trained = False
+        self._evaluators: dict[str, Any] = {}
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -244,25 +237,26 @@ class Worker:
         if not self.config.compute.steps_per_call and outcome.flags[_CALL_STEPS]:
             self.call_steps = int(outcome.flags[_CALL_STEPS])
         self._seconds_per_step = seconds / (call.stop - call.start)
-        if self.rank == 0 and time.monotonic() - self._status_at >= _STATUS_SECONDS:
+        self._trained = True
+        if self.reporter.is_status_due():
             loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
-            self._scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
+            self.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
             self.show("training")
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
         if self.sources.validation is not None and (epoch + 1) % self.job.validation_freq == 0:
             self.show("validating")
-            logs |= {f"val_{k}": v for k, v in self.evaluate("validation", self.sources.validation).items()}
+            logs |= {f"val_{k}": v for k, v in self._evaluate("validation", self.sources.validation).items()}
         self.callbacks.run("on_epoch_end", epoch, dict(logs))
         self.stopped_early = self.callbacks.stopped
         self.history.append({"epoch": epoch, "step": self.step, **logs})
         self.model.reset_metrics()
         if self.rank == 0:
-            self._scalars({f"epoch_{k}": v for k, v in logs.items()}, self.step)
-            self.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
-        if self._agreed(time.monotonic() - self._reported_at > _REPORT_SECONDS):
-            self._report({**logs, "epoch": epoch, "step": self.step})
+            self.reporter.scalars({f"epoch_{k}": v for k, v in logs.items()}, self.step)
+            self.reporter.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
+        if self._sum([float(self.reporter.is_report_due())])[0]:  # rank 0's answer, on every rank
+            self.reporter.report({**logs, "epoch": epoch, "step": self.step})
 
     def _check_finite(self, call: Call, outcome: Any) -> None:
         bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
@@ -282,41 +276,6 @@ class Worker:
             step + 1,
         )
 
-    # -- evaluation ----------------------------------------------------------------------------------------------------
-
-    def evaluate(self, name: str, source: Source) -> dict[str, float]:
-        """Loss and metrics over a source, equal on every rank; resets the model's metrics."""
-        from raytf import model as models
-        from raytf.step import EvalStep
-
-        if name not in self._eval:
-            plan = StepPlan(source.records, self.plan.global_batch_size, self.plan.shards)
-            pipeline = self._pipeline(source, plan, training=False)
-            pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
-            step = EvalStep(self.model, plan, self.shards, pipeline.template, pipeline.leaf_specs)
-            self._eval[name] = plan, pipeline, step
-        plan, pipeline, step = self._eval[name]
-        self.callbacks.run("on_test_begin")
-        rows = np.zeros((len(self.shards), step.micro.row_width), np.float32)
-        pending: deque[Future[Call]] = deque()
-        asked, total = 0, plan.steps_per_epoch
-        while asked < total or pending:
-            while asked < total and len(pending) < _PREFETCH:
-                end = plan.call_end(asked, _MAX_CALL_STEPS // 2, total)
-                pending.append(pipeline.submit(asked, end))
-                asked = end
-            rows += step(pending.popleft().result())
-        everyones = np.zeros((self.plan.shards, rows.shape[1]), np.float32)
-        everyones[self.shards.start : self.shards.stop] = rows
-        # Other ranks' rows are zeros, so each arrives as it is, and all ranks add them in the same order.
-        everyones = self.group.sum(everyones.ravel()).reshape(everyones.shape)
-        self.model.reset_metrics()
-        step.micro.add_metrics(everyones.sum(0)[1:])
-        logs = self._logs()
-        self.model.reset_metrics()
-        self.callbacks.run("on_test_end", dict(logs))
-        return logs
-
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def _choose_checkpoint(self, durable: Any) -> Any:
@@ -333,7 +292,7 @@ class Worker:
             everywhere = self._sum([float(found is not None)])[0] == self.world_size
             if found is None or not everywhere:
                 self.damaged.append(name)
-                self.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
+                self.reporter.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
                 continue
             difference = differences(found.document["identity"], self.identity)
             if difference:
@@ -368,7 +327,7 @@ class Worker:
             self.history = document["history"]
             self.stopped_early = document["stopped_early"]
             self.callbacks.load_state(document["callbacks"], chosen.tensors)
-            self.say(f"restored step {self.step} from checkpoint {chosen.name}")
+            self.reporter.say(f"restored step {self.step} from checkpoint {chosen.name}")
         if self.rank == 0:
             write_attempt(self.storage, self.attempt, self.world_size, self.step)
 
@@ -394,12 +353,12 @@ class Worker:
             self.saver.commit(self.saving_step)
         elif event is policy.Event.FAILED:
             self.saver.drop()
-            self.say(
+            self.reporter.say(
                 f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays"
             )
         elif event is policy.Event.DONE:
             self.durable_step = self.saving_step
-            self._report({**self._logs(), "step": self.step}, self.saver.name)
+            self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
 
     def _begin_save(self) -> None:
         from raytf.checkpoint import format
@@ -419,9 +378,7 @@ class Worker:
 
         def first() -> None:
             self.log.write(rows)
-            for folder in (self.files, self.tensorboard):
-                if folder is not None:
-                    folder.upload()
+            self.reporter.upload()
 
         trainable = {id(v) for v in self.model.trainable_variables}
         finite = [name for name, v in self.named.items() if id(v) in trainable]
@@ -461,12 +418,11 @@ class Worker:
 
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         metrics = {k: v for k, v in (self.history[-1] if self.history else {}).items() if k not in ("epoch", "step")}
-        self.callbacks.run(
-            "on_train_end", dict(metrics)
-        )  # before the test: EarlyStopping restores its best weights here
+        # Before the test: EarlyStopping restores its best weights here.
+        self.callbacks.run("on_train_end", dict(metrics))
         if self.sources.test is not None:
             self.show("testing")
-            metrics |= {f"test_{k}": v for k, v in self.evaluate("test", self.sources.test).items()}
+            metrics |= {f"test_{k}": v for k, v in self._evaluate("test", self.sources.test).items()}
         if self.rank != 0:
             return None
         self.show("exporting")
@@ -489,90 +445,34 @@ class Worker:
             "history": self.history,
             "export": export.export(self.model, self.storage),
         }
-        for folder in (self.files, self.tensorboard):
-            if folder is not None:
-                folder.upload()
+        self.reporter.upload()
         return result
 
     def _samples(self) -> int:
         epochs, rest = divmod(self.step, self.plan.steps_per_epoch)
         return epochs * self.plan.records + sum(int(self.plan.counts(s).sum()) for s in range(rest))
 
-    # -- talking -------------------------------------------------------------------------------------------------------
-
     def show(self, phase: str) -> None:
-        """Tell the driver where the run is; rank 0 only."""
-        if self.rank != 0:
-            return
-        now = time.monotonic()
-        done, seconds = self.step - self._status_step, now - self._status_at
-        rate = done / seconds if done and seconds else 0.0
-        latest = self.step if phase == "training" and self.step < self.job.total_steps else max(0, self.step - 1)
-        epoch = latest // self.plan.steps_per_epoch
-        status = Status(
-            step=self.step,
-            total=self.job.total_steps,
-            epoch=epoch + 1,
-            epochs=-(-self.job.total_steps // self.plan.steps_per_epoch),
-            workers=self.world_size,
-            metrics=self._logs() if done else {},
-            samples_per_second=rate * self.plan.global_batch_size,
-            seconds_left=(self.job.total_steps - self.step) / rate if rate else None,
-            checkpoint=self.durable_step,
-            phase=phase,
-        )
-        self.job.monitor.update.remote(status)
-        self._status_at, self._status_step = now, self.step
+        """Tell the driver where the run is; rank 0 does."""
+        metrics = self._logs() if phase == "training" and self.rank == 0 and self._trained else None
+        self.reporter.show(phase, self.step, self.durable_step, metrics)
 
-    def say(self, message: str) -> None:
-        """A line for the user that every rank would say; rank 0 does."""
-        if self.rank == 0:
-            self.say_here(message)
+    def _evaluate(self, name: str, source: Source) -> dict[str, float]:
+        from raytf.evaluation import Evaluator
 
-    def say_here(self, message: str) -> None:
-        """A line for the user, from any rank."""
-        self.job.monitor.say.remote(message)
-
-    def _report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
-        """Show metrics and checkpoint in Ray Train; every rank must call it."""
-        kept = None
-        if checkpoint is not None:
-            filesystem, path = self.storage.arrow(f"checkpoints/{checkpoint}")
-            kept = ray.train.Checkpoint(path=path, filesystem=filesystem)
-        ray.train.report(metrics, kept, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD)
-        self._reported_at = time.monotonic()
-
-    def _scalars(self, values: dict[str, float], step: int) -> None:
-        import tensorflow as tf
-
-        if self.tensorboard is None:
-            return
-        try:
-            if self._writer is None:
-                self._writer = tf.summary.create_file_writer(self.tensorboard.path, filename_suffix=f".{self.attempt}")
-            with self._writer.as_default(step):
-                for name, value in values.items():
-                    tf.summary.scalar(name, value)
-        except tf.errors.OpError as error:
-            self.tensorboard = None
-            self.say(f"TensorBoard files are not written any more: {_one_line(error)[-200:]}")
+        if name not in self._evaluators:
+            plan = StepPlan(source.records, self.plan.global_batch_size, self.plan.shards)
+            pipeline = self._pipeline(source, plan, training=False)
+            self._evaluators[name] = Evaluator(self.model, pipeline, self.group, self.callbacks)
+        return self._evaluators[name].run()
 
     def _logs(self) -> dict[str, float]:
-        logs: dict[str, float] = {}
-        for name, value in self.model.get_metrics_result().items():
-            values = np.asarray(value, np.float64)
-            if values.ndim:  # such as F1Score's, a number for each class
-                logs.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})
-            else:
-                logs[name] = float(values)
-        return logs
+        from raytf import model as models
+
+        return models.logs(self.model)
 
     def _sum(self, values: Any) -> np.ndarray:
         return self.group.sum(np.asarray(values, np.float32))
-
-    def _agreed(self, mine: bool) -> bool:
-        """Rank 0's answer, on every rank."""
-        return bool(self._sum([float(mine and self.rank == 0)])[0])
 
     def _pipeline(self, source: Source, plan: StepPlan, training: bool) -> Pipeline:
         return Pipeline(

@@ -1,0 +1,60 @@
+"""Loss and metrics over a source, equal on every rank, and the same for every number of ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+
+import keras
+import numpy as np
+
+from raytf import model as models
+from raytf.callbacks import Callbacks, Ranks
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Call, Pipeline
+from raytf.step import EvalStep
+
+#: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
+_CALL_STEPS = 16
+_PREFETCH = 2
+
+
+class Evaluator:
+    """Evaluates a model on one source; traced once and used again.
+
+    Args:
+        model: built and compiled.
+        pipeline: this rank's shards of the source, not shuffled.
+        group: all ranks must construct and call alike.
+        callbacks: hear of the begin and the end.
+    """
+
+    def __init__(self, model: keras.Model, pipeline: Pipeline, group: Ranks, callbacks: Callbacks):
+        self._model, self._pipeline, self._group, self._callbacks = model, pipeline, group, callbacks
+        pipeline.prepare(len(models.seed_states(model)), models.sparse_classes(model))
+        self._plan: StepPlan = pipeline.plan
+        self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs)
+
+    def run(self) -> dict[str, float]:
+        """Loss and metrics by name; the model's metrics are reset before and after."""
+        self._callbacks.run("on_test_begin")
+        shards, plan = self._pipeline.shards, self._plan
+        rows = np.zeros((len(shards), self._step.micro.row_width), np.float32)
+        pending: deque[Future[Call]] = deque()
+        asked, total = 0, plan.steps_per_epoch
+        while asked < total or pending:
+            while asked < total and len(pending) < _PREFETCH:
+                end = plan.call_end(asked, _CALL_STEPS, total)
+                pending.append(self._pipeline.submit(asked, end))
+                asked = end
+            rows += self._step(pending.popleft().result())
+        everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
+        everyones[shards.start : shards.stop] = rows
+        # Other ranks' rows are zeros, so each arrives as it is, and all ranks add them in the same order.
+        everyones = self._group.sum(everyones.ravel()).reshape(everyones.shape)
+        self._model.reset_metrics()
+        self._step.micro.add_metrics(everyones.sum(0)[1:])
+        logs = models.logs(self._model)
+        self._model.reset_metrics()
+        self._callbacks.run("on_test_end", dict(logs))
+        return logs

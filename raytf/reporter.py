@@ -1,0 +1,119 @@
+"""What rank 0 tells while it trains: the driver, Ray Train's dashboard, TensorBoard; and the files of callbacks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import ray
+import ray.train
+
+from raytf.job import Job
+from raytf.progress import Status
+from raytf.runlog import Folder
+from raytf.storage import Storage
+
+_STATUS_SECONDS = 0.5
+#: Ray's controller takes one report a poll; more frequent ones would wait for it.
+_REPORT_SECONDS = 2.0
+
+
+class Reporter:
+    """One rank's voice.
+
+    Args:
+        job: whose driver listens.
+        storage: the run's folder.
+        rank, world_size: of this worker.
+        attempt: name of this start of the worker group.
+    """
+
+    def __init__(self, job: Job, storage: Storage, rank: int, world_size: int, attempt: str):
+        self._job, self._storage, self._attempt = job, storage, attempt
+        self._rank, self._world_size = rank, world_size
+        self._files = Folder(storage, "files") if rank == 0 else None
+        self._tensorboard = Folder(storage, "tensorboard") if rank == 0 else None
+        self._writer: Any = None
+        self._reported_at = self._status_at = time.monotonic()
+        self._status_step = 0
+
+    @property
+    def files(self) -> str:
+        """Local folder for files of callbacks; empty but on rank 0."""
+        return self._files.path if self._files else ""
+
+    def resume(self, step: int) -> None:
+        """The run goes on from a step: get the files that an earlier attempt left."""
+        self._status_step = step
+        if self._files is not None:
+            self._files.fetch()
+
+    def upload(self) -> None:
+        """Copy files that changed to storage."""
+        for folder in (self._files, self._tensorboard):
+            if folder is not None:
+                folder.upload()
+
+    def is_status_due(self) -> bool:
+        return self._rank == 0 and time.monotonic() - self._status_at >= _STATUS_SECONDS
+
+    def is_report_due(self) -> bool:
+        return self._rank == 0 and time.monotonic() - self._reported_at >= _REPORT_SECONDS
+
+    def show(self, phase: str, step: int, checkpoint: int | None, metrics: dict[str, float] | None = None) -> None:
+        """Tell the driver where the run is; from rank 0."""
+        if self._rank != 0:
+            return
+        job, plan, now = self._job, self._job.plan, time.monotonic()
+        done, seconds = step - self._status_step, now - self._status_at
+        rate = done / seconds if done > 0 and seconds else 0.0
+        latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
+        status = Status(
+            step=step,
+            total=job.total_steps,
+            epoch=latest // plan.steps_per_epoch + 1,
+            epochs=-(-job.total_steps // plan.steps_per_epoch),
+            workers=self._world_size,
+            metrics=metrics or {},
+            samples_per_second=rate * plan.global_batch_size,
+            seconds_left=(job.total_steps - step) / rate if rate else None,
+            checkpoint=checkpoint,
+            phase=phase,
+        )
+        job.monitor.update.remote(status)
+        self._status_at, self._status_step = now, step
+
+    def say(self, message: str) -> None:
+        """A line for the user that every rank would say; rank 0 does."""
+        if self._rank == 0:
+            self.say_here(message)
+
+    def say_here(self, message: str) -> None:
+        """A line for the user, from any rank."""
+        self._job.monitor.say.remote(message)
+
+    def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
+        """Show metrics and the name of a complete checkpoint in Ray Train; every rank must call it."""
+        kept = None
+        if checkpoint is not None:
+            filesystem, path = self._storage.arrow(f"checkpoints/{checkpoint}")
+            kept = ray.train.Checkpoint(path=path, filesystem=filesystem)
+        ray.train.report(metrics, kept, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD)
+        self._reported_at = time.monotonic()
+
+    def scalars(self, values: dict[str, float], step: int) -> None:
+        """Write numbers for TensorBoard; from rank 0. A disk that is full ends that, not training."""
+        import tensorflow as tf
+
+        if self._tensorboard is None:
+            return
+        try:
+            if self._writer is None:
+                folder = self._tensorboard.path
+                self._writer = tf.summary.create_file_writer(folder, filename_suffix=f".{self._attempt}")
+            with self._writer.as_default(step):
+                for name, value in values.items():
+                    tf.summary.scalar(name, value)
+        except tf.errors.OpError as error:
+            self._tensorboard = None
+            self.say(f"TensorBoard files are not written any more: {' '.join(str(error).split())[-200:]}")
