@@ -117,13 +117,19 @@ class FailurePolicy(DefaultFailurePolicy):
 
 def _short(error: Exception) -> str:
     found = worker_errors(error) or [error]
+    dead = sum(isinstance(e, ray.exceptions.RayActorError) for e in found)
+    if dead:
+        return f"{dead} worker process{'es' if dead > 1 else ''} died"
     return f"{type(found[0]).__name__}: {' '.join(str(found[0]).split())[:120]}"
 
 
 def worker_errors(error: Exception) -> list[BaseException]:
     """What was raised or happened in each worker, out of what Ray Train wrapped it in, by rank."""
-    failures = getattr(error, "worker_failures", {})
-    return [getattr(failure, "_base_exc", failure) for _, failure in sorted(failures.items())]
+    found = []
+    for _, failure in sorted(getattr(error, "worker_failures", {}).items()):
+        inner = getattr(failure, "_base_exc", failure)  # what the worker's code raised
+        found.append(getattr(inner, "health_check_failure", inner))  # why Ray could not reach the worker
+    return found
 
 
 class Monitor:

@@ -63,7 +63,7 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     assert len(workers) == 2
     workers[-1].kill()
     output = run.wait()
-    assert "workers were lost" in output
+    assert "workers were lost (1 worker process died); starting again" in output
     assert "restored step" in output
     result = result_of(folder)
     assert (result["restarts"], result["steps"]) == (1, 8 * 63)
