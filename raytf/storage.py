@@ -201,15 +201,22 @@ class Storage:
         return info.type == pafs.FileType.File
 
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
-        """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty."""
+        """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
+
+        A recursive list may leave out the folders themselves.
+        """
         base = self._path(name)
-        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive)
+        # pyarrow lists no folder on GCS that exists only through the objects in it, so there they are looked for.
+        infer = not recursive and isinstance(self._fs, pafs.GcsFileSystem)
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
         infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
-        found = []
+        found = set()
         for info in infos:
             relative = info.path[len(base) :].strip("/")
             if relative and ".tmp-" not in relative:
-                found.append(relative + ("/" if info.type == pafs.FileType.Directory else ""))
+                found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
+        if infer:
+            found = {first + mark for first, mark, _ in (entry.partition("/") for entry in found)}
         return sorted(found)
 
     def delete(self, name: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +53,37 @@ def s3(s3_endpoint: str) -> Callable[..., str]:
         return f"s3://{path}?endpoint_override={s3_endpoint}&scheme=http&region=us-east-1"
 
     return uri
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint() -> Iterator[str]:
+    """HOST:PORT of a GCS server with a bucket named `raytf`; it needs no credentials."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = Path(sys.executable).with_name("gcp-storage-emulator")
+    options = ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--default-bucket=raytf"]
+    server = subprocess.Popen([command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None, "the GCS server ended"
+                assert time.monotonic() < deadline, "the GCS server did not come up"
+                time.sleep(0.1)
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait(30)
+
+
+@pytest.fixture
+def gcs(gcs_endpoint: str) -> str:
+    """URI of a folder of this test's own on GCS."""
+    return f"gs://raytf/{uuid.uuid4().hex[:12]}?endpoint_override={gcs_endpoint}&scheme=http&anonymous=true"
 
 
 @pytest.fixture(scope="session")

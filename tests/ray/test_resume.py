@@ -108,6 +108,15 @@ def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bu
     assert not any("secret" in bucket.get(k).decode(errors="ignore") for k in keys if k.endswith(".json"))
 
 
+def test_gcs_train_and_go_on(start, tmp_path: Path, gcs: str):
+    flags = ("--data", "digits", "--workers", 1, "--storage", gcs, "--run", "a")
+    start(MNIST_JOB, *flags, "--steps", 24).wait()
+    output = start(MNIST_JOB, *flags, "--steps", 36).wait()
+    assert "restored step 24" in output
+    place, _, query = gcs.partition("?")
+    assert raytf.read_steps(f"{place}/a?{query}")["step"].tolist() == list(range(1, 37))
+
+
 def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start, tmp_path: Path):
     flags = ("--data", "digits", "--checkpoint-every-steps", 12, "--storage", tmp_path, "--run", "a")
     start(MNIST_JOB, *flags, "--steps", 240).wait()
