@@ -29,24 +29,34 @@ def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
     return result
 
 
-def compare_batch(run: Storage, config: TrainConfig, records: int) -> None:
+def stored_identity(run: Storage) -> dict[str, str]:
+    """With what settings the run in storage was made; empty where it has no checkpoint that can be read."""
+    for name in manifest.list_complete(run)[:1]:
+        try:
+            return manifest.read(run, name)["document"]["identity"]
+        except (CheckpointError, KeyError):
+            break
+    return {}
+
+
+def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> None:
     """Refuse a changed batch before anything is started; the model is compared by the workers.
+
+    Args:
+        before: of `stored_identity`.
 
     Raises:
         RunMismatchError: shows the difference.
     """
-    for name in manifest.list_complete(run)[:1]:
-        try:
-            before = manifest.read(run, name)["document"]["identity"]
-        except (CheckpointError, KeyError):
-            return
-        now = batch_identity(config, records)
-        difference = differences({k: before.get(k, "nothing") for k in now}, now)
-        if difference:
-            raise RunMismatchError(
-                f"run {config.run.run!r} in storage was made with other settings: {difference}. "
-                "Give them as they were, or choose another --run name."
-            )
+    if not before:
+        return
+    now = batch_identity(config, records)
+    difference = differences({k: before.get(k, "nothing") for k in now}, now)
+    if difference:
+        raise RunMismatchError(
+            f"run {config.run.run!r} in storage was made with other settings: {difference}. "
+            "Give them as they were, or choose another --run name."
+        )
 
 
 def check_memory(config: TrainConfig, worker_bytes: int) -> int:
@@ -82,16 +92,6 @@ def check_address(address: str, seconds: float = 5.0) -> None:
             f"no Ray answers at RAY_ADDRESS={address} ({error}). Start it with `ray start --head`, correct the "
             "address, or unset RAY_ADDRESS to train on this machine alone."
         ) from error
-
-
-def stored_shards(run: Storage) -> int | None:
-    """Logical shards of the run in storage; None where it has no checkpoint yet."""
-    for name in manifest.list_complete(run)[:1]:
-        try:
-            return int(manifest.read(run, name)["document"]["identity"]["--logical-shards"])
-        except (CheckpointError, KeyError, ValueError):
-            return None
-    return None
 
 
 def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> bool:

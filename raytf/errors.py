@@ -31,6 +31,11 @@ class RaytfError(Exception):
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
+def one_line(error: object, limit: int | None = None) -> str:
+    """The text of another library's error as one line, cut to a number of characters."""
+    return " ".join(str(error).split())[:limit]
+
+
 def _rebuild(cls: type[RaytfError], args: tuple, state: dict) -> RaytfError:
     error = cls.__new__(cls)
     error.args = args

@@ -17,7 +17,7 @@ import numpy as np
 from raytf.config import ComputeSection
 from raytf.data import tree
 from raytf.data.sources import Source
-from raytf.errors import DataError, JobError, ModelError, RaytfError
+from raytf.errors import DataError, JobError, ModelError, RaytfError, one_line
 
 _POLICIES = {"off": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
@@ -71,7 +71,7 @@ def build(
         shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
         raise DataError(
             f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
-            f"Keras says: {_first_lines(error)}"
+            f"Keras says: {one_line(error, 300)}"
         ) from error
     for source in sources:
         check_labels(model, source)
@@ -82,7 +82,7 @@ def build(
         raise DataError(
             "loss or metrics do not take the labels: labels are "
             f"{_shapes(sample[1])}, predictions {_shapes(tree.map_leaves(np.asarray, predicted))}. "
-            f"Keras says: {_first_lines(error)}"
+            f"Keras says: {one_line(error, 300)}"
         ) from error
     model.reset_metrics()
     if not model.trainable_variables:
@@ -237,7 +237,3 @@ def _inputs(model: keras.Model) -> str:
 
 def _shapes(part: Any) -> str:
     return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

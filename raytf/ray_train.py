@@ -12,7 +12,7 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf.errors import JobError, RaytfError
+from raytf.errors import JobError, RaytfError, one_line
 from raytf.progress import Status
 
 #: Failures in a row without a new step after which a run stops: the next one would end alike.
@@ -120,7 +120,7 @@ def _short(error: Exception) -> str:
     dead = sum(isinstance(e, ray.exceptions.RayActorError) for e in found)
     if dead:
         return f"{dead} worker process{'es' if dead > 1 else ''} died"
-    return f"{type(found[0]).__name__}: {' '.join(str(found[0]).split())[:120]}"
+    return f"{type(found[0]).__name__}: {one_line(found[0], 120)}"
 
 
 def worker_errors(error: Exception) -> list[BaseException]:

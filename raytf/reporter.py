@@ -8,6 +8,7 @@ from typing import Any
 import ray
 import ray.train
 
+from raytf.errors import one_line
 from raytf.job import Job
 from raytf.progress import Status
 from raytf.runlog import Folder
@@ -116,4 +117,4 @@ class Reporter:
                     tf.summary.scalar(name, value)
         except tf.errors.OpError as error:
             self._tensorboard = None
-            self.say(f"TensorBoard files are not written any more: {' '.join(str(error).split())[-200:]}")
+            self.say(f"TensorBoard files are not written any more: {one_line(error)[-200:]}")

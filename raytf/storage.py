@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf.errors import ConfigError, StorageError
+from raytf.errors import ConfigError, StorageError, one_line
 
 T = TypeVar("T")
 
@@ -287,7 +287,7 @@ class Storage:
 
     def _explain(self, what: str, name: str, error: OSError) -> StorageError:
         kind = classify(error)
-        text = " ".join(str(error).split())
+        text = one_line(error)
         mend = _MEND.get(kind, "")
         if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
             mend = ""

@@ -21,7 +21,7 @@ from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
-from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError
+from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.job import Job, Sources
 from raytf.lease import Lease
 from raytf.progress import Display
@@ -102,8 +102,9 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
-    if config.batch.logical_shards is None and (stored := checks.stored_shards(run)):
-        config = config.replace(logical_shards=stored)
+    stored = checks.stored_identity(run)
+    if config.batch.logical_shards is None and "--logical-shards" in stored:
+        config = config.replace(logical_shards=int(stored["--logical-shards"]))
         config.check()
     plan = StepPlan(records.records, config.batch.global_batch_size, config.logical_shards)
     total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
@@ -124,7 +125,7 @@ def fit(
         display.say(f"run {config.run.run} in {run.locate('')}")
         with Lease(run, display.say) as lease:
             finished = checks.finished(run, total)
-            checks.compare_batch(run, config, plan.records)
+            checks.compare_batch(stored, config, plan.records)
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
@@ -177,8 +178,9 @@ def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Displ
         except ray.train.TrainingFailedError as error:
             raise _cause(error) from None
         except ray.exceptions.RayError as error:
-            text = " ".join(str(error).split())[:400]
-            raise ClusterError(f"Ray failed: {text}. The same command goes on from the last checkpoint.") from None
+            raise ClusterError(
+                f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
+            ) from None
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
@@ -232,9 +234,8 @@ def _cause(error: Exception) -> RaytfError:
         if isinstance(inner, RaytfError):
             return inner
     for inner in found:
-        text = " ".join(str(inner).split())
-        return JobError(f"training failed for good: {type(inner).__name__}: {text[:600]}", str(error))
-    return ClusterError(f"training failed: {' '.join(str(error).split())[:600]}")
+        return JobError(f"training failed for good: {type(inner).__name__}: {one_line(inner, 600)}", str(error))
+    return ClusterError(f"training failed: {one_line(error, 600)}")
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------

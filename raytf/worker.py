@@ -22,7 +22,15 @@ from raytf.checkpoint import manifest, policy
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source
-from raytf.errors import CheckpointError, JobError, NonFiniteLossError, RaytfError, RunMismatchError, WorkerLostError
+from raytf.errors import (
+    CheckpointError,
+    JobError,
+    NonFiniteLossError,
+    RaytfError,
+    RunMismatchError,
+    WorkerLostError,
+    one_line,
+)
 from raytf.job import Job, Sources, batch_identity, differences
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
@@ -84,24 +92,20 @@ def run(job: Job) -> dict[str, Any] | None:
     except (RaytfError, OSError, ray.exceptions.RayError):
         raise
     except lost as error:
-        raise WorkerLostError(_one_line(error)) from None
+        raise WorkerLostError(one_line(error, 500)) from None
     except (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError) as error:
         # What gRPC says of a peer that died in the middle of a message, and of a port that was just taken.
         if "ollective" in str(error) or "onnection" in str(error) or "gRPC" in str(error):
-            raise WorkerLostError(_one_line(error)) from None
+            raise WorkerLostError(one_line(error, 500)) from None
         raise _as_job_error(error) from None
     except Exception as error:
         raise _as_job_error(error) from None
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:500]
-
-
 def _as_job_error(error: Exception) -> JobError:
     import traceback
 
-    return JobError(f"training raised {type(error).__name__}: {_one_line(error)}", traceback.format_exc())
+    return JobError(f"training raised {type(error).__name__}: {one_line(error, 500)}", traceback.format_exc())
 
 
 class Worker:

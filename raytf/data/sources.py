@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from raytf.data import tree
-from raytf.errors import DataError, StorageError
+from raytf.errors import DataError, StorageError, one_line
 
 #: Records within which a source read block by block is shuffled.
 WINDOW_RECORDS = 8192
@@ -282,7 +282,7 @@ def _explained(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         kind = classify(error) if isinstance(error, OSError) else "other"
         if kind != "other":
             raise StorageError(f"{what} cannot be read: {text}", kind) from error
