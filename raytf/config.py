@@ -31,6 +31,8 @@ class RunSection:
     """Name of the run; the same name on the same storage goes on where that run stopped."""
     storage: str = "~/raytf-runs"
     """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    status_file: str | None = None
+    """Keep the latest status as JSON in this local file, for scripts that watch the run."""
     verbose: bool = False
     """Show the messages of TensorFlow and Ray too."""
 
@@ -45,6 +47,8 @@ class ClusterSection:
     """One GPU for each worker; by default when the cluster has any."""
     cpus_per_worker: float = 1.0
     """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
+    resize_every_seconds: float = 60.0
+    """Least time between two changes of the number of workers that follow nodes which come or go with notice."""
     max_failures: int = -1
     """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
     times in a row without a new step end it all the same."""
@@ -196,13 +200,14 @@ class TrainConfig:
             ("--checkpoint-every-steps", self.checkpoints.checkpoint_every_steps, 1),
             ("--checkpoint-every-seconds", self.checkpoints.checkpoint_every_seconds, 0),
             ("--keep", self.checkpoints.keep, 1),
+            ("--resize-every-seconds", self.cluster.resize_every_seconds, 0),
             ("--max-failures", self.cluster.max_failures, -1),
         ):
             if value is None:
                 continue
             if isinstance(value, str) or not value >= least:
                 raise ConfigError(f"{flag} {value}: expected a number, {least} or more.")
-            if flag != "--checkpoint-every-seconds" and value != int(value):
+            if not flag.endswith("-seconds") and value != int(value):
                 raise ConfigError(f"{flag} {value}: expected a whole number.")
         for flag, choice, known in (
             ("--mixed-precision", self.compute.mixed_precision, get_args(MixedPrecision)),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +17,8 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from raytf.errors import ConfigError
 
 #: Seconds between plain lines, where there is no terminal.
 PLAIN_SECONDS = 5.0
@@ -64,6 +70,43 @@ def clock_text(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class StatusFile:
+    """Keeps the latest status as JSON in a local file: the fields of `Status`, and `time` in seconds of the epoch.
+
+    Args:
+        path: a file in a folder that exists; None writes nothing.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | None):
+        self._path = path
+        self._status: Status | None = None
+        if path is not None:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)  # what an earlier command left says nothing of this one
+                with open(f"{path}.part", "w"):
+                    pass
+                os.remove(f"{path}.part")
+            except OSError as error:
+                raise ConfigError(
+                    f"--status-file {path} cannot be written: {error.strerror or error}. Give a file in a folder that "
+                    "exists."
+                ) from error
+
+    def show(self, status: Status) -> None:
+        """Replace the file where the status is a new one. A disk that is full is no reason to stop."""
+        if self._path is None or status == self._status:
+            return
+        self._status = status
+        with contextlib.suppress(OSError):
+            with open(f"{self._path}.part", "w") as stream:
+                json.dump({**dataclasses.asdict(status), "time": time.time()}, stream)
+            os.replace(f"{self._path}.part", self._path)
 
 
 class Display:

@@ -1,8 +1,11 @@
-"""Ray Train, filled in for TensorFlow: the backend, which failures are worth another attempt, and the driver's ear."""
+"""Ray Train, filled in for TensorFlow: the backend, when to change the number of workers, which failures are worth
+another attempt, and the driver's ear."""
 
 from __future__ import annotations
 
 import dataclasses
+import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +13,22 @@ import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+)
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf.errors import JobError, RaytfError, one_line
+from raytf.elastic import Move, Resizer, View
+from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
 from raytf.progress import Status
 
+#: Seconds within which the raylet of a living node accepts a connection.
+_KNOCK_SECONDS = 1.0
+#: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
+_WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 #: Failures in a row without a new step after which a run stops: the next one would end alike.
 _FRUITLESS_FAILURES = 5
 
@@ -61,21 +75,138 @@ def _free_address() -> str:
 
 
 class Trainer(TensorflowTrainer):
-    """TensorflowTrainer whose failure policy knows which errors another attempt would meet again."""
+    """TensorflowTrainer with raytf's policies.
 
-    def __init__(self, train_loop: Callable[[], Any], monitor: Any, **kwargs: Any):
-        self._monitor = monitor
+    Args:
+        train_loop: run by each worker.
+        monitor: handle of the driver's Monitor.
+        resize_every_seconds: between two planned changes of the number of workers.
+    """
+
+    def __init__(self, train_loop: Callable[[], Any], monitor: Any, resize_every_seconds: float, **kwargs: Any):
+        self._monitor, self._resize_every_seconds = monitor, resize_every_seconds
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor)
+        kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, self._monitor, self._resize_every_seconds)
         return super()._initialize_and_run_controller(**kwargs)
 
     def _create_default_callbacks(self) -> list[Any]:
         # Ray would change the workers' folder; a job's relative paths mean those of the driver.
         made = super()._create_default_callbacks()
         return [c for c in made if type(c).__name__ != "WorkingDirectorySetupCallback"]
+
+
+class ScalingPolicy(ElasticScalingPolicy):
+    """Ray Train's elastic policy, with a save before each planned change and an own look at which nodes are alive.
+
+    Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
+    of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
+    decides when), nodes with notice are left out, and so are those whose raylet does not answer.
+
+    Args:
+        scaling_config: Ray Train's.
+        monitor: a Monitor's handle.
+        resize_every_seconds: between two planned changes.
+    """
+
+    def __init__(self, scaling_config: Any, monitor: Any, resize_every_seconds: float):
+        super().__init__(scaling_config)
+        self._run_monitor = monitor
+        self._resizer = Resizer(scaling_config.min_workers, resize_every_seconds)
+        self._ticket = 0
+        self._nodes: list[str] = []
+        self._unusable_workers = 0
+        self._told_at = float("-inf")
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        possible = self._look(knock=True)
+        if possible is None or possible < self.scaling_config.min_workers:
+            if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
+                self._told_at = time.monotonic()
+                self._run_monitor.say.remote(
+                    f"waiting: the cluster can run {possible} workers now, and at least "
+                    f"{self.scaling_config.min_workers} are wanted"
+                )
+            time.sleep(_WAIT_SECONDS)  # Ray's controller would ask again at once, for ever
+            return NoopDecision()
+        return self._resize(possible)
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        try:
+            possible = self._look(knock=False)
+            parked = ray.get(self._run_monitor.parked.remote(self._ticket), timeout=5)
+        except ray.exceptions.RayError:
+            return NoopDecision()
+        if possible is None:
+            return NoopDecision()
+        mine = {worker.metadata.node_id for worker in worker_group_state.workers}
+        workers = worker_group_state.num_workers
+        view = View(time.monotonic(), workers, possible, bool(mine - set(self._nodes)), parked)
+        match self._resizer.decide(view):
+            case Move.PARK:
+                why = "a node is about to go" if view.leaving else f"the cluster can run {possible}"
+                self._run_monitor.say.remote(f"{why}: saving, to go on with {possible} instead of {workers} workers")
+                self._ticket = ray.get(self._run_monitor.park.remote())
+            case Move.RELEASE:
+                self._run_monitor.release.remote()
+            case Move.RESIZE:
+                return self._resize(possible)
+        return NoopDecision()
+
+    def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
+        # Ray may not know yet that a node is dead, and would place workers on it.
+        return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+
+    def _resize(self, workers: int) -> ResizeDecision:
+        self._resizer.started(workers, time.monotonic())
+        self._run_monitor.release.remote()
+        return self._get_resize_decision(workers)
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        # What is reserved on a node that is about to go is asked for once more, elsewhere.
+        return self.scaling_config.max_workers + self._unusable_workers
+
+    def _look(self, knock: bool) -> int | None:
+        """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
+
+        Args:
+            knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
+        """
+        try:
+            reserved = ray.get(
+                self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
+                timeout=5,
+            )
+            leaving = set(ray._private.state.state.get_draining_nodes())
+            alive = {n["NodeID"]: n for n in ray.nodes() if n["Alive"]}
+        except ray.exceptions.RayError:
+            return None
+        usable = {
+            node: resources
+            for node, resources in reserved.items()
+            if node in alive and node not in leaving and (not knock or _answers(alive[node]))
+        }
+        unusable = super()._count_possible_workers({n: r for n, r in reserved.items() if n not in usable})
+        if unusable != self._unusable_workers:
+            self._unusable_workers = unusable
+            self._send_resource_request()
+        self._nodes = sorted(usable)
+        return super()._count_possible_workers(usable)
+
+
+def _answers(node: dict[str, Any]) -> bool:
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _KNOCK_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 class FailurePolicy(DefaultFailurePolicy):
@@ -120,6 +251,8 @@ def _short(error: Exception) -> str:
     dead = sum(isinstance(e, ray.exceptions.RayActorError) for e in found)
     if dead:
         return f"{dead} worker process{'es' if dead > 1 else ''} died"
+    if all(isinstance(e, WorkerLostError) for e in found):
+        return "a peer does not answer"
     return f"{type(found[0]).__name__}: {one_line(found[0], 120)}"
 
 
@@ -139,6 +272,8 @@ class Monitor:
         self._status: Status | None = None
         self._messages: list[str] = []
         self._reached = 0
+        self._ticket = self._tickets = 0
+        self._parked: bool | None = None
 
     def update(self, status: Status) -> None:
         self._status = status
@@ -150,6 +285,29 @@ class Monitor:
     def reached(self) -> int:
         """The latest global step that was ever reported."""
         return self._reached
+
+    def park(self) -> int:
+        """Ask the ranks to save and wait; a ticket for this request."""
+        self._tickets += 1
+        self._ticket, self._parked = self._tickets, None
+        return self._ticket
+
+    def release(self) -> None:
+        """There is nothing to wait for (any more)."""
+        self._ticket = 0
+
+    def wanted(self) -> int:
+        """The ticket of the request to save and wait; 0 where there is none."""
+        return self._ticket
+
+    def answer(self, ticket: int, saved: bool) -> None:
+        """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are void."""
+        if ticket == self._ticket:
+            self._parked = saved
+
+    def parked(self, ticket: int) -> bool | None:
+        """The answer to a request; None as long as there is none."""
+        return self._parked if ticket and ticket == self._ticket else None
 
     def read(self) -> tuple[Status | None, list[str]]:
         """The latest status and the messages since the last call."""

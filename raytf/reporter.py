@@ -15,6 +15,8 @@ from raytf.runlog import Folder
 from raytf.storage import Storage
 
 _STATUS_SECONDS = 0.5
+#: Between two questions to the driver's monitor whether the ranks shall save and wait.
+_ASK_SECONDS = 0.25
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
 
@@ -37,6 +39,9 @@ class Reporter:
         self._writer: Any = None
         self._reported_at = self._status_at = time.monotonic()
         self._status_step = 0
+        self._question: Any = None
+        self._asked_at = 0.0
+        self._ticket = 0
 
     @property
     def files(self) -> str:
@@ -92,6 +97,32 @@ class Reporter:
     def say_here(self, message: str) -> None:
         """A line for the user, from any rank."""
         self._job.monitor.say.remote(message)
+
+    def is_parking_wanted(self) -> bool:
+        """Whether the ranks shall save and wait, as the monitor said when it was last asked; never waits for it."""
+        if self._rank != 0:
+            return False
+        now = time.monotonic()
+        if self._question is None and now - self._asked_at >= _ASK_SECONDS:
+            self._question, self._asked_at = self._job.monitor.wanted.remote(), now
+        elif self._question is not None and ray.wait([self._question], timeout=0)[0]:
+            self._ticket, self._question = ray.get(self._question), None
+        return self._ticket != 0
+
+    def answer(self, saved: bool) -> None:
+        """Tell that the ranks wait, and whether they could save; from rank 0."""
+        if self._rank == 0:
+            self._job.monitor.answer.remote(self._ticket, saved)
+
+    def is_released(self) -> bool:
+        """Whether there is nothing to wait for any more; asks rank 0's monitor and waits for the answer."""
+        if self._rank != 0:
+            return False
+        wanted = ray.get(self._job.monitor.wanted.remote())
+        released = wanted != self._ticket
+        if released:
+            self._ticket = wanted
+        return released
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
         """Show metrics and the name of a complete checkpoint in Ray Train; every rank must call it."""

@@ -24,11 +24,13 @@ from raytf.data.sources import ArraySource, Source
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.job import Job, Sources
 from raytf.lease import Lease
-from raytf.progress import Display
+from raytf.progress import Display, StatusFile
 from raytf.ray_train import Monitor, MwmsConfig, Trainer, worker_errors
 from raytf.storage import Storage
 
 _POLL_SECONDS = 0.3
+#: Controllers that may die in a row without a new step; then something kills them, and will again.
+_FRUITLESS_CONTROLLERS = 3
 _RAY_REGISTRY = "checkpoint_manager_snapshot.json"
 #: Memory that one worker with TensorFlow takes at the least, bytes.
 _WORKER_BYTES = 700 << 20
@@ -99,6 +101,7 @@ def fit(
             f"fit(model, ...) got a {type(model).__name__}. Expected a function without arguments that returns a "
             "compiled keras.Model: every worker builds its own."
         )
+    status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
@@ -130,14 +133,16 @@ def fit(
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
             with _cluster(config) as local:
-                document = _train(job, sources, run, local, display, lease)
+                document = _train(job, sources, run, local, display, status_file, lease)
         display.say(_summary(document))
         return _result(run, document)
 
 
-def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Display, lease: Lease) -> dict[str, Any]:
-    config, verbose = job.config, job.config.run.verbose
-    use_gpu, cpus = checks.check_cluster(config, local, display.say), config.cluster.cpus_per_worker
+def _train(
+    job: Job, sources: Sources, run: Storage, local: bool, display: Display, status_file: StatusFile, lease: Lease
+) -> dict[str, Any]:
+    config = job.config
+    use_gpu = checks.check_cluster(config, local, display.say)
     # On the driver's node: on another one it could die while the run lives.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     monitor = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote()
@@ -149,13 +154,25 @@ def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Displ
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
+    with _watching(monitor, display, status_file, lease):
+        outcome = _run_controllers(lambda: _trainer(job, run, use_gpu), monitor, display)
+    document = outcome.return_value
+    if document is None:
+        raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
+    run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
+    return document
+
+
+def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
+    config, verbose, cpus = job.config, job.config.run.verbose, job.config.cluster.cpus_per_worker
     # Ray's registry of checkpoints would refuse to start over one that is cut off or names what retention deleted;
     # raytf chooses what to restore from its own manifests, so each start begins a new registry.
     run.delete(_RAY_REGISTRY)
     filesystem, path = Storage(config.storage_uri).arrow()
-    trainer = Trainer(
+    return Trainer(
         _train_function(job),
-        monitor=monitor,
+        monitor=job.monitor,
+        resize_every_seconds=config.cluster.resize_every_seconds,
         backend_config=MwmsConfig(threads=max(1, int(cpus)), quiet=not verbose),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
@@ -170,22 +187,30 @@ def _train(job: Job, sources: Sources, run: Storage, local: bool, display: Displ
             logging_config=ray.train.LoggingConfig(log_level="INFO" if verbose else "ERROR"),
         ),
     )
-    with _watching(monitor, display, lease):
+
+
+def _run_controllers(make: Callable[[], Trainer], monitor: Any, display: Display) -> Any:
+    """Run Ray Train's controller, and another one where its process dies while the run makes progress."""
+    reached, fruitless = -1, 0
+    while True:
         try:
-            outcome = trainer.fit()
+            return make().fit()
         except SystemExit:
             raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
         except ray.train.TrainingFailedError as error:
             raise _cause(error) from None
         except ray.exceptions.RayError as error:
-            raise ClusterError(
-                f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
-            ) from None
-    document = outcome.return_value
-    if document is None:
-        raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
-    run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
-    return document
+            try:
+                now = ray.get(monitor.reached.remote(), timeout=10)
+            except ray.exceptions.RayError:
+                now = reached
+            fruitless = 0 if now > reached else fruitless + 1
+            reached = now
+            if not isinstance(error, ray.exceptions.RayActorError) or fruitless >= _FRUITLESS_CONTROLLERS:
+                raise ClusterError(
+                    f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
+                ) from None
+            display.say("Ray Train's controller died; starting another one")
 
 
 def _train_function(job: Job) -> Callable[[], Any]:
@@ -230,7 +255,8 @@ def _summary(document: dict[str, Any]) -> str:
 def _cause(error: Exception) -> RaytfError:
     """The error that a person should see, out of what Ray Train wrapped it in."""
     found = worker_errors(error)
-    for inner in found:
+    # What one rank found wrong makes the others lose it; they say so, and that is not the cause.
+    for inner in sorted(found, key=lambda e: getattr(e, "retryable", False)):
         if isinstance(inner, RaytfError):
             return inner
     for inner in found:
@@ -242,7 +268,7 @@ def _cause(error: Exception) -> RaytfError:
 
 
 @contextlib.contextmanager
-def _watching(monitor: Any, display: Display, lease: Lease) -> Iterator[None]:
+def _watching(monitor: Any, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
     stop = threading.Event()
 
     def show() -> None:
@@ -251,6 +277,7 @@ def _watching(monitor: Any, display: Display, lease: Lease) -> Iterator[None]:
             display.say(message)
         if status is not None:
             display.show(status)
+            status_file.show(status)
 
     def watch() -> None:
         while not stop.wait(_POLL_SECONDS):
@@ -278,6 +305,11 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
     # One report each 2 s is what the default allows; a poll costs the controller little.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")
+    # `ray_train.ScalingPolicy` follows notices of preemption: with Ray's watcher the run would stop to wait for the end
+    # of the node, and count it as a failure.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    # Only nodes that answer are asked for workers; where they cannot start all the same, look anew.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
     if ray.is_initialized():
         yield False
         return

@@ -37,8 +37,8 @@ from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
 from raytf.storage import Storage
 
 #: Places in the vector of flags.
-_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS = range(5)
-_FLAGS = 5
+_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS, _PARK = range(6)
+_FLAGS = 6
 #: Calls gathered ahead of the one that runs.
 _PREFETCH = 2
 #: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
@@ -46,6 +46,8 @@ _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
 #: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
+#: Seconds between two looks of waiting ranks whether to go on.
+_PARK_SECONDS = 0.1
 
 
 def set_up(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
@@ -222,6 +224,8 @@ class Worker:
             if self.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
             self._save_protocol(outcome.flags)
+            if outcome.flags[_PARK]:
+                self._park()
         self._finish_saving()
         if self.step % plan.steps_per_epoch:
             # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
@@ -341,6 +345,7 @@ class Worker:
         votes = self.saver.votes()
         flags[_WRITTEN], flags[_COMMITTED], flags[_FAILED] = votes.written, votes.committed, votes.failed
         if self.rank == 0:
+            flags[_PARK] = self.reporter.is_parking_wanted()
             idle = self.saver.phase is policy.Phase.IDLE
             flags[_WANT_SAVE] = idle and self.cadence.is_due(stop, time.monotonic(), self.saved_step, self.saved_at)
             if not self.config.compute.steps_per_call and self._seconds_per_step:
@@ -390,21 +395,33 @@ class Worker:
         self.saving_step, self.saved_step, self.saved_at = self.step, self.step, time.monotonic()
 
     def _finish_saving(self) -> None:
-        """Bring the save under way to its end, and save the present state too unless that was it."""
-        self._drain_save()
-        for pause in _LAST_SAVE_PAUSES:
-            if self.durable_step == self.step:
-                return
-            time.sleep(pause)
-            self._begin_save()
-            self.saver.phase = policy.Phase.WRITING
-            self._drain_save()
-        if self.durable_step != self.step:
+        """Have the last state on storage, whatever it takes."""
+        if not self._save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self.step}, could not be saved: "
                 f"{self.saver.failure or 'another rank failed'}. Mend the storage and run the same command: it goes on "
                 f"from step {self.durable_step or 0}."
             )
+
+    def _save_now(self, pauses: tuple[float, ...]) -> bool:
+        """Bring the save under way to its end, and save the present state too; whether it is on storage then."""
+        self._drain_save()
+        for pause in pauses:
+            if self.durable_step == self.step:
+                return True
+            time.sleep(pause)
+            self._begin_save()
+            self.saver.phase = policy.Phase.WRITING
+            self._drain_save()
+        return self.durable_step == self.step
+
+    def _park(self) -> None:
+        """The number of workers is about to change: save this step, and wait to be replaced or released."""
+        self.show("resizing")
+        self.reporter.answer(self._save_now((0.0,)))
+        while not self._sum([float(self.reporter.is_released())])[0]:
+            time.sleep(_PARK_SECONDS)
+        self.show("training")
 
     def _drain_save(self) -> None:
         while self.saver.phase is not policy.Phase.IDLE:

@@ -1,0 +1,138 @@
+"""When the number of workers changes, as a table of moments, and as laws over random clusters."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf.elastic import PATIENCE_SECONDS, SETTLE_SECONDS, Move, Resizer, View
+
+EVERY = 60.0
+
+
+def play(
+    resizer: Resizer, workers: int, cluster, until: float, leaving=lambda now: False, saves: bool = True, tick=0.5
+):
+    """Run time; the moments (now, move, workers after it) at which the resizer moved."""
+    now, parked, moved = 0.0, None, []
+    resizer.started(workers, now)
+    while now < until:
+        move = resizer.decide(View(now, workers, cluster(now), leaving(now), parked))
+        parked = {Move.PARK: None, Move.RELEASE: None}.get(move, parked)
+        if move is Move.PARK:
+            parked = saves
+        if move is Move.RESIZE:
+            workers, parked = cluster(now), None
+            resizer.started(workers, now)
+        if move is not Move.KEEP:
+            moved.append((now, move, workers))
+        now += tick
+    return moved
+
+
+def resizes(moved):
+    return [(now, workers) for now, move, workers in moved if move is Move.RESIZE]
+
+
+def test_nothing_happens_while_nothing_changes():
+    assert play(Resizer(1, EVERY), 2, lambda now: 2, 300) == []
+
+
+def test_a_node_that_comes_is_used_soon_and_all_ranks_save_first():
+    moved = play(Resizer(1, EVERY), 1, lambda now: 2 if now >= 10 else 1, 100)
+    assert [m for _, m, _ in moved] == [Move.PARK, Move.RESIZE]
+    ((when, workers),) = resizes(moved)
+    assert workers == 2
+    assert SETTLE_SECONDS <= when - 10 <= SETTLE_SECONDS + 1
+
+
+def test_a_node_that_comes_and_goes_before_it_was_used_costs_nothing():
+    assert play(Resizer(1, EVERY), 1, lambda now: 2 if 10 <= now < 13 else 1, 100) == []
+
+
+def test_nodes_that_come_one_after_another_are_taken_together_but_not_waited_for_without_end():
+    assert resizes(play(Resizer(1, EVERY), 1, lambda now: 1 + (now >= 10) + (now >= 12) + (now >= 14), 60))[0][1] == 4
+    ((when, _), *_) = resizes(play(Resizer(1, EVERY), 1, lambda now: 1 + int(max(0, now - 10) // 3), 40))
+    assert when - 10 <= 3 + PATIENCE_SECONDS + 1
+
+
+def test_a_flapping_node_costs_one_planned_restart_a_minute():
+    moved = resizes(play(Resizer(1, EVERY), 1, lambda now: 1 + (now >= 10 and int(now) % 20 < 10), 200))
+    times = [when for when, _ in moved]
+    assert len(times) >= 2
+    assert all(b - a >= EVERY for a, b in itertools.pairwise(times))
+
+
+def test_a_node_lost_without_notice_and_replaced_within_the_minute_costs_one_restart_in_it():
+    resizer = Resizer(1, EVERY)
+    resizer.started(2, 0.0)
+    resizer.started(1, 10.0)  # the group was lost, and restarted on what was left
+    moves = [resizer.decide(View(10 + t / 2, 1, 2)) for t in range(2 * 59)]
+    assert set(moves) == {Move.KEEP}
+    assert resizer.decide(View(70.5, 1, 2)) is Move.PARK
+
+
+def test_a_lost_worker_alone_does_not_hold_back_growth():
+    resizer = Resizer(1, EVERY)
+    resizer.started(2, 0.0)
+    resizer.started(2, 10.0)
+    resizer.decide(View(11.0, 2, 3))
+    assert resizer.decide(View(11.0 + SETTLE_SECONDS, 2, 3)) is Move.PARK
+
+
+def test_notice_is_followed_at_once_even_after_a_change_and_to_a_group_of_the_same_size():
+    for possible in (1, 2):
+        resizer = Resizer(1, EVERY)
+        resizer.started(1, 0.0)
+        resizer.started(2, 1.0)
+        assert resizer.decide(View(2.0, 2, possible, leaving=True)) is Move.PARK
+        assert resizer.decide(View(2.5, 2, possible, leaving=True)) is Move.KEEP
+        assert resizer.decide(View(3.0, 2, possible, leaving=True, parked=True)) is Move.RESIZE
+
+
+def test_what_cannot_go_on_elsewhere_trains_until_its_node_is_gone():
+    assert play(Resizer(2, EVERY), 2, lambda now: 1, 100, leaving=lambda now: True) == []
+
+
+def test_a_change_that_is_undone_while_the_ranks_save_is_forgotten():
+    resizer = Resizer(1, EVERY)
+    resizer.started(1, 0.0)
+    for now in (1.0, 6.0):
+        move = resizer.decide(View(now, 1, 2))
+    assert move is Move.PARK
+    assert resizer.decide(View(6.5, 1, 1)) is Move.RELEASE
+    assert resizer.decide(View(7.0, 1, 1, parked=True)) is Move.KEEP
+
+
+def test_ranks_that_cannot_save_train_on_and_are_asked_again_later():
+    moved = play(Resizer(1, EVERY), 2, lambda now: 1 if now >= 10 else 2, 40, leaving=lambda n: n >= 10, saves=False)
+    assert {m for _, m, _ in moved} == {Move.PARK, Move.RELEASE}
+    asked = [now for now, m, _ in moved if m is Move.PARK]
+    assert len(asked) > 2
+    assert all(b - a >= SETTLE_SECONDS for a, b in itertools.pairwise(asked))
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 5), st.floats(0.5, 90)), min_size=1, max_size=12),
+    fewest=st.integers(1, 2),
+)
+def test_every_cluster_gets_at_most_one_planned_change_a_minute_and_never_fewer_than_the_fewest(sizes, fewest):
+    ends, total = [], 0.0
+    for size, seconds in sizes:
+        total += seconds
+        ends.append((total, size))
+
+    def cluster(now: float) -> int:
+        return next((size for end, size in ends if now < end), sizes[-1][0])
+
+    moved = play(Resizer(fewest, EVERY), max(fewest, sizes[0][0]), cluster, total + 2 * EVERY)
+    changes = resizes(moved)
+    assert all(workers >= fewest for _, workers in changes)
+    assert all(b[0] - a[0] >= EVERY for a, b in itertools.pairwise(changes))
+    if sizes[-1][0] >= fewest:  # in the end the run has what there is
+        last = changes[-1][1] if changes else max(fewest, sizes[0][0])
+        assert last == sizes[-1][0]
+    asked = sum(m is Move.PARK for _, m, _ in moved)
+    assert asked == sum(m in (Move.RESIZE, Move.RELEASE) for _, m, _ in moved)
