@@ -24,14 +24,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
-_HEADROOM = 3
+#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
+#: comes down only when it leaves more than `_SLACK`: noise would otherwise outgrow it again and again.
+_HEADROOM, _SLACK = 3, 4
 #: Exponents below this round to zero; it keeps the scale a normal float32.
 _LEAST, _MOST = -90, 128
 
 AllReduce = Callable[[tf.Tensor], tf.Tensor]
-#: scales -> (vector [D] summed over this worker's shards, rows [L, M + extra]).
-Compute = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+#: scales -> (encoded tensors summed over this worker's shards, rows [L, M + extra]).
+Compute = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 
 
 class Reduced(NamedTuple):
@@ -52,14 +53,7 @@ class Layout:
         self.sizes = [int(np.prod(s, dtype=np.int64)) for s in self.shapes]
         self.size = sum(self.sizes)
 
-    def concat(self, tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-        if not self.sizes:
-            return tf.zeros([0], dtype)
-        return tf.concat([tf.reshape(tf.cast(t, dtype), [-1]) for t in tensors], 0)
-
     def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        if not self.sizes:
-            return []
         return [tf.reshape(p, s) for p, s in zip(tf.split(vector, self.sizes), self.shapes, strict=True)]
 
 
@@ -67,10 +61,12 @@ class Reduction(Protocol):
     """A way to add tensors over shards and workers.
 
     Attributes:
-        dtype: of the vector.
+        layout: of the tensors.
+        dtype: of what travels.
         extra: columns that `encode` appends to a shard's row.
     """
 
+    layout: Layout
     dtype: tf.DType
     extra: int
 
@@ -78,8 +74,10 @@ class Reduction(Protocol):
         """What must be saved with the weights."""
         ...
 
-    def encode(self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """A shard's tensors times its weight as a vector [D] that may be added, and [extra] columns of its row."""
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """A shard's tensors times its weight, in a form that may be added, and [extra] columns of its row."""
         ...
 
     def reduce(
@@ -108,15 +106,17 @@ class Float:
     def state(self) -> dict[str, keras.Variable]:
         return {}
 
-    def encode(self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.layout.concat(tensors, self.dtype) * tf.cast(weight, self.dtype), tf.zeros([0])
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        return [tf.cast(t, self.dtype) * tf.cast(weight, self.dtype) for t in tensors], tf.zeros([0])
 
     def reduce(
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
     ) -> Reduced:
-        vector, rows = compute(tf.zeros([0]))
+        summed, rows = compute(tf.zeros([0]))
         rows = tf.cast(_everyones(rows, shards, total_shards), self.dtype)
-        packed = tf.concat([vector, tf.reshape(rows, [-1]), tf.cast(flags, self.dtype)], 0)
+        packed = _pack([*summed, rows, tf.cast(flags, self.dtype)])
         vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
         matrix = tf.cast(tf.reshape(matrix, [total_shards, rows.shape[1]]), tf.float32)
         tensors = [tf.cast(t, d) for t, d in zip(self.layout.split(vector), self.layout.dtypes, strict=True)]
@@ -136,8 +136,8 @@ class Exact:
 
     def __init__(self, layout: Layout, total_shards: int):
         self.layout, self.extra = layout, len(layout.sizes)
-        #: Bits of a shard's value; V of them stay below 2**30.
-        self.bits = 30 - math.ceil(math.log2(max(2, total_shards)))
+        #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
+        self.bits = 31 - math.ceil(math.log2(max(2, total_shards)))
         self._exponents = keras.Variable(
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
         )
@@ -145,39 +145,58 @@ class Exact:
     def state(self) -> dict[str, keras.Variable]:
         return {"reduction/00000/exponents": self._exponents}
 
-    def encode(self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        values = [tf.cast(t, tf.float32) * weight for t in tensors]
-        rounded = [tf.cast(tf.round(v * scales[i]), tf.int32) for i, v in enumerate(values)]
-        return self.layout.concat(rounded, tf.int32), tf.stack([tf.reduce_max(tf.abs(v)) for v in values])
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        values = [tf.cast(t, tf.float32) for t in tensors]
+        # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
+        largest = tf.abs(tf.stack([tf.maximum(tf.reduce_max(v), -tf.reduce_min(v)) for v in values])) * weight
+        # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
+        factors = tf.unstack(scales * weight, len(values))
+        with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
+            return [tf.cast(v * f, tf.int32) for v, f in zip(values, factors, strict=True)], largest
 
     def reduce(
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
     ) -> Reduced:
         before = tf.convert_to_tensor(self._exponents.value)
-        vector, rows = compute(power_of_two(self.bits - before))
-        bits = tf.bitcast(_everyones(rows, shards, total_shards), tf.int32)
-        packed = tf.concat([vector, tf.reshape(bits, [-1]), tf.cast(flags, tf.int32)], 0)
-        vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
-        matrix = tf.reshape(tf.bitcast(matrix, tf.float32), [total_shards, rows.shape[1]])
-        row, largest = tf.split(matrix, [rows.shape[1] - self.extra, self.extra], axis=1)
-        # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay one.
-        largest = tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
+
+        def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            used = tf.maximum(used, needed)
+            summed, rows = compute(power_of_two(self.bits - used))
+            bits = tf.bitcast(_everyones(rows, shards, total_shards), tf.int32)
+            packed = _pack([*summed, bits, tf.cast(flags, tf.int32)])
+            vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
+            matrix = tf.reshape(tf.bitcast(matrix, tf.float32), [total_shards, rows.shape[1]])
+            largest = _largest(matrix, self.extra)
+            needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
+            return tf.reduce_any(needed > used), used, needed, vector, matrix, flags_sum
+
+        # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
+        nothing = tf.zeros([0], tf.int32), tf.zeros([total_shards, 0]), tf.zeros(flags.shape, tf.int32)
+        start = tf.constant(True), before, before, *nothing
+        unknown = [tf.TensorShape([None]), tf.TensorShape([total_shards, None])]
+        invariants = (*(t.shape for t in start[:3]), *unknown, flags.shape)
+        again = tf.while_loop(lambda again, *_: again, attempt, start, invariants, parallel_iterations=1)
+        _, used, needed, vector, matrix, flags_sum = again
+        lowered = tf.where(used - needed > _SLACK, used - 1, used)
+        self._exponents.assign(tf.clip_by_value(tf.maximum(needed + _HEADROOM, lowered), _LEAST, _MOST))
+        largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
-        needed = tf.where(finite, exponent(largest), before)
+        # What is not finite makes all of its tensor so.
+        steps = tf.unstack(tf.where(finite, power_of_two(used - self.bits), largest), self.extra)
+        parts = zip(
+            self.layout.split(tf.ensure_shape(vector, [self.layout.size])), steps, self.layout.dtypes, strict=True
+        )
+        tensors = [tf.cast(tf.cast(part, tf.float32) * step, dtype) for part, step, dtype in parts]
+        return Reduced(tensors, row, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
 
-        def again() -> tuple[tf.Tensor, tf.Tensor]:
-            exponents = tf.maximum(before, needed)
-            repeated, _ = compute(power_of_two(self.bits - exponents))
-            return all_reduce(repeated), exponents
 
-        vector, used = tf.cond(tf.reduce_any(needed > before), again, lambda: (vector, before))
-        self._exponents.assign(tf.clip_by_value(tf.maximum(needed + _HEADROOM, used - 1), _LEAST, _MOST))
-        steps = power_of_two(used - self.bits)
-        tensors = []
-        for i, part in enumerate(self.layout.split(vector)):
-            value = tf.where(finite[i], tf.cast(part, tf.float32) * steps[i], largest[i])
-            tensors.append(tf.cast(value, self.layout.dtypes[i]))
-        return Reduced(tensors, tf.reduce_sum(row, 0), tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
+def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
+    """The largest of each of the last columns."""
+    largest = matrix[:, -count:]
+    # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay one.
+    return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
@@ -188,6 +207,10 @@ def exponent(magnitude: tf.Tensor) -> tf.Tensor:
 def power_of_two(e: tf.Tensor) -> tf.Tensor:
     """2**e as float32, exactly, for e in [-126, 127]."""
     return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)
+
+
+def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
 
 
 def _everyones(rows: tf.Tensor, shards: range, total_shards: int) -> tf.Tensor:

@@ -160,21 +160,22 @@ class MicroBatch:
 
 def loop_shards(
     micro: MicroBatch,
-    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-    like: tuple[tf.TensorSpec, tf.TensorSpec],
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec],
     leaves: list[tf.Tensor],
     seeds: tf.Tensor,
     counts: tf.Tensor | None,
     total: tf.Tensor | int,
     plan: StepPlan,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Vector [D] summed over this worker's shards of one step, and their rows [L, M].
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Encoded tensors summed over this worker's shards of one step, and their rows [L, M].
 
-    One shard after another, so that memory is that of one micro-batch however many shards a worker has.
+    One shard after another, so that memory is that of one micro-batch however many shards a worker has. One shard
+    alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
 
     Args:
-        encode: (tensors, weight) -> vector and what it adds to the row.
-        like: specs of a shard's vector and row.
+        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
+        like: specs of a shard's encoded tensors and row.
         leaves: each [L, b, ...].
         seeds: [L, S, 2].
         counts: [L] records in each shard, or None where all are full.
@@ -182,33 +183,26 @@ def loop_shards(
     """
     size = seeds.shape[0]
 
-    def one(i: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    def one(i: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         batch, weight = [leaf[i] for leaf in leaves], tf.constant(1.0 / plan.shards)
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
             weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
         tensors, row = micro(batch, seeds[i], weight)
-        vector, extra = encode(tensors, weight)
-        return vector, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
+        encoded, extra = encode(tensors, weight)
+        return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
-    def maybe(i: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        if counts is None:
-            return one(i)
-        nothing = [tf.zeros(spec.shape, spec.dtype) for spec in like]
-        return tf.cond(counts[i] > 0, lambda: one(i), lambda: (nothing[0], nothing[1]))
+    def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
+        return [tf.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
 
-    if size == 1:
-        vector, row = maybe(0)
-        return vector, row[None]
-
-    def body(i: tf.Tensor, vector: tf.Tensor, rows: tf.TensorArray) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
-        more, row = maybe(i)
-        return i + 1, vector + more, rows.write(i, row)
+    def body(i: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray) -> tuple[Any, Any, Any]:
+        more, row = one(i) if counts is None else tf.cond(counts[i] > 0, lambda: one(i), nothing)
+        return i + 1, [a + b for a, b in zip(summed, more, strict=True)], rows.write(i, row)
 
     rows = tf.TensorArray(tf.float32, size, element_shape=like[1].shape)
-    start = (tf.constant(0), tf.zeros(like[0].shape, like[0].dtype), rows)
-    _, vector, rows = tf.while_loop(lambda i, *_: i < size, body, start, parallel_iterations=1)
-    return vector, tf.ensure_shape(rows.stack(), [size, *like[1].shape])
+    start = (tf.constant(0), nothing()[0], rows)
+    _, summed, rows = tf.while_loop(lambda i, *_: i < size, body, start, parallel_iterations=1)
+    return summed, tf.ensure_shape(rows.stack(), [size, *like[1].shape])
 
 
 class TrainStep:
@@ -223,6 +217,10 @@ class TrainStep:
         flags: number of flags that travel with each step.
         jit: compile gradients with XLA.
         exact: add gradients in fixed point, so that the sum is the same for every number of workers.
+
+    Attributes:
+        reduction: how gradients are added; its state must be saved.
+        probe_function: the traced micro-batch, a concrete function whose graph tells all operations.
     """
 
     def __init__(
@@ -264,13 +262,25 @@ class TrainStep:
             out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
         return Outcome(*(t.numpy() for t in out))
 
+    def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
+
+        Nothing changes by it. From equal weights, two machines that compute alike give the same answer.
+
+        Args:
+            leaves: of the batch, each [b, ...].
+            seeds: [S, 2] int32.
+        """
+        tensors, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*tensors, row])
+
     def _make_reduction(self, exact: bool) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
-        models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
+        self.probe_function = models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         if tf.float64 in layout.dtypes:
             return reduce.Float(layout, tf.float64)  # 32 bits of fixed point would be less than such a model asked for
@@ -299,12 +309,12 @@ class TrainStep:
     def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         reduction, micro = self.reduction, self.micro
         like = (
-            tf.TensorSpec([micro.layout().size], reduction.dtype),
+            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
             tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
 
-        def compute(scales: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def compute(scales: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, weight, scales)
 
             return loop_shards(micro, encode, like, leaves, seeds, counts, total, self._plan)
@@ -363,8 +373,8 @@ class EvalStep:
         return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total)
 
     def _rows(self, leaves, seeds, counts, total) -> tf.Tensor:
-        def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return tf.zeros([0]), tf.zeros([0])
+        def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+            return [], tf.zeros([0])
 
-        like = (tf.TensorSpec([0], tf.float32), tf.TensorSpec([self.micro.row_width], tf.float32))
+        like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
         return loop_shards(self.micro, encode, like, leaves, seeds, counts, total, self._plan)[1]

@@ -28,7 +28,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
         def compute(scales):
             parts = [reduction.encode([tf.constant(values[v])], tf.constant(1.0), scales) for v in own]
             rows = [tf.concat([tf.zeros([1]), extra], 0) for _, extra in parts]
-            return tf.add_n([vector for vector, _ in parts]), tf.stack(rows)
+            return [tf.add_n([tensors[0] for tensors, _ in parts])], tf.stack(rows)
 
         return reduction.reduce(all_reduce, compute, tf.zeros([1]), own, shards).tensors[0].numpy()
 
@@ -66,9 +66,9 @@ def test_the_sum_is_that_of_integers_whoever_owns_which_shard(values, cut, other
     largest = max(abs(Fraction(float(v))) for v in values.ravel())
     for column, got in zip(values.T, whole, strict=True):
         exact = sum((Fraction(float(v)) for v in column), Fraction(0))
-        # Half a unit a shard, and float32's own rounding of the sum.
-        unit = max(2 * largest, Fraction(2) ** -89) / 2 ** (30 - max(1, (shards - 1).bit_length()))
-        bound = shards * unit / 2 + abs(exact) * Fraction(2) ** -24 + Fraction(2) ** -149
+        # Less than a unit a shard, and float32's own rounding of the sum.
+        unit = max(2 * largest, Fraction(2) ** -89) / 2 ** (31 - max(1, (shards - 1).bit_length()))
+        bound = shards * unit + abs(exact) * Fraction(2) ** -24 + Fraction(2) ** -149
         assert abs(Fraction(float(got)) - exact) <= bound
 
 
@@ -93,7 +93,8 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind):
 
     def compute(scales):
         parts = [reduction.encode([tf.constant(v) for v in values], tf.constant(0.5), scales) for _ in range(2)]
-        return parts[0][0] + parts[1][0], tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+        summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
+        return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
 
     reduced = reduction.reduce(tf.identity, compute, tf.ones([1]), range(2), 2)
     assert not bool(reduced.finite)
@@ -110,8 +111,8 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
     def step(value: float) -> float:
         def compute(scales):
             calls.append(value)
-            vector, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
-            return vector, tf.concat([tf.zeros([1]), extra], 0)[None]
+            tensors, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
+            return tensors, tf.concat([tf.zeros([1]), extra], 0)[None]
 
         return float(reduction.reduce(tf.identity, compute, tf.zeros([1]), range(1), 1).tensors[0][0])
 
@@ -123,5 +124,67 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
     assert step(1e6) == pytest.approx(1e6, rel=1e-6)
     assert len(calls) == 5  # outgrown: once more
     high = int(exponents.numpy()[0])
+    step(1e6 / 2)
+    assert int(exponents.numpy()[0]) == high  # stays where it leaves one bit more than it must
     step(1e-3)
     assert int(exponents.numpy()[0]) == high - 1  # comes down slowly, so that a quiet step costs nothing later
+    assert len(calls) == 7
+
+
+@given(
+    values=hnp.arrays(np.float32, st.tuples(st.integers(1, 9)), elements=FLOATS),
+    weight=st.floats(2.0**-10, 1, width=32),
+    slack=st.integers(0, 8),
+    shards=st.sampled_from([1, 2, 3, 4, 8, 64]),
+)
+@settings(deadline=None)
+def test_a_shard_is_encoded_as_python_would(values, weight, slack, shards):
+    reduction = Exact(Layout([values.shape], [tf.float32]), shards)
+    products = values * np.float32(weight)
+    largest = np.abs(products).max()
+    least = int(exponent(tf.constant(largest)))
+    e = least + slack
+    scales = power_of_two(tf.constant([reduction.bits - e]))
+    (encoded,), told = reduction.encode([tf.constant(values)], tf.constant(weight, tf.float32), scales)
+    assert exponent(told).numpy().tolist() == [least]
+    unit = Fraction(2) ** (e - reduction.bits)
+    assert encoded.numpy().tolist() == [int(Fraction(float(p)) / unit) for p in products]
+    assert shards * int(np.abs(encoded.numpy().astype(np.int64)).max()) < 2**31
+
+
+@pytest.mark.parametrize("at", [0, 1, 17, 998, 999])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_bad_value_among_many_is_seen_wherever_it_is(bad, at):
+    values = np.linspace(-1, 1, 1000).astype(np.float32)
+    values[at] = bad
+    _, told = Exact(Layout([(1000,)], [tf.float32]), 2).encode([tf.constant(values)], tf.constant(0.5), tf.ones([1]))
+    assert not np.isfinite(told.numpy()[0])
+
+
+def test_the_largest_values_of_all_shards_fit_the_sum():
+    for shards in (1, 2, 4, 7, 64):
+        values = np.full((shards, 2), np.nextafter(np.float32(2), np.float32(0)), np.float32) * np.float32([1, -1])
+        exact = shards * Fraction(float(values[0, 0]))
+        got = reduce_over([], values)
+        assert abs(Fraction(float(got[0])) - exact) <= exact * Fraction(2) ** -24
+        assert got[1] == -got[0]
+
+
+def test_the_loop_gives_the_same_in_a_graph():
+    values = np.float32([[1.5, -3.25], [1e-3, 7.0]])
+    reduction = Exact(Layout([(2,)], [tf.float32]), 2)
+
+    @tf.function(autograph=False)
+    def step(x):
+        def compute(scales):
+            parts = [reduction.encode([x[v]], tf.constant(1.0), scales) for v in range(2)]
+            return [parts[0][0][0] + parts[1][0][0]], tf.stack(
+                [tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]
+            )
+
+        reduced = reduction.reduce(tf.identity, compute, tf.ones([3]), range(2), 2)
+        return reduced.tensors[0], reduced.row, reduced.flags
+
+    tensor, row, flags = step(values)
+    assert tensor.numpy().tobytes() == reduce_over([], values).tobytes()
+    assert (row.numpy().tolist(), flags.numpy().tolist()) == ([2.0], [1.0] * 3)

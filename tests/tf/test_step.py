@@ -8,9 +8,12 @@ import pytest
 from keras import layers
 
 from raytf.config import ComputeSection
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
-from raytf.model import weights_sha256
-from tests.tf.ranks import train
+from raytf.model import build, seed_states, weights_sha256
+from raytf.step import TrainStep
+from tests.tf.ranks import World, train
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(205, 12)).astype("float32")
@@ -218,3 +221,23 @@ def test_augmentation_is_a_function_of_step_and_shard():
     runs = [train(dense(), ArraySource(X, Y), 48, 4, 8, w, augment=shift)[0][0] for w in (1, 3)]
     assert weights_sha256(runs[0]) == weights_sha256(runs[1])
     assert weights_sha256(runs[0]) != weights_sha256(train(dense(), ArraySource(X, Y), 48, 4, 8)[0][0])
+
+
+def test_the_probe_tells_bits_and_changes_nothing():
+    source = ArraySource(X, Y)
+    plan, own = StepPlan(source.records, 48, 4), range(4)
+    pipeline = Pipeline(source, plan, own, seed=0)
+    model = build(everything, pipeline.sample(), [source], ComputeSection(), seed=0)
+    pipeline.prepare(len(seed_states(model)), None)
+    step = TrainStep(model, plan, own, World(1).all_reduce(0), pipeline.template, pipeline.leaf_specs, 1, False, True)
+    call, before = pipeline.submit(0, 1).result(), weights_sha256(model)
+    pipeline.close()
+
+    def bits(shard: int, seed: int = 0) -> bytes:
+        return step.probe([leaf[0, shard] for leaf in call.leaves], call.seeds[0, shard] + seed)
+
+    assert bits(0) == bits(0)
+    assert len({bits(0), bits(1), bits(0, seed=1)}) == 3
+    assert weights_sha256(model) == before
+    assert len(bits(0)) == 4 * (sum(step.reduction.layout.sizes) + step.micro.row_width)
+    assert "MatMul" in {op.type for op in step.probe_function.graph.get_operations()}
