@@ -20,40 +20,47 @@ class Job:
     """auto (MNIST where it can be had, else digits), mnist, digits, or a path or URI of IDX, .npz or Parquet files."""
     learning_rate: float = 1e-3
     """Adam's learning rate."""
+    batch_norm: bool = False
+    """Normalize after each convolution."""
+    dropout: float = 0.0
+    """Share of the hidden units that each step leaves out."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
-def build(image_shape: tuple[int, ...], classes: int, learning_rate: float):
+def build(
+    image_shape: tuple[int, ...], classes: int, learning_rate: float, batch_norm: bool = False, dropout: float = 0.0
+):
     import keras
     from keras import layers
 
-    model = keras.Sequential(
-        [
-            keras.Input(image_shape),
-            layers.Rescaling(1 / 255),
-            layers.Conv2D(32, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Conv2D(64, 3, padding="same", activation="relu"),
-            layers.MaxPooling2D(),
-            layers.Flatten(),
-            layers.Dense(128, activation="relu"),
-            layers.Dense(classes, activation="softmax"),
-        ]
-    )
+    model = keras.Sequential([keras.Input(image_shape), layers.Rescaling(1 / 255)])
+    for filters in (32, 64):
+        model.add(layers.Conv2D(filters, 3, padding="same", activation="relu"))
+        if batch_norm:
+            model.add(layers.BatchNormalization())
+        model.add(layers.MaxPooling2D())
+    model.add(layers.Flatten())
+    model.add(layers.Dense(128, activation="relu"))
+    if dropout:
+        model.add(layers.Dropout(dropout))
+    model.add(layers.Dense(classes, activation="softmax"))
     model.compile(keras.optimizers.Adam(learning_rate), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
 def main(job: Job) -> None:
+    if not 0 <= job.dropout < 1:
+        raise raytf.ConfigError(f"--dropout {job.dropout}: expected a number from 0 to below 1.")
     images = raytf.load_images(job.data)
     print(f"data: {images.name}, {images.train.records} training and {images.test.records} test images", flush=True)
     result = raytf.fit(
-        lambda: build(images.image_shape, images.classes, job.learning_rate),
+        lambda: build(images.image_shape, images.classes, job.learning_rate, job.batch_norm, job.dropout),
         images.train,
         test=images.test,
         config=job.train.lasting(epochs=3 if images.train.records > 10_000 else 30),
     )
     print(f"test accuracy: {result.metrics['test_accuracy']:.4f}")
+    print(f"weights_sha256: {result.weights_sha256}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import tyro
 from raytf.errors import ConfigError
 
 MixedPrecision = Literal["off", "bfloat16", "float16"]
-Reduction = Literal["exact", "float"]
+Reduction = Literal["fixed", "float"]
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
 #: global batches with 1, 2, 3 and 4 workers.
@@ -100,8 +100,10 @@ class ComputeSection:
     """Compute in 16 bits, keep variables in 32."""
     jit: bool = False
     """Compile the gradient function with XLA."""
-    reduction: Reduction = "exact"
-    """How gradients are added: exact (fixed point, the same for every number of workers) or float."""
+    exact: bool = False
+    """Promise the same weights to the last bit for every number of workers and every failure, or refuse and say why."""
+    reduction: Reduction = "fixed"
+    """How gradients are added: fixed (fixed point, the same for every order of addition) or float."""
     steps_per_call: int = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
 
@@ -215,6 +217,16 @@ class TrainConfig:
         ):
             if choice not in known:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
+        if self.compute.exact and self.compute.reduction == "float":
+            raise ConfigError(
+                "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "
+                "Leave out --reduction float, or --exact."
+            )
+        if self.compute.exact and self.compute.jit:
+            raise ConfigError(
+                "--exact with --jit: XLA may fuse and order the same arithmetic in another way on each machine, which "
+                "changes last bits. Leave out --jit, or --exact."
+            )
         if not self.run.storage:
             raise ConfigError("--storage is empty. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
         if batch.seed > 2**32 - 1:

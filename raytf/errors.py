@@ -4,6 +4,7 @@
     ├── ConfigError              a flag or argument is wrong
     │   └── RunMismatchError     the run in storage was made with other settings
     ├── DataError                records are missing, corrupt or of the wrong kind
+    ├── ExactnessError           exact mode cannot keep its promise for this model or on this machine
     ├── ModelError               the model function returned something that cannot be trained
     ├── StorageError             storage cannot be reached, read or written
     ├── CheckpointError          a checkpoint is damaged or does not fit the model
@@ -57,6 +58,11 @@ class DataError(RaytfError, ValueError):
 
 class ModelError(RaytfError, ValueError):
     """The model function did not return a compiled Keras model that raytf can train."""
+
+
+class ExactnessError(RaytfError):
+    """Exact mode cannot keep its promise: an operation has a state of its own or no deterministic kernel, or machines
+    compute different bits."""
 
 
 class StorageError(RaytfError, OSError):

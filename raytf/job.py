@@ -54,6 +54,9 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         "--seed": str(config.batch.seed),
         "--mixed-precision": config.compute.mixed_precision,
         "--reduction": config.compute.reduction,
+        "--exact": str(config.compute.exact),
+        # Other numbers of threads cut sums in other places.
+        **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),
         "training records": str(records),
     }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -42,10 +43,12 @@ class MwmsConfig(BackendConfig):
     Attributes:
         threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow.
         quiet: silence TensorFlow's messages.
+        exact: have TensorFlow refuse operations without a deterministic kernel.
     """
 
     threads: int = 0
     quiet: bool = True
+    exact: bool = False
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -57,10 +60,10 @@ class _MwmsBackend(Backend):
         from raytf import worker
 
         assert isinstance(backend_config, MwmsConfig)
-        addresses = worker_group.execute(_free_address)
+        config, addresses = backend_config, worker_group.execute(_free_address)
         started = [
             worker_group.execute_single_async(
-                rank, worker.set_up, addresses, rank, backend_config.threads, backend_config.quiet
+                rank, worker.set_up, addresses, rank, config.threads, config.quiet, config.exact
             )
             for rank in range(len(worker_group))
         ]
@@ -79,18 +82,23 @@ class Trainer(TensorflowTrainer):
 
     Args:
         train_loop: run by each worker.
+        run: names the run on this cluster.
         monitor: handle of the driver's Monitor.
         resize_every_seconds: between two planned changes of the number of workers.
     """
 
-    def __init__(self, train_loop: Callable[[], Any], monitor: Any, resize_every_seconds: float, **kwargs: Any):
-        self._monitor, self._resize_every_seconds = monitor, resize_every_seconds
+    def __init__(
+        self, train_loop: Callable[[], Any], run: str, monitor: Any, resize_every_seconds: float, **kwargs: Any
+    ):
+        self._run, self._monitor, self._resize_every_seconds = run, monitor, resize_every_seconds
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor)
-        kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, self._monitor, self._resize_every_seconds)
+        kwargs["scaling_policy"] = ScalingPolicy(
+            self.scaling_config, self._run, self._monitor, self._resize_every_seconds
+        )
         return super()._initialize_and_run_controller(**kwargs)
 
     def _create_default_callbacks(self) -> list[Any]:
@@ -108,18 +116,24 @@ class ScalingPolicy(ElasticScalingPolicy):
 
     Args:
         scaling_config: Ray Train's.
+        run: names the run on this cluster.
         monitor: a Monitor's handle.
         resize_every_seconds: between two planned changes.
     """
 
-    def __init__(self, scaling_config: Any, monitor: Any, resize_every_seconds: float):
+    def __init__(self, scaling_config: Any, run: str, monitor: Any, resize_every_seconds: float):
         super().__init__(scaling_config)
-        self._run_monitor = monitor
+        self._run, self._run_monitor = run, monitor
         self._resizer = Resizer(scaling_config.min_workers, resize_every_seconds)
         self._ticket = 0
         self._nodes: list[str] = []
         self._unusable_workers = 0
         self._told_at = float("-inf")
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
+        # the same name again. A run has one controller, since it has one owner.
+        super().after_controller_start(types.SimpleNamespace(run_id=self._run))
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         self._maybe_send_resource_request()

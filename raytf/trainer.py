@@ -132,10 +132,41 @@ def fit(
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
-            with _cluster(config) as local:
-                document = _train(job, sources, run, local, display, status_file, lease)
+            document = _until_done(job, sources, run, display, status_file, lease)
         display.say(_summary(document))
         return _result(run, document)
+
+
+class _ControllerLostError(Exception):
+    """The process of Ray Train's controller died.
+
+    Attributes:
+        reached: the latest step of the run.
+    """
+
+    def __init__(self, reached: int, message: str):
+        super().__init__(message)
+        self.reached = reached
+
+
+def _until_done(
+    job: Job, sources: Sources, run: Storage, display: Display, status_file: StatusFile, lease: Lease
+) -> dict[str, Any]:
+    """Train; with another connection to Ray where its controller dies while the run makes progress."""
+    reached, fruitless, shared = -1, 0, ray.is_initialized()
+    while True:
+        try:
+            # What a dead controller has placed goes with the connection, and not before.
+            with _cluster(job.config) as local:
+                return _train(job, sources, run, local, display, status_file, lease)
+        except _ControllerLostError as error:
+            fruitless = 0 if error.reached > reached else fruitless + 1
+            reached = error.reached
+            if shared or fruitless >= _FRUITLESS_CONTROLLERS:
+                raise ClusterError(
+                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint."
+                ) from None
+            display.say("Ray Train's controller died; starting another one")
 
 
 def _train(
@@ -155,7 +186,7 @@ def _train(
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
     with _watching(monitor, display, status_file, lease):
-        outcome = _run_controllers(lambda: _trainer(job, run, use_gpu), monitor, display)
+        outcome = _fit(_trainer(job, run, use_gpu), monitor)
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
@@ -171,9 +202,10 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
     filesystem, path = Storage(config.storage_uri).arrow()
     return Trainer(
         _train_function(job),
+        run=f"raytf {run.uri}",
         monitor=job.monitor,
         resize_every_seconds=config.cluster.resize_every_seconds,
-        backend_config=MwmsConfig(threads=max(1, int(cpus)), quiet=not verbose),
+        backend_config=MwmsConfig(max(1, int(cpus)), quiet=not verbose, exact=config.compute.exact),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
             use_gpu=use_gpu,
@@ -189,28 +221,24 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
     )
 
 
-def _run_controllers(make: Callable[[], Trainer], monitor: Any, display: Display) -> Any:
-    """Run Ray Train's controller, and another one where its process dies while the run makes progress."""
-    reached, fruitless = -1, 0
-    while True:
-        try:
-            return make().fit()
-        except SystemExit:
-            raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
-        except ray.train.TrainingFailedError as error:
-            raise _cause(error) from None
-        except ray.exceptions.RayError as error:
-            try:
-                now = ray.get(monitor.reached.remote(), timeout=10)
-            except ray.exceptions.RayError:
-                now = reached
-            fruitless = 0 if now > reached else fruitless + 1
-            reached = now
-            if not isinstance(error, ray.exceptions.RayActorError) or fruitless >= _FRUITLESS_CONTROLLERS:
-                raise ClusterError(
-                    f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
-                ) from None
-            display.say("Ray Train's controller died; starting another one")
+def _fit(trainer: Trainer, monitor: Any) -> Any:
+    """Run a trainer; what it raises is for people, or a _ControllerLostError."""
+    try:
+        return trainer.fit()
+    except SystemExit:
+        raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
+    except ray.train.TrainingFailedError as error:
+        raise _cause(error) from None
+    except ray.exceptions.RayActorError as error:
+        with contextlib.suppress(ray.exceptions.RayError):
+            raise _ControllerLostError(ray.get(monitor.reached.remote(), timeout=10), one_line(error, 200)) from None
+        raise _ray_failed(error) from None
+    except ray.exceptions.RayError as error:
+        raise _ray_failed(error) from None
+
+
+def _ray_failed(error: Exception) -> ClusterError:
+    return ClusterError(f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint.")
 
 
 def _train_function(job: Job) -> Callable[[], Any]:
@@ -324,7 +352,10 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
             ray.init(**chatter)
         except (ConnectionError, RuntimeError) as error:
             raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
-        yield False
+        try:
+            yield False
+        finally:
+            ray.shutdown()
         return
     # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
     needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker

@@ -24,6 +24,7 @@ from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source
 from raytf.errors import (
     CheckpointError,
+    ExactnessError,
     JobError,
     NonFiniteLossError,
     RaytfError,
@@ -50,7 +51,7 @@ _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
 _PARK_SECONDS = 0.1
 
 
-def set_up(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
+def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool) -> None:
     """Prepare this worker's process for MultiWorkerMirroredStrategy, before any TensorFlow operation.
 
     Args:
@@ -58,6 +59,7 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
         rank: of this worker.
         threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow.
         quiet: silence TensorFlow's messages.
+        exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
     """
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -65,6 +67,8 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool) -> None:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import tensorflow as tf
 
+    if exact:
+        tf.config.experimental.enable_op_determinism()
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
@@ -91,8 +95,8 @@ def run(job: Job) -> dict[str, Any] | None:
         worker = Worker(job)
         _keep.append(worker)
         return worker.train()
-    except (RaytfError, OSError, ray.exceptions.RayError):
-        raise
+    except (RaytfError, OSError, ray.exceptions.RayError) as error:
+        raise _inexact(job, error) or error from None
     except lost as error:
         raise WorkerLostError(one_line(error, 500)) from None
     except (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError) as error:
@@ -101,7 +105,14 @@ def run(job: Job) -> dict[str, Any] | None:
             raise WorkerLostError(one_line(error, 500)) from None
         raise _as_job_error(error) from None
     except Exception as error:
-        raise _as_job_error(error) from None
+        raise _inexact(job, error) or _as_job_error(error) from None
+
+
+def _inexact(job: Job, error: Exception) -> RaytfError | None:
+    """What an error says about exact mode, where that is on."""
+    from raytf import exact
+
+    return exact.explain(error) if job.config.compute.exact and not isinstance(error, ExactnessError) else None
 
 
 def _as_job_error(error: Exception) -> JobError:
@@ -114,6 +125,7 @@ class Worker:
     """One rank of one attempt."""
 
     def __init__(self, job: Job):
+        from raytf import exact
         from raytf import model as models
         from raytf.callbacks import Callbacks
         from raytf.checkpoint import durable, format
@@ -147,8 +159,6 @@ class Worker:
         self.identity["training data"] = _data_fingerprint(self.sources.train)
         self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
         self.identity["augmentation"] = str(job.augment is not None)
-        self.damaged: list[str] = []
-        chosen = self._choose_checkpoint(durable)
         self.train_step = TrainStep(
             self.model,
             self.plan,
@@ -158,8 +168,14 @@ class Worker:
             self.pipeline.leaf_specs,
             _FLAGS,
             self.config.compute.jit,
-            self.config.compute.reduction == "exact",
+            self.config.compute.reduction == "fixed",
         )
+        if self.config.compute.exact:
+            self.identity |= exact.admit(
+                self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
+            )
+        self.damaged: list[str] = []
+        chosen = self._choose_checkpoint(durable)
         self.named |= self.train_step.reduction.state()
         if chosen is not None:
             self.reporter.resume(chosen.step)
