@@ -25,14 +25,17 @@ import numpy as np
 import tyro
 
 import raytf
-from raytf.testing import ElasticCluster, FaultPlan, Kind, Report
+from raytf.testing import ElasticCluster, Fault, FaultPlan, Kind, Report
 
 JOB = Path(__file__).with_name("law_job.py")
 MODELS = ("mnist", "batchnorm")
 MOST_NODES = 4
 #: Losses of the first steps, before training has amplified a last bit, may differ by so much (relative).
 LOSS_TOLERANCE, LOSS_STEPS = 1e-4, 50
-_KINDS = (Kind.WORKER, Kind.WORKER, Kind.NODE, Kind.DRAIN, Kind.ADD, Kind.ADD, Kind.DRIVER, Kind.CONTROLLER, Kind.PAUSE)
+#: Seconds of sleep in each step: a run of a few hundred steps would else be over before a node has joined.
+PAUSE_SECONDS = 0.04
+_LEAVE = (Kind.NODE, Kind.RAYLET, Kind.DRAIN)
+_KINDS = (*_LEAVE, Kind.ADD, Kind.ADD, Kind.WORKER, Kind.WORKER, Kind.DRIVER, Kind.CONTROLLER, Kind.PAUSE)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,25 @@ class Outcome:
     report: Report
 
 
+def schedule(seed: str, steps: int, nodes: int) -> FaultPlan:
+    """Three to five faults of which each can happen, at least one of them a resize.
+
+    Args:
+        seed: of the draw.
+        steps: of the run; faults come in its first two thirds.
+        nodes: at the beginning.
+    """
+    draw = random.Random(f"schedule {seed}")
+    faults: list[Fault] = []
+    for step in sorted(draw.sample(range(1, steps * 2 // 3), draw.randint(3, 5))):
+        kinds = [k for k in _KINDS if not (k is Kind.ADD and nodes == MOST_NODES or k in _LEAVE and nodes == 1)]
+        kind = draw.choice(kinds if faults else [k for k in kinds if k is Kind.ADD or k in _LEAVE])
+        nodes += (kind is Kind.ADD) - (kind in _LEAVE)
+        at_once = bool(faults) and draw.random() < 0.2
+        faults.append(Fault(step, kind, draw.randrange(12), round(draw.uniform(2, 8), 1), at_once=at_once))
+    return FaultPlan(faults)
+
+
 def run(arguments: Arguments, model: str, name: str, plan: FaultPlan, cluster: ElasticCluster, folder: Path) -> Outcome:
     """Train once under a plan.
 
@@ -81,6 +103,7 @@ def run(arguments: Arguments, model: str, name: str, plan: FaultPlan, cluster: E
     command = [sys.executable, str(JOB), "--model", model, "--data", arguments.data, "--epochs", str(arguments.epochs)]
     command += ["--global-batch-size", str(arguments.global_batch_size), "--workers", f"1:{MOST_NODES}"]
     command += ["--checkpoint-every-steps", "25", "--resize-every-seconds", "5", "--reduction", arguments.reduction]
+    command += ["--pause", str(PAUSE_SECONDS if plan.faults else 0)]
     command += ["--storage", str(folder), "--run", name, "--status-file", str(status)]
     command += ["--exact"] if arguments.exact else []
     report = plan.run(command, status, folder / f"{name}.log", cluster, folder=Path.cwd(), most_nodes=MOST_NODES)
@@ -159,7 +182,7 @@ def main(arguments: Arguments) -> int:
         steps = len(next(iter(reference.values())).losses)
         for number in range(arguments.schedules):
             model, wanted = MODELS[number % len(MODELS)], draw.randint(1, MOST_NODES)
-            plan = FaultPlan.random(f"{arguments.seed}/{number}", steps, draw.randint(3, 5), _KINDS)
+            plan = schedule(f"{arguments.seed}/{number}", steps, wanted)
             while len(cluster.nodes) < wanted:
                 cluster.add_node()
             for node in cluster.nodes[wanted:]:

@@ -31,6 +31,8 @@ class Job:
     """auto (MNIST where it can be had, else digits), mnist, digits, or a path or URI of IDX, .npz or Parquet files."""
     model: Literal["mnist", "batchnorm"] = "mnist"
     """The network of jobs/mnist.py, or one with BatchNorm, Dropout, AdamW, a schedule, clipping and weight averages."""
+    pause: float = 0.0
+    """Seconds of sleep after each step, so that a short run lasts long enough to be disturbed."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -78,8 +80,10 @@ def build(name: str, image_shape: tuple[int, ...], classes: int, records: int, s
     return model
 
 
-def executed(files: str):
+def executed(files: str, pause: float):
     """A callback that notes each step that was computed, also those that a failure makes to be done again."""
+    import time
+
     import keras
 
     class Executed(keras.callbacks.Callback):
@@ -87,10 +91,12 @@ def executed(files: str):
             self._note("begin")
 
         def on_epoch_begin(self, epoch, logs=None):
-            self._first = epoch * self.params["steps"]
+            self._first, self._done = epoch * self.params["steps"], 0
 
         def on_train_batch_end(self, batch, logs=None):
             self._note(str(self._first + batch + 1))
+            time.sleep(pause * (batch + 1 - min(self._done, batch)))
+            self._done = batch + 1
 
         def _note(self, line: str) -> None:
             # One write a line: what was written is there after the process was killed.
@@ -116,7 +122,7 @@ def main(job: Job) -> None:
         lambda: build(job.model, images.image_shape, images.classes, len(numbers), steps),
         (x, y),
         config=job.train,
-        callbacks=executed,
+        callbacks=lambda files: executed(files, job.pause),
     )
 
 

@@ -273,10 +273,12 @@ def _result(run: Storage, document: dict[str, Any]) -> Result:
 
 def _summary(document: dict[str, Any]) -> str:
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in document["metrics"].items())
+    waited = document["imbalance_seconds"]
     return (
         f"finished: {document['steps']} steps, {metrics}\n"
         f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
-        f"model in {document['export']['saved_model']}"
+        + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
+        + f"model in {document['export']['saved_model']}"
     )
 
 

@@ -19,7 +19,7 @@ import ray.train
 import ray.train.collective
 
 from raytf.checkpoint import manifest, policy
-from raytf.data.order import StepPlan, assign
+from raytf.data.order import StepPlan, assign, waiting
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source
 from raytf.errors import (
@@ -190,6 +190,8 @@ class Worker:
         )
         self.step = 0
         self.train_seconds = 0.0
+        #: Waiting for the slowest worker, on average over workers: in all, and because shards did not divide evenly.
+        self.waiting_seconds = self.imbalance_seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.stopped_early = False
         self._begin(chosen, format)
@@ -250,6 +252,9 @@ class Worker:
 
     def _after_call(self, call: Call, outcome: Any, epoch: int, seconds: float) -> None:
         self.step = call.stop
+        waited, uneven = waiting(outcome.shard_seconds, self.world_size)
+        self.waiting_seconds += waited
+        self.imbalance_seconds += uneven
         if self.rank == 0:
             self.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
         last = self.plan.locate(call.stop - 1)[1]
@@ -348,6 +353,8 @@ class Worker:
             document = chosen.document
             self.step = chosen.step
             self.train_seconds = document["train_seconds"]
+            self.waiting_seconds = document["waiting_seconds"]
+            self.imbalance_seconds = document["imbalance_seconds"]
             self.history = document["history"]
             self.stopped_early = document["stopped_early"]
             self.callbacks.load_state(document["callbacks"], chosen.tensors)
@@ -394,6 +401,8 @@ class Worker:
         document = {
             "identity": self.identity,
             "train_seconds": self.train_seconds,
+            "waiting_seconds": self.waiting_seconds,
+            "imbalance_seconds": self.imbalance_seconds,
             "history": list(self.history),
             "stopped_early": self.stopped_early,
             "callbacks": values,
@@ -475,6 +484,8 @@ class Worker:
             "stopped_early": self.stopped_early,
             "wall_seconds": time.time() - attempts[0]["time"],
             "train_seconds": self.train_seconds,
+            "waiting_seconds": self.waiting_seconds,
+            "imbalance_seconds": self.imbalance_seconds,
             "samples_per_second": samples / self.train_seconds if self.train_seconds else 0.0,
             "world_sizes": sorted({a["world_size"] for a in attempts}),
             "restarts": len(attempts) - 1,

@@ -20,7 +20,7 @@ from raytf.testing.job import Job
 from raytf.testing.storage import StorageProxy
 
 #: How long a run may take to train again after a fault before the next one is injected all the same.
-_RECOVERY_SECONDS = 150.0
+_RECOVERY_SECONDS = 90.0
 #: How long to wait for a worker to kill, where a group is just starting.
 _TARGET_SECONDS = 60.0
 
@@ -65,7 +65,7 @@ class Injection:
     """What became of a fault.
 
     Attributes:
-        done: what was done, or why nothing was.
+        done: what was done, or, after `skipped:` or `not reached:`, why nothing was.
         step: that the run had reached, as its status file said; None where it had ended.
         workers: world size before it.
         seconds: since the plan began.
@@ -207,7 +207,8 @@ class _Run:
                         time.monotonic() - self._began,
                     )
                 )
-                recovered = self._recovery(fault, before) if reached else recovered
+                if reached and not done.startswith("skipped"):
+                    recovered = self._recovery(fault, before)
             while self._step_of_life():
                 time.sleep(0.1)
             output = "".join(path.read_text() for path in self._outputs)

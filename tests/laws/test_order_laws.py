@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.data import ArraySource
-from raytf.data.order import EpochOrder, StepPlan, assign, permutation, step_seeds
+from raytf.data.order import EpochOrder, StepPlan, assign, permutation, step_seeds, waiting
 from raytf.data.pipeline import Pipeline
 
 
@@ -180,3 +180,21 @@ def test_calls_cover_a_run_and_each_is_full_or_one_step(plan, data):
 @pytest.mark.parametrize(("n", "batch", "steps"), [(1, 8, 1), (8, 8, 1), (9, 8, 2), (60_000, 128, 469)])
 def test_steps_per_epoch_are_those_of_keras(n, batch, steps):
     assert StepPlan(n, batch, 4).steps_per_epoch == steps
+
+
+@given(
+    seconds=st.lists(st.lists(st.floats(0, 5), min_size=12, max_size=12), min_size=1, max_size=4),
+    world_size=st.integers(1, 12),
+)
+def test_waiting_is_that_for_the_slowest_worker(seconds, world_size):
+    shard_seconds = np.array(seconds)
+    waited, uneven = waiting(shard_seconds, world_size)
+    expected = 0.0
+    for step in seconds:
+        loads = [sum(step[i] for i in own) for own in assign(12, world_size)]
+        expected += max(loads) - sum(loads) / world_size
+    assert waited == pytest.approx(expected, abs=1e-6)
+    assert uneven == 0 if 12 % world_size == 0 else uneven >= 0
+    equal = np.full_like(shard_seconds, 0.5)
+    waited, uneven = waiting(equal, world_size)
+    assert waited == pytest.approx(uneven)
