@@ -85,7 +85,7 @@ def schedule(seed: str, steps: int, nodes: int) -> FaultPlan:
     draw = random.Random(f"schedule {seed}")
     faults: list[Fault] = []
     for step in sorted(draw.sample(range(1, steps * 2 // 3), draw.randint(3, 5))):
-        kinds = [k for k in _KINDS if not (k is Kind.ADD and nodes == MOST_NODES or k in _LEAVE and nodes == 1)]
+        kinds = [k for k in _KINDS if not ((k is Kind.ADD and nodes == MOST_NODES) or (k in _LEAVE and nodes == 1))]
         kind = draw.choice(kinds if faults else [k for k in kinds if k is Kind.ADD or k in _LEAVE])
         nodes += (kind is Kind.ADD) - (kind in _LEAVE)
         at_once = bool(faults) and draw.random() < 0.2

@@ -36,11 +36,11 @@ Compute = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 
 
 class Reduced(NamedTuple):
-    """A step after reduction: tensors, the rows [V, M] of all shards, flags [F] added over all ranks, and whether all
-    numbers in the tensors are finite."""
+    """A step after reduction: tensors, the row [M] added over all shards, flags [F] added over all ranks, and whether
+    all numbers in the tensors are finite."""
 
     tensors: list[tf.Tensor]
-    rows: tf.Tensor
+    row: tf.Tensor
     flags: tf.Tensor
     finite: tf.Tensor
 
@@ -121,7 +121,7 @@ class Float:
         matrix = tf.cast(tf.reshape(matrix, [total_shards, rows.shape[1]]), tf.float32)
         tensors = [tf.cast(t, d) for t, d in zip(self.layout.split(vector), self.layout.dtypes, strict=True)]
         finite = tf.reduce_all(tf.math.is_finite(vector))
-        return Reduced(tensors, matrix, tf.cast(flags_sum, tf.float32), finite)
+        return Reduced(tensors, tf.reduce_sum(matrix, 0), tf.cast(flags_sum, tf.float32), finite)
 
 
 class Exact:
@@ -181,7 +181,7 @@ class Exact:
         _, used, needed, vector, matrix, flags_sum = again
         lowered = tf.where(used - needed > _SLACK, used - 1, used)
         self._exponents.assign(tf.clip_by_value(tf.maximum(needed + _HEADROOM, lowered), _LEAST, _MOST))
-        largest, rows = _largest(matrix, self.extra), matrix[:, : -self.extra]
+        largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
         # What is not finite makes all of its tensor so.
         steps = tf.unstack(tf.where(finite, power_of_two(used - self.bits), largest), self.extra)
@@ -189,7 +189,7 @@ class Exact:
             self.layout.split(tf.ensure_shape(vector, [self.layout.size])), steps, self.layout.dtypes, strict=True
         )
         tensors = [tf.cast(tf.cast(part, tf.float32) * step, dtype) for part, step, dtype in parts]
-        return Reduced(tensors, rows, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
+        return Reduced(tensors, row, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:

@@ -7,6 +7,7 @@ is on, and what layers and metrics would have written comes back as values that 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,13 +25,12 @@ from raytf.errors import ModelError
 
 
 class Outcome(NamedTuple):
-    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, the seconds [K, V] that
-    each shard of all workers took, and its flags [F] added over workers."""
+    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added
+    over workers."""
 
     losses: np.ndarray
     learning_rates: np.ndarray
     finite: np.ndarray
-    shard_seconds: np.ndarray
     flags: np.ndarray
 
 
@@ -169,14 +169,14 @@ def loop_shards(
     total: tf.Tensor | int,
     plan: StepPlan,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Encoded tensors summed over this worker's shards of one step, and their rows [L, 1 + M], seconds first.
+    """Encoded tensors summed over this worker's shards of one step, and their rows [L, M].
 
     One shard after another, so that memory is that of one micro-batch however many shards a worker has. One shard
     alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
 
     Args:
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
-        like: specs of a shard's encoded tensors and row, seconds included.
+        like: specs of a shard's encoded tensors and row.
         leaves: each [L, b, ...].
         seeds: [L, S, 2].
         counts: [L] records in each shard, or None where all are full.
@@ -185,20 +185,13 @@ def loop_shards(
     size = seeds.shape[0]
 
     def one(i: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        began = tf.timestamp()
-        with tf.control_dependencies([began]):
-            batch, weight = [tf.identity(leaf[i]) for leaf in leaves], tf.constant(1.0 / plan.shards)
+        batch, weight = [leaf[i] for leaf in leaves], tf.constant(1.0 / plan.shards)
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
             weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
         tensors, row = micro(batch, seeds[i], weight)
         encoded, extra = encode(tensors, weight)
-        row = tf.concat([row, extra], 0)
-        with tf.device("CPU"):  # a number that has arrived here was computed, and not only asked for
-            arrived = tf.identity(row[:1])
-        with tf.control_dependencies([arrived, *encoded]):
-            seconds = tf.cast(tf.timestamp() - began, tf.float32)
-        return encoded, tf.ensure_shape(tf.concat([seconds[None], row], 0), like[1].shape)
+        return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
     def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
         return [tf.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
@@ -282,6 +275,17 @@ class TrainStep:
         tensors, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         return b"".join(t.numpy().tobytes() for t in [*tensors, row])
 
+    def shard_seconds(self) -> float:
+        """How long this machine takes for one full micro-batch: the faster of two, of zeros."""
+        leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
+        seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
+        taken = []
+        for _ in range(3):  # the first one prepares the graph
+            began = time.perf_counter()
+            self.probe(leaves, seeds)
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
+
     def _make_reduction(self, exact: bool) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
         b = self._plan.micro_batch_size
@@ -299,28 +303,26 @@ class TrainStep:
         rates = tf.TensorArray(tf.float32, steps, element_shape=[])
         losses = tf.TensorArray(tf.float32, steps, element_shape=[])
         finite = tf.TensorArray(tf.bool, steps, element_shape=[])
-        times = tf.TensorArray(tf.float32, steps, element_shape=[self._plan.shards])
 
-        def body(k, losses, rates, finite, times, _):
+        def body(k, losses, rates, finite, _):
             rate = self._learning_rate()
-            loss, ok, seconds, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0)
-            told = losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), times.write(k, seconds)
-            return k + 1, *told, flags_sum
+            loss, ok, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0)
+            return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum
 
-        start = (tf.constant(0), losses, rates, finite, times, tf.zeros_like(flags))
+        start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags))
         _, *arrays, flags_sum = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
         return *(array.stack() for array in arrays), flags_sum
 
     def _partial_step(self, leaves, seeds, flags, counts, total):
         rate = self._learning_rate()
-        loss, ok, seconds, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total)
-        return loss[None], rate[None], ok[None], seconds[None], flags_sum
+        loss, ok, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total)
+        return loss[None], rate[None], ok[None], flags_sum
 
-    def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, ...]:
+    def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         reduction, micro = self.reduction, self.micro
         like = (
             [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
-            tf.TensorSpec([1 + micro.row_width + reduction.extra], tf.float32),
+            tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
 
         def compute(scales: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -331,12 +333,10 @@ class TrainStep:
 
         reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
         micro.apply(reduced.tensors)
-        row = tf.reduce_sum(reduced.rows[:, 1:], 0)
-        micro.add_metrics(row[1:])
+        micro.add_metrics(reduced.row[1:])
         # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
-        finite = tf.constant(True) if expected else reduced.finite
-        return row[0], finite, reduced.rows[:, 0], reduced.flags
+        return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags
 
     def _learning_rate(self) -> tf.Tensor:
         return tf.cast(tf.convert_to_tensor(self._model.optimizer.learning_rate), tf.float32)
@@ -388,5 +388,5 @@ class EvalStep:
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             return [], tf.zeros([0])
 
-        like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([1 + self.micro.row_width], tf.float32)
-        return loop_shards(self.micro, encode, like, leaves, seeds, counts, total, self._plan)[1][:, 1:]
+        like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
+        return loop_shards(self.micro, encode, like, leaves, seeds, counts, total, self._plan)[1]

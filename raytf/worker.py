@@ -19,7 +19,7 @@ import ray.train
 import ray.train.collective
 
 from raytf.checkpoint import manifest, policy
-from raytf.data.order import StepPlan, assign, waiting
+from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source
 from raytf.errors import (
@@ -190,8 +190,10 @@ class Worker:
         )
         self.step = 0
         self.train_seconds = 0.0
-        #: Waiting for the slowest worker, on average over workers: in all, and because shards did not divide evenly.
-        self.waiting_seconds = self.imbalance_seconds = 0.0
+        #: That a worker waited, on average, because shards did not divide evenly.
+        self.imbalance_seconds = 0.0
+        uneven = imbalance(self.plan.shards, self.world_size)
+        self._imbalance_per_step = uneven and uneven * self._mean_over_ranks(self.train_step.shard_seconds())
         self.history: list[dict[str, Any]] = []
         self.stopped_early = False
         self._begin(chosen, format)
@@ -252,9 +254,7 @@ class Worker:
 
     def _after_call(self, call: Call, outcome: Any, epoch: int, seconds: float) -> None:
         self.step = call.stop
-        waited, uneven = waiting(outcome.shard_seconds, self.world_size)
-        self.waiting_seconds += waited
-        self.imbalance_seconds += uneven
+        self.imbalance_seconds += (call.stop - call.start) * self._imbalance_per_step
         if self.rank == 0:
             self.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
         last = self.plan.locate(call.stop - 1)[1]
@@ -353,7 +353,6 @@ class Worker:
             document = chosen.document
             self.step = chosen.step
             self.train_seconds = document["train_seconds"]
-            self.waiting_seconds = document["waiting_seconds"]
             self.imbalance_seconds = document["imbalance_seconds"]
             self.history = document["history"]
             self.stopped_early = document["stopped_early"]
@@ -401,7 +400,6 @@ class Worker:
         document = {
             "identity": self.identity,
             "train_seconds": self.train_seconds,
-            "waiting_seconds": self.waiting_seconds,
             "imbalance_seconds": self.imbalance_seconds,
             "history": list(self.history),
             "stopped_early": self.stopped_early,
@@ -484,7 +482,6 @@ class Worker:
             "stopped_early": self.stopped_early,
             "wall_seconds": time.time() - attempts[0]["time"],
             "train_seconds": self.train_seconds,
-            "waiting_seconds": self.waiting_seconds,
             "imbalance_seconds": self.imbalance_seconds,
             "samples_per_second": samples / self.train_seconds if self.train_seconds else 0.0,
             "world_sizes": sorted({a["world_size"] for a in attempts}),
@@ -518,6 +515,9 @@ class Worker:
         from raytf import model as models
 
         return models.logs(self.model)
+
+    def _mean_over_ranks(self, value: float) -> float:
+        return float(self._sum([value])[0]) / self.world_size
 
     def _sum(self, values: Any) -> np.ndarray:
         return self.group.sum(np.asarray(values, np.float32))

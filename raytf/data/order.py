@@ -80,21 +80,9 @@ def assign(shards: int, world_size: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(bounds)]
 
 
-def waiting(shard_seconds: np.ndarray, world_size: int) -> tuple[float, float]:
-    """Seconds that a worker waited on average for the slowest one, in all, and because shards did not divide evenly.
-
-    Args:
-        shard_seconds: [K, V] that each shard of each step took, whichever worker had it.
-        world_size: W.
-
-    Returns:
-        (all, uneven): `uneven` is what would be left if every shard of a step had taken as long as another.
-    """
-    shards = shard_seconds.shape[1]
-    runs = assign(shards, world_size)
-    loads = np.stack([shard_seconds[:, run.start : run.stop].sum(1) for run in runs], 1)
-    uneven = shard_seconds.mean(1) * (max(map(len, runs)) - shards / world_size)
-    return float((loads.max(1) - loads.mean(1)).sum()), float(uneven.sum())
+def imbalance(shards: int, world_size: int) -> float:
+    """Shards for whose time a worker waits in each step, on average, when they do not divide evenly: ceil(V/W) - V/W."""
+    return max(map(len, assign(shards, world_size))) - shards / world_size
 
 
 @dataclass(frozen=True)

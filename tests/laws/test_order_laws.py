@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.data import ArraySource
-from raytf.data.order import EpochOrder, StepPlan, assign, permutation, step_seeds, waiting
+from raytf.data.order import EpochOrder, StepPlan, assign, imbalance, permutation, step_seeds
 from raytf.data.pipeline import Pipeline
 
 
@@ -182,19 +182,9 @@ def test_steps_per_epoch_are_those_of_keras(n, batch, steps):
     assert StepPlan(n, batch, 4).steps_per_epoch == steps
 
 
-@given(
-    seconds=st.lists(st.lists(st.floats(0, 5), min_size=12, max_size=12), min_size=1, max_size=4),
-    world_size=st.integers(1, 12),
-)
-def test_waiting_is_that_for_the_slowest_worker(seconds, world_size):
-    shard_seconds = np.array(seconds)
-    waited, uneven = waiting(shard_seconds, world_size)
-    expected = 0.0
-    for step in seconds:
-        loads = [sum(step[i] for i in own) for own in assign(12, world_size)]
-        expected += max(loads) - sum(loads) / world_size
-    assert waited == pytest.approx(expected, abs=1e-6)
-    assert uneven == 0 if 12 % world_size == 0 else uneven >= 0
-    equal = np.full_like(shard_seconds, 0.5)
-    waited, uneven = waiting(equal, world_size)
-    assert waited == pytest.approx(uneven)
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_imbalance_is_what_workers_wait_for_the_one_with_most_shards(shards, world_size):
+    loads = [len(run) for run in assign(shards, world_size)]
+    waits = [max(loads) - load for load in loads]
+    assert imbalance(shards, world_size) == pytest.approx(sum(waits) / world_size)
+    assert (imbalance(shards, world_size) == 0) == (shards % world_size == 0)
