@@ -9,16 +9,15 @@ than once.
 from __future__ import annotations
 
 import os
-import sys
+import runpy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import raytf
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for `jobs`, also in the workers
-from jobs import mnist
-
+#: By its path, since workers of a cluster cannot import it.
+MNIST_JOB = str(Path(__file__).parents[1] / "jobs" / "mnist.py")
 #: Records of the data that are used: few enough for a vector of counts in each step, no multiple of any batch size.
 RECORDS = 4001
 
@@ -58,7 +57,7 @@ def build(name: str, image_shape: tuple[int, ...], classes: int, records: int, s
         return keras.losses.sparse_categorical_crossentropy(y_true[:, 0], y_pred)
 
     if name == "mnist":
-        model, optimizer = mnist.build(image_shape, classes, 1e-3), keras.optimizers.Adam(1e-3)
+        model, optimizer = runpy.run_path(MNIST_JOB)["build"](image_shape, classes, 1e-3), keras.optimizers.Adam(1e-3)
     else:
         model = keras.Sequential(
             [

@@ -25,6 +25,7 @@ from raytf.data import tree
 from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
 from raytf.errors import ExactnessError, WorkerLostError
+from raytf.reduce import Exact
 from raytf.step import TrainStep
 
 #: Stateful operations that draw random numbers, of which TensorFlow has many.
@@ -76,6 +77,11 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
         ExactnessError: names the operation or the machines.
         WorkerLostError: another rank raises an ExactnessError.
     """
+    if not isinstance(step.reduction, Exact):
+        raise ExactnessError(
+            "--exact: the model has float64 weights or states, and 32 bits of fixed point would be less than they ask "
+            "for. Use float32 (keras.config.set_floatx), or train without --exact."
+        )
     refuse_inexact(ops_of(step.probe_function), "the model")
     sample = pipeline.sample(pipeline.plan.micro_batch_size)
     if augment is not None:

@@ -30,6 +30,9 @@ from raytf.progress import Status
 _KNOCK_SECONDS = 1.0
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
+#: Ray Train's callbacks that are not wanted: the first would change the workers' folder, and a job's relative paths mean
+#: those of the driver; the second starts a process with Ray Data for each group, which raytf does not use.
+_LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback")
 #: Failures in a row without a new step after which a run stops: the next one would end alike.
 _FRUITLESS_FAILURES = 5
 
@@ -102,9 +105,8 @@ class Trainer(TensorflowTrainer):
         return super()._initialize_and_run_controller(**kwargs)
 
     def _create_default_callbacks(self) -> list[Any]:
-        # Ray would change the workers' folder; a job's relative paths mean those of the driver.
         made = super()._create_default_callbacks()
-        return [c for c in made if type(c).__name__ != "WorkingDirectorySetupCallback"]
+        return [c for c in made if type(c).__name__ not in _LEFT_OUT]
 
 
 class ScalingPolicy(ElasticScalingPolicy):

@@ -291,7 +291,14 @@ def _cause(error: Exception) -> RaytfError:
             return inner
     for inner in found:
         return JobError(f"training failed for good: {type(inner).__name__}: {one_line(inner, 600)}", str(error))
-    return ClusterError(f"training failed: {one_line(error, 600)}")
+    inner = getattr(error, "controller_failure", error)
+    inner = getattr(inner, "cause", None) or inner  # what was raised in another process
+    if isinstance(inner, ModuleNotFoundError):
+        return ClusterError(
+            f"the workers cannot load the job: {inner}. Every node needs the job's modules: give them with `ray job "
+            "submit --working-dir .`, or install them on the nodes."
+        )
+    return ClusterError(f"training failed: {type(inner).__name__}: {one_line(inner, 600)}")
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------

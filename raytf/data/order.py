@@ -81,7 +81,7 @@ def assign(shards: int, world_size: int) -> list[range]:
 
 
 def imbalance(shards: int, world_size: int) -> float:
-    """Shards for whose time a worker waits in each step, on average, when they do not divide evenly: ceil(V/W) - V/W."""
+    """Shards whose time a worker waits in each step, on average, when V is no multiple of W: ceil(V/W) - V/W."""
     return max(map(len, assign(shards, world_size))) - shards / world_size
 
 
@@ -169,12 +169,15 @@ class EpochOrder:
         self.plan = plan
         self._seed, self._epoch = seed, epoch
         self._window = window if shuffle else 1
-        sizes = np.ones(plan.records, np.int64) if block_sizes is None else np.asarray(block_sizes, np.int64)
-        starts = np.cumsum(sizes) - sizes
-        order = permutation(len(sizes), _BLOCKS, seed, epoch) if shuffle else np.arange(len(sizes))
-        self._first_record = starts[order]
-        self._first_position = np.cumsum(sizes[order]) - sizes[order]
+        blocks = plan.records if block_sizes is None else len(block_sizes)
+        order = permutation(blocks, _BLOCKS, seed, epoch) if shuffle else np.arange(blocks)
+        #: Where each block of the epoch's sequence begins, in the source and in the sequence.
+        self._first_record, self._first_position = order, order
         self._unit_blocks = block_sizes is None
+        if block_sizes is not None:  # single records need no more than their permutation, 8 bytes each
+            sizes = np.asarray(block_sizes, np.int64)
+            self._first_record = (np.cumsum(sizes) - sizes)[order]
+            self._first_position = np.cumsum(sizes[order]) - sizes[order]
         self._windows: dict[tuple[int, int], np.ndarray] = {}
 
     def records(self, shard: int, start: int, stop: int) -> np.ndarray:

@@ -46,6 +46,16 @@ def test_model_and_data(start, cluster, tmp_path: Path, fault: str, words: tuple
         assert word in line, line
 
 
+def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start, cluster, tmp_path: Path):
+    flags = ("--fault", "noise", "--storage", tmp_path, "--steps", 4)
+    line = refused(start(FAULTY, *flags, "--exact", RAY_ADDRESS=cluster["RAY_ADDRESS"]))
+    for word in ("--exact: the model", "RandomStandardNormal", "noise", "keras.random"):
+        assert word in line, line
+    start(FAULTY, *flags, RAY_ADDRESS=cluster["RAY_ADDRESS"]).wait()
+    line = refused(start(FAULTY, *flags, "--steps", 8, "--exact", RAY_ADDRESS=cluster["RAY_ADDRESS"]))
+    assert "--exact: False in storage, True now" in line
+
+
 def test_the_jobs_own_exception_keeps_its_traceback(start, cluster, tmp_path: Path):
     run = start(FAULTY, "--fault", "raises", "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
     line = refused(run, code=1)

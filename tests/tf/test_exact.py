@@ -116,6 +116,12 @@ def test_operations_that_are_no_function_of_their_inputs_are_named(layer, words)
     assert "\n" not in str(error)
 
 
+def test_float64_is_refused_since_its_sums_are_floats():
+    (error,) = admit(lambda: layers.Dense(4, dtype="float64"), lambda: layers.Dense(4))
+    assert isinstance(error, ExactnessError)
+    assert "float64" in str(error)
+
+
 def test_an_augmentation_that_keeps_a_state_is_named():
     def flip(batch, seed):
         x, y, weight = batch

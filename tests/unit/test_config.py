@@ -28,6 +28,9 @@ REFUSED = [
     ({"checkpoint_every_seconds": -1.0}, ["--checkpoint-every-seconds -1"]),
     ({"keep": 0}, ["--keep 0", "1 or more"]),
     ({"max_failures": -2}, ["--max-failures -2", "-1 or more"]),
+    ({"resize_every_seconds": -1.0}, ["--resize-every-seconds -1"]),
+    ({"exact": True, "jit": True}, ["--exact with --jit", "XLA", "Leave out --jit"]),
+    ({"exact": True, "reduction": "float"}, ["--exact with --reduction float", "order", "Leave out"]),
     ({"cpus_per_worker": 0.0}, ["--cpus-per-worker 0", "above 0"]),
     *[
         ({"workers": w}, [f"--workers {w}", "1:4"])

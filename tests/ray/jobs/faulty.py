@@ -32,7 +32,16 @@ def main(job: Job) -> None:
 
         if fault == "raises":
             raise KeyError("no such layer")
+
+        class Noise(keras.layers.Layer):
+            def call(self, inputs):
+                import tensorflow as tf
+
+                return inputs + tf.random.normal(tf.shape(inputs))
+
         layers = [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3)]
+        if fault == "noise":
+            layers.insert(1, Noise())
         model = keras.Sequential(layers)
         if fault == "not-a-model":
             return layers

@@ -1,0 +1,134 @@
+"""Runs on a cluster whose nodes come and go: they grow, shrink and move, and no step that was saved is done again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import raytf
+from benchmarks import law
+from raytf.testing import ElasticCluster, Fault, FaultPlan, Job, Kind
+from raytf.testing.processes import environment
+from tests.ray.conftest import MNIST_JOB, ROOT, result_of
+from tests.ray.test_resume import attempts
+
+PATIENCE = 300.0
+
+
+@pytest.fixture
+def elastic() -> Iterator[ElasticCluster]:
+    with ElasticCluster(nodes=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(elastic: ElasticCluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """run(*flags): the law's job on the cluster, a few steps a second, in the folder `a`."""
+    jobs: list[Job] = []
+
+    def begin(*flags: object) -> Job:
+        status = tmp_path / "status.json"
+        command = [
+            sys.executable,
+            str(law.JOB),
+            "--data",
+            "digits",
+            "--model",
+            "batchnorm",
+            "--global-batch-size",
+            "64",
+        ]
+        command += ["--pause", "0.1", "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
+        env = environment(**elastic.env)
+        jobs.append(Job([*command, *map(str, flags)], tmp_path / "log", env, status_file=status))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.close()
+
+
+def trains(job: Job, workers: int) -> bool:
+    """Whether a group of so many workers has made a step."""
+    status = job.status or {}
+    return status.get("workers") == workers and status["phase"] == "training" and status["samples_per_second"] > 0
+
+
+def computed(folder: Path) -> list[list[int]]:
+    """For each start of a group, the steps after which it told its callbacks."""
+    parts = (folder / "files" / "executed.txt").read_text().split("begin\n")[1:]
+    return [[int(step) for step in part.split()] for part in parts]
+
+
+def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic, run, tmp_path: Path):
+    folder = tmp_path / "a"
+    job = run("--workers", "1:2", "--epochs", 20, "--resize-every-seconds", 5)
+    job.until(lambda: trains(job, 1), PATIENCE)
+    elastic.add_node()
+    joined = time.monotonic()
+    job.until(lambda: trains(job, 2), PATIENCE)
+    print(f"a node that joined was used after {time.monotonic() - joined:.1f} s")
+    first, second = computed(folder)[:2]
+    # The first step of the new group is the one after the last of the old.
+    assert attempts(folder)[1]["from_step"] == first[-1]
+    assert second[0] > first[-1]
+    elastic.nodes[-1].kill()
+    lost = time.monotonic()
+    job.until(lambda: trains(job, 1), PATIENCE)
+    print(f"training went on {time.monotonic() - lost:.1f} s after a node was lost")
+    job.wait(PATIENCE)
+    result = result_of(folder)
+    assert [a["world_size"] for a in attempts(folder)] == [1, 2, 1]
+    assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * 20
+    assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, result["steps"] + 1))
+
+
+def test_notice_is_followed_before_the_node_is_gone_and_counts_as_no_failure(elastic, run, tmp_path: Path):
+    folder = tmp_path / "a"
+    elastic.add_node()
+    job = run("--workers", "1:2", "--epochs", 20, "--max-failures", 0)
+    job.until(lambda: trains(job, 2), PATIENCE)
+    node = elastic.nodes[-1]
+    node.drain(120)
+    job.until(lambda: trains(job, 1), PATIENCE)
+    node.kill()
+    output = job.wait(PATIENCE)
+    assert "a node is about to go: saving" in output
+    assert "workers were lost" not in output
+    assert [a["world_size"] for a in attempts(folder)] == [2, 1]
+    first, second = computed(folder)
+    assert attempts(folder)[1]["from_step"] == first[-1] < second[0]
+
+
+def test_random_schedules_of_resizes_and_kills_change_nothing(capsys):
+    code = law.main(law.Arguments(schedules=3, seed=3, exact=True, data="digits", epochs=12))
+    output = capsys.readouterr().out
+    print(output)
+    assert code == 0
+    assert "0 records missing, 0 twice, 1 hash of mnist, 1 hash of batchnorm" in output
+    assert "the law holds" in output
+
+
+@pytest.mark.slow
+def test_five_kills_and_three_resizes_of_the_mnist_job_change_no_bit(elastic, tmp_path: Path):
+    def flags(name: str, *more: object) -> list[str]:
+        fixed = ["--data", "digits", "--exact", "--steps", "3000", "--logical-shards", "4", "--batch-norm"]
+        return [sys.executable, str(MNIST_JOB), *fixed, "--storage", str(tmp_path), "--run", name, *map(str, more)]
+
+    with Job(flags("alone", "--workers", 1), tmp_path / "alone.log") as job:
+        job.wait(PATIENCE)
+    faults = [(100, Kind.ADD), (150, Kind.ADD), (300, Kind.WORKER), (600, Kind.NODE), (900, Kind.DRIVER)]
+    faults += [(1200, Kind.ADD), (1250, Kind.ADD), (1500, Kind.WORKER), (2000, Kind.CONTROLLER)]
+    plan = FaultPlan([Fault(step, kind, target=step) for step, kind in faults])
+    status = tmp_path / "status.json"
+    command = flags("disturbed", "--workers", "1:4", "--status-file", status, "--checkpoint-every-steps", 50)
+    report = plan.run([*command, "--resize-every-seconds", "5"], status, tmp_path / "log", elastic, folder=ROOT)
+    assert report.code == 0, report.output
+    assert {1, 2, 3, 4} <= {a["world_size"] for a in attempts(tmp_path / "disturbed")}
+    alone, disturbed = (result_of(tmp_path / name) for name in ("alone", "disturbed"))
+    assert disturbed["weights_sha256"] == alone["weights_sha256"]
+    assert disturbed["metrics"] == alone["metrics"]
