@@ -177,12 +177,12 @@ class ScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
+        self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
 
     def _resize(self, workers: int) -> ResizeDecision:
         self._resizer.started(workers, time.monotonic())
-        self._run_monitor.release.remote()
         return self._get_resize_decision(workers)
 
     def _get_num_workers_for_resource_request(self) -> int:
