@@ -5,15 +5,29 @@
     plan = FaultPlan([Fault(50, Kind.WORKER), Fault(100, Kind.ADD), Fault(150, Kind.NODE)])
     with ElasticCluster(nodes=2) as cluster:
         report = plan.run(["python", "job.py", "--status-file", str(status)], status, log, cluster)
-    assert report.code == 0
+    assert report.code == 0, report
 
 Faults come from outside (signals, nodes that end, a forwarder in front of the object store that fails): nothing is
 patched, and the job does not know. See docs/testing.md.
 """
 
-from raytf.testing.cluster import ElasticCluster, Node
-from raytf.testing.faults import Fault, FaultPlan, Injection, Kind, Report
+from raytf.testing.cluster import ElasticCluster
+from raytf.testing.faults import Fault, Injection, Kind, Report
 from raytf.testing.job import Job
+from raytf.testing.node import Node
+from raytf.testing.plan import FaultPlan
+from raytf.testing.processes import environment
 from raytf.testing.storage import StorageProxy
 
-__all__ = ["ElasticCluster", "Fault", "FaultPlan", "Injection", "Job", "Kind", "Node", "Report", "StorageProxy"]
+__all__ = [
+    "ElasticCluster",
+    "Fault",
+    "FaultPlan",
+    "Injection",
+    "Job",
+    "Kind",
+    "Node",
+    "Report",
+    "StorageProxy",
+    "environment",
+]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from raytf.testing import processes
+from raytf.testing import guard, processes
+from raytf.testing.node import Node
 
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 #: Generous: a node starts in 3 s on a quiet machine.
@@ -26,73 +29,22 @@ _HEALTH = {
     "health_check_failure_threshold": 3,
 }
 _OBJECT_STORE_BYTES = 150_000_000
-
-
-class Node:
-    """A node of an `ElasticCluster`.
-
-    Attributes:
-        id: Ray's id of it.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, cluster: ElasticCluster):
-        self._process, self._log, self._cluster = process, log, cluster
-        self.id = ""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its raylet lives."""
-        return bool(self.raylet())
-
-    def processes(self) -> list[psutil.Process]:
-        """All its processes."""
-        return processes.family(self._process.pid)
-
-    def workers(self) -> list[psutil.Process]:
-        """Its Ray Train workers."""
-        return processes.titled(self.processes(), processes.WORKER)
-
-    def raylet(self) -> list[psutil.Process]:
-        """Its raylet, or nothing."""
-        return processes.titled(self.processes(), processes.RAYLET)
-
-    def kill(self) -> None:
-        """SIGKILL to all processes of the node, as when a machine vanishes."""
-        processes.end(self.processes())
-        self._process.wait()
-
-    def kill_raylet(self) -> None:
-        """SIGKILL to the raylet alone; Ray ends its workers when they miss it."""
-        processes.end(self.raylet())
-
-    def drain(self, notice_seconds: float) -> None:
-        """Give notice of preemption, as a cloud does: Ray is told, and nothing is killed.
-
-        Raises:
-            RuntimeError: Ray refused.
-        """
-        self._cluster.ray(
-            "drain-node",
-            f"--address={self._cluster.address}",
-            f"--node-id={self.id}",
-            "--reason=DRAIN_NODE_REASON_PREEMPTION",
-            "--reason-message=notice of preemption",
-            f"--deadline-remaining-seconds={max(1, round(notice_seconds))}",
-        )
-
-    def _find_id(self) -> bool:
-        for raylet in self.raylet():
-            text = " ".join(raylet.cmdline())
-            found = re.search(r"--node-id[= ]([0-9a-f]{56})", text) or re.search(r"--node_id[= ]([0-9a-f]{56})", text)
-            if found:
-                self.id = found.group(1)
-        if self._process.poll() is not None:
-            raise RuntimeError(f"a node did not start:\n{self._log.read_text()}")
-        return bool(self.id)
+#: Asks Ray until it knows of so many living nodes, the head among them; run by a process that may import Ray.
+_WAIT = """
+import sys, time
+from ray._raylet import GcsClient
+client, wanted, deadline = GcsClient(address=sys.argv[1]), int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
+while True:
+    alive = sum(node.state == 0 for node in client.get_all_node_info().values())
+    if alive == wanted or time.monotonic() >= deadline:
+        break
+    time.sleep(0.1)
+print(alive)
+"""
 
 
 class ElasticCluster:
-    """A head without CPUs and nodes that come and go; a context manager, which leaves nothing behind.
+    """A head and nodes that come and go; a context manager, which leaves nothing behind.
 
         with ElasticCluster() as cluster:
             node = cluster.add_node(cpus=1)
@@ -100,42 +52,51 @@ class ElasticCluster:
             node.kill()
 
     Args:
-        nodes: to start with.
+        nodes: to start with, besides the head.
         cpus: of each of them.
+        head_cpus: CPUs of the head; with 0 no worker runs there.
         dashboard: start the dashboard and the job server too.
 
     Attributes:
         address: HOST:PORT of the head.
         env: environment variables with which a job finds the cluster.
         dashboard_url: of the job server, or None.
+        folder: in which Ray keeps its logs until the cluster is closed.
+
+    Raises:
+        RuntimeError, TimeoutError: on entry, when Ray does not start; with what it said.
     """
 
-    def __init__(self, nodes: int = 0, cpus: int = 1, dashboard: bool = False):
-        self._first, self._cpus, self._dashboard = nodes, cpus, dashboard
+    def __init__(self, nodes: int = 0, cpus: int = 1, head_cpus: int = 0, dashboard: bool = False):
+        self._first, self._cpus, self._head_cpus, self._dashboard = nodes, cpus, head_cpus, dashboard
         self._nodes: list[Node] = []
         self._head: Node | None = None
+        self._starts = 0
 
     def __enter__(self) -> ElasticCluster:
         # Ray's sockets have paths of at most 107 characters; a test's own folder may be longer.
-        self._folder = Path(tempfile.mkdtemp(prefix="raytf-", dir="/tmp"))
-        port = processes.free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="raytf-", dir="/tmp"))
+        guard.watch(self.folder)
+        port, dashboard = processes.free_port(), processes.free_port()
         self.address = f"127.0.0.1:{port}"
         self.env = {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "disabled"}
-        dashboard = processes.free_port()
         self.dashboard_url = f"http://127.0.0.1:{dashboard}" if self._dashboard else None
         try:
             self._head = self._start(
                 "--head",
                 f"--port={port}",
-                "--num-cpus=0",
-                f"--temp-dir={self._folder}/ray",
+                f"--num-cpus={self._head_cpus}",
+                f"--temp-dir={self.folder}/ray",
                 f"--include-dashboard={str(self._dashboard).lower()}",
                 f"--dashboard-port={dashboard}",
                 f"--ray-client-server-port={processes.free_port()}",
                 f"--system-config={json.dumps(_HEALTH)}",
             )
+            if self.dashboard_url:
+                url = f"{self.dashboard_url}/api/version"
+                processes.wait_until(lambda: _answers(url), "Ray's dashboard answers", _PATIENCE)
             for _ in range(self._first):
-                self.add_node(self._cpus)
+                self.add_node()
         except BaseException:
             self.close()
             raise
@@ -159,63 +120,105 @@ class ElasticCluster:
     def add_node(self, cpus: int | None = None) -> Node:
         """Start a node, and wait until Ray has it.
 
+        Args:
+            cpus: that it offers; by default those of the cluster's other nodes.
+
         Raises:
-            RuntimeError, TimeoutError: it does not start.
+            RuntimeError, TimeoutError: it does not start; with what it said.
         """
         # One at a time: two raylets that start at once take each other's sockets.
         node = self._start(f"--address={self.address}", f"--num-cpus={self._cpus if cpus is None else cpus}")
         self._nodes.append(node)
         return node
 
+    def wait(self, nodes: int | None = None, seconds: float = 120.0) -> None:
+        """Wait until Ray knows of exactly so many living nodes besides the head.
+
+        Ray misses a killed node some seconds after its death. This starts a process that asks it, which takes 1 s.
+
+        Args:
+            nodes: by default as many as there are.
+            seconds: to wait at most.
+
+        Raises:
+            TimeoutError: it does not come to that; with the number that Ray knows of.
+            RuntimeError: Ray does not answer.
+        """
+        wanted = len(self.nodes) if nodes is None else nodes
+        command = [sys.executable, "-c", _WAIT, self.address, str(wanted + 1), str(seconds)]
+        known = int(_output(command, self._environment(), seconds + _PATIENCE)) - 1
+        if known != wanted:
+            raise TimeoutError(f"waited {seconds:.0f} s for {wanted} nodes besides the head; Ray knows of {known}")
+
     def controllers(self) -> list[psutil.Process]:
         """Ray Train's controllers."""
-        return processes.titled(self.head.processes(), processes.CONTROLLER)
+        members = [process for node in [self.head, *self._nodes] for process in node.processes()]
+        return processes.titled(members, processes.CONTROLLER)
 
     def workers(self) -> list[psutil.Process]:
-        """Ray Train's workers on all nodes."""
-        return [worker for node in self._nodes for worker in node.workers()]
+        """Ray Train's workers on all nodes, those of the oldest node first."""
+        return [worker for node in [self.head, *self._nodes] for worker in node.workers()]
 
     def ray(self, *arguments: str) -> str:
-        """Output of a command of Ray's.
+        """Output of a command of Ray's, such as `ray("status", f"--address={cluster.address}")`.
 
         Raises:
             RuntimeError: it failed; with what it printed.
         """
-        run = subprocess.run(
-            [*_RAY, *arguments],
-            env=processes.environment(**self.env),
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-        )
-        if run.returncode:
-            raise RuntimeError(f"ray {' '.join(arguments)} failed:\n{run.stdout}{run.stderr}")
-        return run.stdout
+        return _output([*_RAY, *arguments], self._environment(), _PATIENCE)
 
     def close(self) -> None:
-        """Kill all and remove what they wrote."""
-        for node in [*self._nodes, *([self._head] if self._head else [])]:
+        """Kill all and remove what they wrote; may be called again."""
+        for node in [*reversed(self._nodes), *([self._head] if self._head else [])]:
             node.kill()
-        # What a killed raylet left behind has lost its parent, and carries the folder's name.
-        processes.end(processes.titled(psutil.process_iter(), f"{self._folder}/"))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        guard.forget(self.folder)
+
+    def _environment(self) -> dict[str, str]:
+        # `python` of a job that Ray starts is that of the cluster.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        return processes.environment(**self.env, PATH=path)
 
     def _start(self, *arguments: str) -> Node:
-        log = self._folder / f"node-{len(self._nodes)}-{processes.free_port()}.log"
+        self._starts += 1
+        log = self.folder / f"start-{self._starts}.log"
+        own = [
+            f"--object-store-memory={_OBJECT_STORE_BYTES}",
+            # By default all nodes of a machine, and those of other clusters on it, want the same ports.
+            f"--dashboard-agent-listen-port={processes.free_port()}",
+            "--min-worker-port=0",
+            "--max-worker-port=0",
+        ]
+        env = self._environment()
+        del env["RAY_ADDRESS"]  # a head refuses to start where it is told of another one
         with log.open("w") as out:
             process = subprocess.Popen(
-                [*_RAY, "start", "--block", f"--object-store-memory={_OBJECT_STORE_BYTES}", *arguments],
-                env=processes.environment(RAY_AUTH_MODE="disabled"),
+                [*_RAY, "start", "--block", *own, *arguments],
+                env=env,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        node = Node(process, log, self)
+        node = Node(process, log, self.ray, self.address)
         try:
-            processes.wait_until(node._find_id, "a node of Ray starts", _PATIENCE)
-            processes.wait_until(lambda: "Ray runtime started" in log.read_text(), "a node of Ray is up", _PATIENCE)
+            processes.wait_until(node.is_up, "a node of Ray is up", _PATIENCE)
         except BaseException:
             node.kill()
             raise
         return node
+
+
+def _output(command: list[str], env: dict[str, str], seconds: float) -> str:
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds)
+    if run.returncode:
+        raise RuntimeError(f"{' '.join(command[1:])} failed:\n{run.stdout}{run.stderr}")
+    return run.stdout
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False

@@ -11,21 +11,24 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import processes
+from raytf.testing import guard, processes
 
 #: Generous: two cores, perhaps loaded; a run of a few steps takes 15 to 30 s when they are not.
 PATIENCE_SECONDS = 240.0
 
 
 class Job:
-    """A command that was started; everything that it starts is ended with it.
+    """A command that was started; a context manager, which ends all that the command started.
 
     Args:
         command: a program and its arguments.
         log: file for what it prints; written anew.
-        env: its environment, whole; by default that of a plain user (`processes.environment`).
+        env: its environment, whole; by default that of a plain user (`environment()`).
         folder: in which it runs; by default that of the log.
         status_file: the `--status-file` of the command, where it has one.
+
+    Raises:
+        OSError: the program cannot be started.
     """
 
     def __init__(
@@ -39,20 +42,24 @@ class Job:
         self.log, self._status_file = log, status_file
         if status_file is not None:
             status_file.unlink(missing_ok=True)  # it would tell of an earlier command
-        self._out = log.open("w")
-        self.process = subprocess.Popen(
-            list(command),
-            env=dict(processes.environment() if env is None else env),
-            stdout=self._out,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            cwd=folder or log.parent,
-        )
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                list(command),
+                env=dict(processes.environment() if env is None else env),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=folder or log.parent,
+            )
+        self._is_gone = False
+        self._session = processes.Session(self.process.pid)
+        guard.watch(self._session)
 
     @property
     def output(self) -> str:
-        return self.log.read_text()
+        """What it has printed so far."""
+        return self.log.read_text(errors="replace")
 
     @property
     def is_running(self) -> bool:
@@ -60,13 +67,19 @@ class Job:
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """What the status file says: fields of `raytf.progress.Status`; None before the first one."""
+        """What the status file says: the fields of `raytf.progress.Status`; None before the first one."""
         if self._status_file is None:
             return None
         try:
             return json.loads(self._status_file.read_text())
         except FileNotFoundError:
             return None
+
+    @property
+    def step(self) -> int | None:
+        """The latest global step of the status file; None before the first one."""
+        status = self.status
+        return None if status is None else status["step"]
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> str:
         """Wait for the end; the output.
@@ -80,7 +93,7 @@ class Job:
         return self.output
 
     def ended(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Wait for the end; the exit code.
+        """Wait for the end; the exit code, negative for a signal.
 
         Raises:
             AssertionError: it does not end; with what it printed.
@@ -98,7 +111,7 @@ class Job:
         """
         deadline = time.monotonic() + seconds
         while not condition():
-            if not self.is_running and not condition():
+            if not self.is_running:
                 raise AssertionError(f"the job ended too soon:\n{self.output}")
             if time.monotonic() >= deadline:
                 raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
@@ -107,25 +120,35 @@ class Job:
     def processes(self, title: str = "") -> list[psutil.Process]:
         """The processes that the job started, or those whose command line holds a text such as `RayTrainWorker`.
 
-        With a Ray of its own these are all of the run; on a cluster, workers are the cluster's processes.
+        With a Ray of its own these are all of the run; on a cluster, controller and workers are the cluster's.
         """
-        return processes.titled(processes.family(self.process.pid)[1:], title)
+        return [process for process in processes.titled(self._members(), title) if process.pid != self.process.pid]
 
     def kill(self) -> None:
-        """SIGKILL of the driver and of everything that it started."""
-        descendants = processes.family(self.process.pid)[1:]
-        self.process.kill()
-        self.process.wait(30)  # before psutil could, which would take the exit code
-        processes.end(descendants)
+        """SIGKILL to the driver and to everything that it started."""
+        if self._is_gone:
+            return
+        processes.end(self._members())
+        self._session.end()
+        self.process.wait(30)
+        self._is_gone = True
+        guard.forget(self._session)
 
     def close(self) -> None:
         """Kill what still runs."""
-        if self.is_running:
-            self.kill()
-        self._out.close()
+        self.kill()
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+    def _members(self) -> list[psutil.Process]:
+        if self._is_gone:
+            return []
+        # Its children too: some programs start theirs in sessions of their own.
+        found = {process.pid: process for process in self._session.members()}
+        if self.is_running:
+            found |= {process.pid: process for process in processes.family(self.process.pid)}
+        return list(found.values())

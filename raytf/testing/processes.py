@@ -1,4 +1,4 @@
-"""Processes of Ray, found by their titles and ended without a trace."""
+"""Processes of Ray: found by their session and title, ended without a trace."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import psutil
 
-#: What Ray calls the processes of Ray Train.
+#: What Ray calls the processes of Ray Train, and its raylets.
 WORKER, CONTROLLER, RAYLET = "RayTrainWorker", "TrainController", "raylet/raylet"
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all that descend from it, those first that were started first."""
+    """A process and all that descend from it, the oldest first."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -23,8 +24,44 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
+class Session:
+    """All that a process started, which leads a session of its own.
+
+    The session stays when a parent dies, and Ray's workers write over their command line and environment, so nothing
+    else tells to which node an orphan belongs.
+
+    Args:
+        leader: process number of the one that leads it.
+        started: clock ticks from the boot to its start, by default read now.
+    """
+
+    def __init__(self, leader: int, started: int | None = None):
+        self.leader = leader
+        self.started = _started(leader) if started is None else started
+
+    def members(self) -> list[psutil.Process]:
+        """Those that live, the oldest first."""
+        now = _started(self.leader)
+        if now is not None and now != self.started:
+            return []  # the number is another process's by now, which happens only when the session is empty
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self.leader:
+                    process = psutil.Process(pid)
+                    if _lives(process):
+                        found.append((process.create_time(), pid, process))
+        return [process for _, _, process in sorted(found, key=lambda entry: entry[:2])]
+
+    def end(self, seconds: float = 30.0) -> None:
+        """SIGKILL to all, also to what they start meanwhile, at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        while (living := self.members()) and time.monotonic() < deadline:
+            end(living, deadline - time.monotonic())
+
+
 def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Process]:
-    """Those whose command line holds a text."""
+    """Those that live and whose command line holds a text."""
     found = []
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -34,12 +71,15 @@ def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Proce
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
-    """SIGKILL, also to stopped ones, and wait until they are gone."""
+    """SIGKILL, also to stopped ones, and wait until they are gone, at most so many seconds."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(processes, timeout=seconds)
+    deadline = time.monotonic() + seconds
+    # Not psutil's wait: it reaps our own children, and subprocess would then report exit code 0 for them.
+    while any(_lives(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float) -> None:
@@ -56,13 +96,29 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """A port of the loopback that nothing listens on now."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """The environment of a plain user: no trace of another cluster, storage or TensorFlow setting."""
+    """The environment of a plain user: no trace of another cluster, storage or TensorFlow setting, and `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "AWS_", "TF_"))}
     return {**kept, "RAY_USAGE_STATS_ENABLED": "0", **extra}
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _started(pid: int) -> int | None:
+    """Clock ticks from the boot to the start of a process; None where there is none."""
+    try:
+        # Fields after the name, which may hold anything; the start is the 22nd of all.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return None

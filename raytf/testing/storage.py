@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.client
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-#: Headers that belong to one connection and are not forwarded.
+#: Headers that belong to one connection and are not forwarded. How the body is framed is said anew.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
-#: How long an object that could not be written cannot be written again.
-HOLD_SECONDS = 20.0
 _FAILURE = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>injected fault</Message></Error>'
+_BLOCK_BYTES = 1 << 18
 
 
 class StorageProxy:
@@ -23,21 +23,23 @@ class StorageProxy:
             uri = f"s3://bucket/runs?endpoint_override={proxy.endpoint}&scheme=http&region=us-east-1"
             proxy.fail_writes(2, after=5)
 
-    An object's write is its PUT, or the completion of its upload in parts. Clients of object stores hide single
-    failures by trying again, so an object whose write fails cannot be written for the next `HOLD_SECONDS`.
+    Bodies are passed on in blocks, and headers as they are, so that signatures stay valid. An object's write is its
+    PUT, or the completion of its upload in parts. Clients of object stores hide single failures by trying again, so an
+    object whose write failed cannot be written for a while; then all is well again.
 
     Args:
-        target: HOST:PORT of the server.
+        target: HOST:PORT of the server, which speaks plain HTTP.
+        hold_seconds: during which an object whose write failed cannot be written.
 
     Attributes:
-        endpoint: HOST:PORT of the forwarder.
-        writes: of objects so far, those that failed too.
+        endpoint: HOST:PORT of the forwarder, from entry on.
+        writes: of objects so far; those that failed count once, however often they were tried again.
     """
 
-    def __init__(self, target: str):
-        self._target = target
+    def __init__(self, target: str, hold_seconds: float = 20.0):
+        self._target, self._hold_seconds = target, hold_seconds
         self._lock = threading.Lock()
-        self._failing: dict[str, float] = {}
+        self._failed_at: dict[str, float] = {}
         self._to_skip = self._to_fail = 0
         self._delay, self._is_down = 0.0, False
         self.writes = 0
@@ -48,6 +50,7 @@ class StorageProxy:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
 
             def log_message(self, *arguments: Any) -> None:
                 pass
@@ -65,12 +68,13 @@ class StorageProxy:
         return self
 
     def __exit__(self, *exc: Any) -> None:
+        self.down()  # connections that clients keep open would be served on
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
     def fail_writes(self, count: int, after: int = 0) -> None:
-        """Fail `count` objects' writes after the next `after` ones; then all is well again."""
+        """Answer 500 to the next `count` objects' writes that follow `after` good ones; then all is well again."""
         with self._lock:
             self._to_skip, self._to_fail = after, count
 
@@ -79,77 +83,112 @@ class StorageProxy:
         self._delay = seconds
 
     def down(self) -> None:
-        """Close every connection without an answer, until `up`."""
+        """Close the connection of every request without an answer, until `up`."""
         self._is_down = True
 
     def up(self) -> None:
+        """Serve again."""
         self._is_down = False
 
     def _handle(self, request: BaseHTTPRequestHandler) -> None:
-        body = _body(request)
         time.sleep(self._delay)
         if self._is_down:
             request.close_connection = True
-            request.connection.close()
-            return
-        if self._fails(request):
-            _answer(request, 500, [("Content-Type", "application/xml")], _FAILURE)
-            return
-        connection = http.client.HTTPConnection(self._target, timeout=120)
-        try:
-            headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
-            # Not `request`, which would add headers that were not signed.
-            connection.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                connection.putheader(name, value)
-            connection.endheaders(body or None)
-            answer = connection.getresponse()
-            data = answer.read()
-            _answer(request, answer.status, answer.getheaders(), data)
-        except OSError:
-            request.close_connection = True
-        finally:
-            connection.close()
+        elif self._fails(request):
+            for _ in _body(request):
+                pass
+            request.send_response_only(500)
+            request.send_header("Content-Type", "application/xml")
+            request.send_header("Content-Length", str(len(_FAILURE)))
+            request.end_headers()
+            request.wfile.write(_FAILURE)
+        else:
+            connection = http.client.HTTPConnection(self._target, timeout=120)
+            try:
+                _send(request, connection)
+                _answer(request, connection.getresponse())
+            except (OSError, http.client.HTTPException):
+                request.close_connection = True  # as a server does that dies
+            finally:
+                connection.close()
 
     def _fails(self, request: BaseHTTPRequestHandler) -> bool:
         address = urlsplit(request.path)
         query = parse_qs(address.query, keep_blank_values=True)
+        is_object = "/" in address.path.strip("/")
         is_write = (request.command == "PUT" and "partNumber" not in query) or (
             request.command == "POST" and "uploadId" in query
         )
-        if not is_write:
+        if not (is_object and is_write):
             return False
         with self._lock:
-            if time.monotonic() - self._failing.get(address.path, float("-inf")) < HOLD_SECONDS:
+            if time.monotonic() - self._failed_at.get(address.path, float("-inf")) < self._hold_seconds:
                 return True
+            if self._failed_at.pop(address.path, None) is not None:
+                return False  # tried again at last: the write that was counted already
             self.writes += 1
             if self._to_skip:
                 self._to_skip -= 1
             elif self._to_fail:
                 self._to_fail -= 1
-                self._failing[address.path] = time.monotonic()
+                self._failed_at[address.path] = time.monotonic()
                 return True
             return False
 
 
-def _body(request: BaseHTTPRequestHandler) -> bytes:
-    if "chunked" in request.headers.get("Transfer-Encoding", ""):
-        parts = []
-        while size := int(request.rfile.readline().split(b";")[0], 16):
-            parts.append(request.rfile.read(size))
+def _is_chunked(request: BaseHTTPRequestHandler) -> bool:
+    return "chunked" in request.headers.get("Transfer-Encoding", "")
+
+
+def _body(request: BaseHTTPRequestHandler) -> Iterator[bytes]:
+    if _is_chunked(request):
+        while left := int(request.rfile.readline().split(b";")[0], 16):
+            yield from _blocks(request, left)
             request.rfile.readline()
-        request.rfile.readline()
-        return b"".join(parts)
-    return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        while request.rfile.readline().strip():
+            pass
+    else:
+        yield from _blocks(request, int(request.headers.get("Content-Length") or 0))
 
 
-def _answer(request: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
-    request.send_response_only(status)
-    for name, value in headers:
-        if name.lower() not in _HOP_BY_HOP and not (name.lower() == "content-length" and request.command != "HEAD"):
+def _blocks(request: BaseHTTPRequestHandler, left: int) -> Iterator[bytes]:
+    while left:
+        block = request.rfile.read(min(left, _BLOCK_BYTES))
+        if not block:
+            raise ConnectionError("the client closed the connection within a body")
+        left -= len(block)
+        yield block
+
+
+def _send(request: BaseHTTPRequestHandler, connection: http.client.HTTPConnection) -> None:
+    # Not `request`, which would add headers that were not signed.
+    connection.putrequest(request.command, request.path, skip_host=True, skip_accept_encoding=True)
+    for name, value in request.headers.items():
+        # The client was told already to go on.
+        if name.lower() not in _HOP_BY_HOP | {"expect"}:
+            connection.putheader(name, value)
+    if _is_chunked(request):
+        connection.putheader("Transfer-Encoding", "chunked")
+    connection.endheaders()
+    for block in _body(request):
+        connection.send(b"%x\r\n%b\r\n" % (len(block), block) if _is_chunked(request) else block)
+    if _is_chunked(request):
+        connection.send(b"0\r\n\r\n")
+
+
+def _answer(request: BaseHTTPRequestHandler, answer: http.client.HTTPResponse) -> None:
+    request.send_response_only(answer.status, answer.reason)
+    for name, value in answer.getheaders():
+        if name.lower() not in _HOP_BY_HOP:
             request.send_header(name, value)
-    if request.command != "HEAD":
-        request.send_header("Content-Length", str(len(data)))
+    has_body = request.command != "HEAD" and answer.status not in (204, 304)
+    is_chunked = has_body and answer.getheader("Content-Length") is None
+    if is_chunked:
+        request.send_header("Transfer-Encoding", "chunked")
     request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(data)
+    while has_body and (block := answer.read(_BLOCK_BYTES)):
+        request.wfile.write(b"%x\r\n%b\r\n" % (len(block), block) if is_chunked else block)
+    if is_chunked:
+        request.wfile.write(b"0\r\n\r\n")
+    if has_body and answer.length:
+        request.close_connection = True  # cut off, which the client learns by the connection's end alone
