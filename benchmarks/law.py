@@ -33,7 +33,7 @@ MOST_NODES = 4
 #: Losses of the first steps, before training has amplified a last bit, may differ by so much (relative).
 LOSS_TOLERANCE, LOSS_STEPS = 1e-4, 50
 #: Seconds of sleep in each step: a run of a few hundred steps would else be over before a node has joined.
-PAUSE_SECONDS = 0.03
+PAUSE_SECONDS = 0.04
 _LEAVE = (Kind.NODE, Kind.RAYLET, Kind.DRAIN)
 _KINDS = (*_LEAVE, Kind.ADD, Kind.ADD, Kind.WORKER, Kind.WORKER, Kind.DRIVER, Kind.CONTROLLER, Kind.PAUSE)
 
@@ -79,12 +79,13 @@ def schedule(seed: str, steps: int, nodes: int) -> FaultPlan:
 
     Args:
         seed: of the draw.
-        steps: of the run; faults come in its first two thirds.
+        steps: of the run.
         nodes: at the beginning.
     """
     draw = random.Random(f"schedule {seed}")
     faults: list[Fault] = []
-    for step in sorted(draw.sample(range(1, steps * 2 // 3), 3)):
+    for tenth in (1, 3, 5):  # far enough apart that a node that joined is used before the run is over
+        step = draw.randint(steps * tenth // 10, steps * (tenth + 1) // 10)
         kinds = [k for k in _KINDS if not ((k is Kind.ADD and nodes == MOST_NODES) or (k in _LEAVE and nodes == 1))]
         kind = draw.choice(kinds if faults else [k for k in kinds if k is Kind.ADD or k in _LEAVE])
         nodes += (kind is Kind.ADD) - (kind in _LEAVE)
