@@ -51,6 +51,7 @@ class Pipeline:
         shuffle: False reads in the source's order (evaluation).
         class_weight: weight of each class, multiplied into sample weights, as in Keras.
         augment: applied to each micro-batch with a seed of its own.
+        seeds: `step_seeds`, or another function of its arguments.
     """
 
     def __init__(
@@ -62,9 +63,12 @@ class Pipeline:
         shuffle: bool = True,
         class_weight: dict[int, float] | None = None,
         augment: Augment | None = None,
+        seeds: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray] = step_seeds,
     ):
-        self.source, self.plan, self.shards = source, plan, shards
-        self._seed, self._shuffle = seed, shuffle
+        # A reader of one's own: validation may read the same source while training reads ahead.
+        self.source: Source = source.reader(len(shards)) if hasattr(source, "reader") else source
+        self.plan, self.shards = plan, shards
+        self._seed, self._shuffle, self._seeds = seed, shuffle, seeds
         self._weights = _weight_table(class_weight)
         self._augment = _compile(augment) if augment is not None else None
         self._seeds_per_shard = 0
@@ -74,8 +78,6 @@ class Pipeline:
             self._template = (*source.spec[:2], Spec((), "float32"))
         self._order: tuple[int, EpochOrder] | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
-        if hasattr(source, "reserve"):
-            source.reserve(len(shards))
         self.template, self.leaf_specs = self._describe()
 
     def prepare(self, seeds_per_shard: int, classes: int | None) -> None:
@@ -124,7 +126,7 @@ class Pipeline:
         flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
         self._check_labels(flat, start)
         shard_steps = np.arange(start, stop)
-        model_seeds = step_seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
+        model_seeds = self._seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
         records = self.plan.global_batch_size * steps if full else int(counts.sum())
         if full and self._augment is None:
             leaves = self._with_class_weight(flat)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from raytf.errors import DataError, StorageError, one_line
 
 #: Records within which a source read block by block is shuffled.
 WINDOW_RECORDS = 8192
+#: Parquet files that stay open with their footers; opening one again reads 64 KiB or more.
+_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Spec:
 
 class Source(Protocol):
     """Anything with random access to records. One record is a tuple (x, y, sample_weight) of nested leaves.
+
+    A source may have `reader(shards)`: then each pipeline takes from a reader of its own, made for so many shards that
+    each move forward through windows.
 
     Attributes:
         name: for messages.
@@ -56,6 +63,22 @@ class Source(Protocol):
     def label_range(self) -> tuple[float, float] | None:
         """Smallest and largest label where y is one integer leaf and that is cheap to know."""
         ...
+
+
+def fingerprint(source: Source) -> str:
+    """Tells data sets of one size apart, from a few records; of Parquet also from its footers, without reading it."""
+    if isinstance(source, ParquetSource):
+        crc = source.crc
+    else:
+        some = np.unique(np.linspace(0, source.records - 1, 16).astype(np.int64))
+        crc = _crc(source.take(some))
+    return f"{source.records} records, sample CRC-32 {crc:08x}"
+
+
+def _crc(leaves: list[np.ndarray], crc: int = 0) -> int:
+    for leaf in leaves:
+        crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
+    return crc
 
 
 class ArraySource:
@@ -117,6 +140,7 @@ class ParquetSource:
         y: the label's column or columns, or None.
         sample_weight: the column of sample weights, or None.
         shapes: shape of one record for list columns, by column; flat lists keep their length.
+        window: records within which the order is shuffled after row groups were; a larger one needs more memory.
 
     A column holds numbers, or lists of numbers of one length.
 
@@ -139,9 +163,12 @@ class ParquetSource:
         self._names = [column for _, column in tree.flatten(self._columns)]
         self._shapes = dict(shapes or {})
         self._files = _parquet_files(uri)
+        self._forget()
         self._groups: list[tuple[int, int]] = []
         sizes: list[int] = []
         self._label_bounds: list[tuple[float, float] | None] = []
+        #: Of what the footers tell about each row group, and of the first records.
+        self.crc = 0
         for f in range(len(self._files)):
             metadata = self._open(f).metadata
             present = set(metadata.schema.to_arrow_schema().names)
@@ -155,34 +182,63 @@ class ParquetSource:
                 if group.num_rows:
                     self._groups.append((f, g))
                     sizes.append(group.num_rows)
-                    self._label_bounds.append(self._bounds(group))
+                    self._label_bounds.append(self._describe(group))
         self.block_sizes = np.array(sizes, np.int64)
         self.records = int(self.block_sizes.sum())
         if not self.records:
             raise DataError(f"{uri}: the Parquet files hold no records.")
         self._starts = np.cumsum(self.block_sizes) - self.block_sizes
-        self._cache: OrderedDict[int, list[np.ndarray]] = OrderedDict()
-        self._cached_rows = 0
-        #: Records read from storage so far, for measuring.
-        self.rows_read = 0
+        self._shards = 0
         self._leaf_specs: list[Spec] = []
-        self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in self._block(0)]
+        first = self._block(0)
+        self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
+        self.crc = _crc([leaf[:16] for leaf in first], self.crc)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._opened: OrderedDict[int, Any] = OrderedDict()
+        self._cache: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        #: Records of each cached block that were taken, and the blocks of which all were.
+        self._taken: dict[int, int] = {}
+        self._used_up: OrderedDict[int, None] = OrderedDict()
+        self._cached_rows = 0
+        self._rows_read = [0]
 
     def __getstate__(self) -> dict:
         # What was read stays with the process that read it; open files cannot travel.
-        return {**self.__dict__, "_cache": OrderedDict(), "_cached_rows": 0, "rows_read": 0}
+        own = ("_opened", "_cache", "_taken", "_used_up", "_cached_rows", "_rows_read")
+        return {k: v for k, v in self.__dict__.items() if k not in own}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def reader(self, shards: int) -> ParquetSource:
+        """The same records, with a cache for so many logical shards that are read at once. One thread may use it."""
+        reader = copy.copy(self)
+        reader._shards, reader._rows_read = shards, self._rows_read
+        return reader
+
+    @property
+    def rows_read(self) -> int:
+        """Records read from storage so far by this source and its readers, for measuring."""
+        return self._rows_read[0]
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
         blocks = np.searchsorted(self._starts, records, side="right") - 1
-        wanted = np.unique(blocks)
-        held = {int(b): self._block(int(b)) for b in wanted}
+        wanted, counts = np.unique(blocks, return_counts=True)
         out = [np.empty((len(records), *spec.shape), spec.dtype) for spec in self._leaf_specs]
-        for b in wanted:
+        # Those at hand first: reading the others may push them out.
+        for b, count in sorted(
+            zip(wanted.tolist(), counts.tolist(), strict=True), key=lambda b: b[0] not in self._cache
+        ):
             here = blocks == b
             inside = records[here] - self._starts[b]
-            for target, leaf in zip(out, held[int(b)], strict=True):
+            for target, leaf in zip(out, self._block(b), strict=True):
                 target[here] = leaf[inside]
+            self._count(b, count)
+            self._evict()
         return out
 
     def label_range(self) -> tuple[float, float] | None:
@@ -191,13 +247,25 @@ class ParquetSource:
             return None
         return min(b[0] for b in known), max(b[1] for b in known)
 
-    def reserve(self, shards: int) -> None:
-        """Size the cache for so many logical shards that this process reads at once."""
-        self._shards = shards
+    def _count(self, b: int, records: int) -> None:
+        taken = self._taken[b] + records
+        self._taken[b] = taken % int(self.block_sizes[b])
+        if taken >= self.block_sizes[b]:
+            self._used_up[b] = None
+        else:
+            self._used_up.pop(b, None)
 
-    def _capacity(self) -> int:
-        # Each shard works within one window, whose row groups overhang it at both ends, while its neighbor is fetched.
-        return getattr(self, "_shards", 1) * (2 * self.window + 2 * int(self.block_sizes.max()))
+    def _evict(self) -> None:
+        """Drop blocks that exceed what shards need: the row groups of a window each, which overhang it at both ends.
+
+        An epoch takes every record once, so a block of which all were taken goes first.
+        """
+        capacity = self._shards * (self.window + 2 * int(self.block_sizes.max()))
+        while self._cached_rows > capacity and len(self._cache) > 1:
+            b = next(iter(self._used_up or self._cache))
+            self._cached_rows -= int(self.block_sizes[b])
+            del self._cache[b], self._taken[b]
+            self._used_up.pop(b, None)
 
     def _block(self, b: int) -> list[np.ndarray]:
         if b in self._cache:
@@ -214,12 +282,9 @@ class ParquetSource:
                     f"{path}: column {name!r} has shape {leaf.shape[1:]} and dtype {leaf.dtype}, but {spec.shape} and "
                     f"{spec.dtype} in {self._files[0][1]}. All files must agree."
                 )
-        self._cache[b] = leaves
+        self._cache[b], self._taken[b] = leaves, 0
         self._cached_rows += len(leaves[0])
-        self.rows_read += len(leaves[0])
-        while self._cached_rows > self._capacity() and len(self._cache) > 1:
-            _, old = self._cache.popitem(last=False)
-            self._cached_rows -= len(old[0])
+        self._rows_read[0] += len(leaves[0])
         return leaves
 
     def _array(self, column: Any, name: str, path: str) -> np.ndarray:
@@ -259,19 +324,31 @@ class ParquetSource:
     def _open(self, f: int) -> Any:
         import pyarrow.parquet as pq
 
-        filesystem, path = self._files[f]
-        with _explained(path):
-            return pq.ParquetFile(path, filesystem=filesystem)
+        if f not in self._opened:
+            filesystem, path = self._files[f]
+            with _explained(path):
+                self._opened[f] = pq.ParquetFile(path, filesystem=filesystem)
+            if len(self._opened) > _OPEN_FILES:
+                self._opened.popitem(last=False)[1].close(force=True)
+        self._opened.move_to_end(f)
+        return self._opened[f]
 
-    def _bounds(self, group: Any) -> tuple[float, float] | None:
-        label = self._columns[1]
+    def _describe(self, group: Any) -> tuple[float, float] | None:
+        """Add a row group's footer to the CRC; its smallest and largest label where the footer tells."""
+        label, bounds = self._columns[1], None
+        told: list[Any] = [group.num_rows]
         for c in range(group.num_columns):
             column = group.column(c)
-            if isinstance(label, str) and column.path_in_schema == label and column.is_stats_set:
-                statistics = column.statistics
-                if statistics.has_min_max and isinstance(statistics.min, int):
-                    return float(statistics.min), float(statistics.max)
-        return None
+            if column.path_in_schema.partition(".")[0] not in self._names:
+                continue
+            told += [column.path_in_schema, column.total_uncompressed_size, column.total_compressed_size]
+            statistics = column.statistics if column.is_stats_set else None
+            if statistics is not None and statistics.has_min_max:
+                told += [statistics.min, statistics.max]
+                if column.path_in_schema == label and isinstance(statistics.min, int):
+                    bounds = float(statistics.min), float(statistics.max)
+        self.crc = zlib.crc32(repr(told).encode(), self.crc)
+        return bounds
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Saving: all ranks go the same way, nothing is committed without all shares, the newest stays."""
 
-from hypothesis import given
+import itertools
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.checkpoint.policy import (
@@ -121,6 +123,59 @@ def test_retention_twice_is_retention_once(found, keep, attempt):
     gone = to_delete(names, complete, keep, attempt)
     left = [n for n in names if n not in gone]
     assert to_delete(left, [n for n in complete if n not in gone], keep, attempt) == []
+
+
+@given(folders(), st.integers(-1, 12), ATTEMPTS, st.data())
+def test_retention_with_damage(found, keep, attempt, data):
+    names, complete = found
+    damaged, needed = (data.draw(st.sets(st.sampled_from(complete))) if complete else set() for _ in range(2))
+    gone = set(to_delete(names, complete, keep, attempt, damaged, needed))
+    good = restore_order(set(complete) - damaged)
+    assert damaged <= gone
+    assert gone & set(complete) - damaged == set(good[max(1, keep) :]) - needed
+
+
+@given(st.lists(NAMES, unique=True), st.randoms())
+def test_the_latest_step_is_restored_first_and_of_two_the_latest_save(names, random):
+    order = restore_order(names)
+    assert sorted(order) == sorted(names)
+    for better, worse in itertools.pairwise(order):
+        assert (split_name(better)[0], better) > (split_name(worse)[0], worse)
+    random.shuffle(names)
+    assert restore_order(names) == order
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 4), st.data())
+def test_a_run_goes_on_from_the_newest_save_that_is_whole(keep, data):
+    """Saves, failed saves, damage and deaths in any order, on a storage of names."""
+    folder: dict[str, bool] = {}  # name -> whether it has a manifest
+    damaged, known = set(), set()
+    made: list[str] = []  # complete saves of this run's past, the oldest first
+    step = attempt = serial = 0
+    for act in data.draw(st.lists(st.sampled_from(["train", "save", "save", "fail", "damage", "die"]), max_size=30)):
+        name = name_of(step, f"{attempt:06}", serial)
+        complete = [n for n, whole in folder.items() if whole]
+        if act == "train":
+            step += data.draw(st.integers(1, 5))
+        elif act in ("save", "fail"):
+            folder[name], serial = act == "save", serial + 1
+            if act == "save":
+                made.append(name)
+                gone = to_delete(list(folder), [*complete, name], keep, f"{attempt:06}", known, {name})
+                folder = {n: whole for n, whole in folder.items() if n not in gone}
+                assert sum(folder.values()) <= keep + 1
+        elif act == "damage" and complete:
+            damaged.add(data.draw(st.sampled_from(complete)))
+        elif act == "die":
+            tried = restore_order(complete)
+            chosen = next((n for n in tried if n not in damaged), None)
+            recent = [n for n in made[-keep:] if n not in damaged]
+            if recent:
+                assert chosen == recent[-1]
+            known = set(tried[: tried.index(chosen)] if chosen else tried)
+            made = made[: made.index(chosen) + 1] if chosen else []
+            step, attempt, serial = split_name(chosen)[0] if chosen else 0, attempt + 1, 0
 
 
 @given(st.integers(0, 10**12 - 1), ATTEMPTS, st.integers(0, 10**12 - 1), ATTEMPTS)

@@ -1,15 +1,21 @@
 """The data order: every record exactly once an epoch, and no world size in it."""
 
+import itertools
+import tempfile
 from contextlib import ExitStack, closing
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.data import ArraySource
+from raytf.data import ArraySource, ParquetSource
 from raytf.data.order import EpochOrder, StepPlan, assign, imbalance, permutation, step_seeds
 from raytf.data.pipeline import Pipeline
+from tests.laws import checks
+from tests.laws.checks import Stretch
 
 
 @st.composite
@@ -20,12 +26,28 @@ def plans(draw, most=200):
 
 
 @st.composite
+def block_sizes(draw, records):
+    """None, blocks of one record, one block of all, or any."""
+    kind = draw(st.sampled_from(["none", "ones", "whole", "any", "any"]))
+    if kind == "any":
+        cuts = draw(st.sets(st.integers(1, records), max_size=12)) | {0, records}
+        return np.diff(sorted(cuts))
+    return {"none": None, "ones": np.ones(records, np.int64), "whole": np.array([records])}[kind]
+
+
+@st.composite
+def stretches(draw, plan):
+    """Groups of workers that follow each other through two epochs."""
+    steps = st.integers(1, 2 * plan.steps_per_epoch)
+    calls = st.lists(st.integers(1, 9), min_size=1, max_size=4)
+    one = st.builds(Stretch, st.integers(1, plan.shards), st.integers(0, 5), steps, calls)
+    return draw(st.lists(one, max_size=5))
+
+
+@st.composite
 def orders(draw):
     plan = draw(plans())
-    sizes = None
-    if draw(st.booleans()):
-        cuts = draw(st.sets(st.integers(1, plan.records), max_size=12)) | {0, plan.records}
-        sizes = np.diff(sorted(cuts))
+    sizes = draw(block_sizes(plan.records))
     return EpochOrder(
         plan,
         sizes,
@@ -46,6 +68,67 @@ def test_every_record_exactly_once_an_epoch(order):
     steps = [np.concatenate(step_records(order, s)) for s in range(order.plan.steps_per_epoch)]
     assert np.sort(np.concatenate(steps)).tolist() == list(range(order.plan.records))
     assert all(len(s) for s in steps)
+
+
+@settings(max_examples=200)
+@given(plans(), st.data())
+def test_a_sequence_of_worlds_reads_every_record_exactly_once(plan, data):
+    """Whatever the sequence of world sizes, restarts and calls: shards have the records that one worker would read."""
+    sizes = data.draw(block_sizes(plan.records))
+    seed, window = data.draw(st.integers(0, 2**40)), data.draw(st.integers(1, 50))
+    world = checks.orders(plan, lambda _, epoch: EpochOrder(plan, sizes, seed, epoch, window))
+    boundary = data.draw(st.none() | st.integers(1, 20))
+    seen = checks.check_run(plan, world, data.draw(stretches(plan)), 2, boundary)
+    assert seen == checks.check_run(plan, world, [], 2, None)
+
+
+@settings(max_examples=15)
+@given(plans(most=60), st.integers(0, 1000), st.data())
+def test_a_sequence_of_worlds_reads_arrays_through_pipelines(plan, seed, data):
+    source = ArraySource(np.arange(plan.records))
+    world = checks.pipelines(plan, lambda own: Pipeline(source, plan, own, seed))
+    seen = checks.check_run(plan, world, data.draw(stretches(plan)), 2, data.draw(st.none() | st.integers(1, 9)))
+    order = checks.orders(plan, lambda _, epoch: EpochOrder(plan, None, seed, epoch))
+    assert seen == checks.check_run(plan, order, [], 2, None)
+
+
+@settings(max_examples=15)
+@given(plans(most=60), st.integers(0, 1000), st.data())
+def test_a_sequence_of_worlds_reads_parquet_through_pipelines(plan, seed, data):
+    sizes = data.draw(block_sizes(plan.records).filter(lambda sizes: sizes is not None))
+    window = data.draw(st.integers(1, 30))
+    with tempfile.TemporaryDirectory() as folder:
+        half, records = len(sizes) // 2, iter(range(plan.records))
+        for name, groups in (("a", sizes[:half]), ("b", sizes[half:])):
+            with pq.ParquetWriter(f"{folder}/{name}.parquet", pa.schema([("x", pa.int64())])) as writer:
+                for size in groups:
+                    writer.write_table(pa.table({"x": list(itertools.islice(records, int(size)))}))
+        source = ParquetSource(folder, x="x", y=None, window=window)
+        assert source.block_sizes.tolist() == sizes.tolist()
+        world = checks.pipelines(plan, lambda own: Pipeline(source, plan, own, seed))
+        seen = checks.check_run(plan, world, data.draw(stretches(plan)), 2, None)
+    order = checks.orders(plan, lambda _, epoch: EpochOrder(plan, sizes, seed, epoch, window))
+    assert seen == checks.check_run(plan, order, [], 2, None)
+
+
+@given(plans(), st.integers(0, 2**40), st.integers(1, 50))
+def test_records_read_alone_are_blocks_of_one(plan, seed, window):
+    alone, blocks = (EpochOrder(plan, s, seed, 3, window) for s in (None, np.ones(plan.records, np.int64)))
+    for shard in range(plan.shards):
+        assert alone.records(shard, 0, plan.records).tolist() == blocks.records(shard, 0, plan.records).tolist()
+
+
+@given(plans(), st.data())
+def test_a_shuffle_stays_within_windows_and_blocks(plan, data):
+    """What bounds memory: a window has the records of the blocks that lie there, each block in one piece."""
+    sizes = data.draw(block_sizes(plan.records).filter(lambda sizes: sizes is not None))
+    window, shard = data.draw(st.integers(1, 50)), data.draw(st.integers(0, plan.shards - 1))
+    order, plain = (EpochOrder(plan, sizes, 1, 2, w) for w in (window, 1))
+    for start in range(0, int(plan.bounds[shard + 1] - plan.bounds[shard]), window):
+        mixed, unmixed = (o.records(shard, start, start + window) for o in (order, plain))
+        assert np.sort(mixed).tolist() == np.sort(unmixed).tolist()
+        blocks = np.searchsorted(np.cumsum(sizes), unmixed, side="right")
+        assert (np.diff(blocks) != 0).sum() == len(np.unique(blocks)) - 1
 
 
 @given(orders())
@@ -120,6 +203,13 @@ def test_assign_is_contiguous_complete_and_even(shards, world_size):
     assert max(len(run) for run in runs) == -(-shards // world_size)
 
 
+@given(st.integers(1, 9), st.integers(1, 6))
+def test_no_contiguous_assignment_has_a_smaller_largest_load(shards, world_size):
+    every = itertools.combinations_with_replacement(range(shards + 1), world_size - 1)
+    loads = (np.diff([0, *cuts, shards]).max() for cuts in every)
+    assert max(map(len, assign(shards, world_size))) == min(loads)
+
+
 @settings(max_examples=25)
 @given(plans(most=60), st.integers(0, 1000), st.data())
 def test_no_world_size_in_the_batches(plan, seed, data):
@@ -150,6 +240,17 @@ def test_seeds_are_distinct_and_not_negative(seed, first, steps, shards, count):
     assert (seeds.shape, seeds.dtype) == ((steps, shards, count, 2), np.int32)
     assert seeds.min() >= 0
     assert len({tuple(pair) for pair in seeds.reshape(-1, 2).tolist()}) == steps * shards * count
+
+
+@given(st.integers(1, 9))
+def test_seeds_are_the_same_whoever_computes_a_shard(shards):
+    checks.check_seeds(step_seeds, shards)
+
+
+@given(st.integers(0, 2**62), st.integers(0, 10**9), st.integers(0, 63))
+def test_runs_with_other_seeds_have_other_seeds(seed, step, shard):
+    here, there = (step_seeds(s, np.array([step]), np.array([shard]), 3) for s in (seed, seed + 1))
+    assert not {tuple(p) for p in here.reshape(-1, 2)} & {tuple(p) for p in there.reshape(-1, 2)}
 
 
 @given(st.integers(0, 2**62), st.integers(0, 10**6), st.integers(0, 63))

@@ -1,6 +1,7 @@
 """Sources: any order of records, and one clear message for data that cannot be trained on."""
 
 import pickle
+from pathlib import Path
 
 import boto3
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from raytf.data import ArraySource, ParquetSource, Spec
+from raytf.data.sources import fingerprint
 from raytf.errors import DataError, StorageError
 from raytf.storage import Storage
 
@@ -115,19 +117,44 @@ def test_a_single_file(tmp_path):
     assert ParquetSource(str(tmp_path / "one.parquet")).records == 1
 
 
-def test_a_row_group_is_read_once(data):
-    source = ParquetSource(data)
+def test_what_fits_the_cache_is_read_once(data):
+    reader = ParquetSource(data).reader(1)
     for _ in range(3):
-        source.take(np.arange(13))
-    assert source.rows_read == 13
+        reader.take(np.arange(13))
+    assert reader.rows_read == 13
 
 
 def test_the_cache_is_bounded(data):
-    source = ParquetSource(data, window=1)
+    reader = ParquetSource(data, window=1).reader(1)
     for _ in range(3):
-        source.take(np.arange(13))
-    assert source._cached_rows <= 2 * 1 + 2 * 4
-    assert source.rows_read > 13
+        reader.take(np.arange(13))
+        assert reader._cached_rows <= 1 + 2 * 4
+    assert reader.rows_read > 13
+
+
+def test_a_row_group_that_was_taken_whole_goes_before_one_that_is_wanted_still(tmp_path):
+    uri = write(tmp_path / "d", image=list(range(20)), label=[0] * 20, row_group_size=4)
+    reader = ParquetSource(uri, window=4).reader(1)  # room for three row groups
+    for records in ([0, 1], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [2, 3]):
+        reader.take(np.array(records))
+    assert reader.rows_read == 16
+
+
+def test_each_row_group_of_a_call_is_read_once_however_many_there_are(tmp_path):
+    uri = write(tmp_path / "d", image=list(range(64)), label=[0] * 64, row_group_size=4)
+    reader = ParquetSource(uri, window=1).reader(1)
+    reader.take(np.array([62, 63]))
+    image, _ = reader.take(np.arange(61, -1, -1))
+    assert (reader.rows_read, image.tolist()) == (64, list(range(61, -1, -1)))
+
+
+def test_readers_do_not_share_what_they_read(data):
+    source = ParquetSource(data)
+    readers = source.reader(1), source.reader(1)
+    for reader in readers:
+        reader.take(np.arange(13))
+    assert source.rows_read == 26
+    assert [r._cached_rows for r in (source, *readers)] == [0, 13, 13]
 
 
 def test_a_source_travels_without_what_it_read(data):
@@ -136,6 +163,38 @@ def test_a_source_travels_without_what_it_read(data):
     again = pickle.loads(pickle.dumps(source))
     assert (again.rows_read, len(again._cache)) == (0, 0)
     assert again.take(np.array([11]))[0].tolist() == [[11, 11]]
+
+
+def test_many_files_are_not_all_open(tmp_path):
+    for i in range(80):
+        uri = write(tmp_path / "d", f"{i:02}.parquet", image=[i], label=[0])
+    here = len(list(Path("/proc/self/fd").iterdir()))
+    reader = ParquetSource(uri).reader(1)
+    assert reader.take(np.arange(79, -1, -1))[0].tolist() == list(range(79, -1, -1))
+    assert 0 < len(list(Path("/proc/self/fd").iterdir())) - here <= 64
+
+
+def test_fingerprints_tell_data_apart_and_read_none_of_it(tmp_path):
+    base = {"image": [[i, i] for i in range(40)], "label": [0] * 40}
+
+    def told(**columns):
+        source = pickle.loads(pickle.dumps(ParquetSource(write(tmp_path / "d", **{**base, **columns}))))
+        assert fingerprint(source).startswith("40 records, sample CRC-32 ")
+        assert source.rows_read == 0
+        return fingerprint(source)
+
+    whole = told()
+    assert told() == whole
+    assert told(other=list(range(40))) == whole  # a column that nobody reads
+    swapped = [[1, 1], [0, 0], *base["image"][2:]]  # the footers say the same of it
+    late = [*base["image"][:-1], [99, 99]]
+    assert len({whole, told(image=swapped), told(image=late), told(label=[1] * 40), told(row_group_size=5)}) == 5
+
+
+def test_fingerprints_of_arrays():
+    x = np.arange(40)
+    assert fingerprint(ArraySource(x)) == fingerprint(ArraySource(x.copy()))
+    assert fingerprint(ArraySource(x)) != fingerprint(ArraySource(x[::-1]))
 
 
 def test_columns_shapes_and_weights(tmp_path):
