@@ -21,7 +21,7 @@ import ray.train.collective
 from raytf.checkpoint import manifest, policy
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
-from raytf.data.sources import Source
+from raytf.data.sources import Source, fingerprint
 from raytf.errors import (
     CheckpointError,
     ExactnessError,
@@ -156,7 +156,7 @@ class Worker:
         self.identity = batch_identity(self.config, self.plan.records) | {
             f"model {key}": value for key, value in models.describe(self.model).items()
         }
-        self.identity["training data"] = _data_fingerprint(self.sources.train)
+        self.identity["training data"] = fingerprint(self.sources.train)
         self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
         self.identity["augmentation"] = str(job.augment is not None)
         self.train_step = TrainStep(
@@ -532,14 +532,3 @@ class Worker:
             class_weight=self.job.class_weight if training else None,
             augment=self.job.augment if training else None,
         )
-
-
-def _data_fingerprint(source: Source) -> str:
-    """Tells data sets of one size apart, from a few records."""
-    import zlib
-
-    some = np.unique(np.linspace(0, source.records - 1, 16).astype(np.int64))
-    crc = 0
-    for leaf in source.take(some):
-        crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
-    return f"{source.records} records, sample CRC-32 {crc:08x}"
