@@ -30,8 +30,8 @@ from raytf.progress import Status
 _KNOCK_SECONDS = 1.0
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
-#: Ray Train's callbacks that are not wanted: the first would change the workers' folder, and a job's relative paths mean
-#: those of the driver; the second starts a process with Ray Data for each group, which raytf does not use.
+#: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
+#: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use.
 _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback")
 #: Failures in a row without a new step after which a run stops: the next one would end alike.
 _FRUITLESS_FAILURES = 5
