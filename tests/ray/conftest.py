@@ -52,7 +52,7 @@ class Bucket:
         import boto3
 
         self.name = f"raytf-{uuid.uuid4().hex[:12]}"
-        self._endpoint = endpoint
+        self.endpoint = endpoint
         self._client = boto3.client(
             "s3",
             endpoint_url=f"http://{endpoint}",
@@ -65,7 +65,7 @@ class Bucket:
         self.env = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-test"}
 
     def uri(self, prefix: str) -> str:
-        return f"s3://{self.name}/{prefix}?endpoint_override={self._endpoint}&scheme=http&region=us-east-1"
+        return f"s3://{self.name}/{prefix}?endpoint_override={self.endpoint}&scheme=http&region=us-east-1"
 
     def keys(self, prefix: str) -> list[str]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)

@@ -18,6 +18,7 @@ SAMPLES = [
     errors.CheckpointError("m"),
     errors.RunInUseError("m"),
     errors.ClusterError("m"),
+    errors.ExactnessError("m"),
     errors.NonFiniteLossError("m", 7),
     errors.WorkerLostError("m"),
     errors.JobError("m", "Traceback ..."),

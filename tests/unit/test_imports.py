@@ -79,6 +79,7 @@ def test_exported_names_are_locked():
         "ClusterError",
         "ConfigError",
         "DataError",
+        "ExactnessError",
         "Flags",
         "JobError",
         "ModelError",
