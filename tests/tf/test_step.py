@@ -137,15 +137,19 @@ def reverse(parts):
     return parts[::-1]
 
 
-def test_every_number_of_ranks_and_every_order_of_addition_gives_the_same_bits():
-    source = ArraySource(X, Y, WEIGHT)
+@pytest.mark.parametrize("precision", ["off", "bfloat16", "float16"])
+def test_every_number_of_ranks_and_every_order_of_addition_gives_the_same_bits(precision: str):
+    source, compute = ArraySource(X, Y, WEIGHT), ComputeSection(mixed_precision=precision)
     hashes, losses = set(), []
     for world_size, order in ((1, list), (2, list), (3, reverse), (4, list), (4, reverse)):
-        ranks = train(everything, source, 48, 4, 20, world_size, order=order, call_steps=1 + world_size)
+        ranks = train(
+            everything, source, 48, 4, 20, world_size, order=order, call_steps=1 + world_size, compute=compute
+        )
         hashes |= {weights_sha256(model) for model, _ in ranks}
         losses.extend(loss.tobytes() for _, loss in ranks)
         values = {tuple(float(v) for v in model.get_metrics_result().values()) for model, _ in ranks}
         assert len(values) == 1
+    keras.config.set_dtype_policy("float32")
     assert len(hashes) == 1
     assert len(set(losses)) == 1
 
