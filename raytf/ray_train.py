@@ -128,7 +128,9 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._run, self._run_monitor = run, monitor
         self._resizer = Resizer(scaling_config.min_workers, resize_every_seconds)
         self._ticket = 0
+        #: Nodes reserved for the run; and all that are alive and have no notice.
         self._nodes: list[str] = []
+        self._staying: set[str] = set()
         self._unusable_workers = 0
         self._told_at = float("-inf")
 
@@ -164,7 +166,7 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
-        view = View(time.monotonic(), workers, possible, bool(mine - set(self._nodes)), parked)
+        view = View(time.monotonic(), workers, possible, bool(mine - self._staying), parked)
         match self._resizer.decide(view):
             case Move.PARK:
                 why = "a node is about to go" if view.leaving else f"the cluster can run {possible}"
@@ -200,14 +202,15 @@ class ScalingPolicy(ElasticScalingPolicy):
                 self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
                 timeout=5,
             )
-            leaving = set(ray._private.state.state.get_draining_nodes())
-            alive = {n["NodeID"]: n for n in ray.nodes() if n["Alive"]}
+            leaving = ray._private.state.state.get_draining_nodes()
+            staying = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
         except ray.exceptions.RayError:
             return None
+        self._staying = set(staying)
         usable = {
             node: resources
             for node, resources in reserved.items()
-            if node in alive and node not in leaving and (not knock or _answers(alive[node]))
+            if node in staying and (not knock or _answers(staying[node]))
         }
         unusable = super()._count_possible_workers({n: r for n, r in reserved.items() if n not in usable})
         if unusable != self._unusable_workers:

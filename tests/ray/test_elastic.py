@@ -66,7 +66,7 @@ def computed(folder: Path) -> list[list[int]]:
 
 def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic, run, tmp_path: Path):
     folder = tmp_path / "a"
-    job = run("--workers", "1:2", "--epochs", 20, "--resize-every-seconds", 5)
+    job = run("--workers", "1:2", "--epochs", 30, "--resize-every-seconds", 5)
     job.until(lambda: trains(job, 1), PATIENCE)
     elastic.add_node()
     joined = time.monotonic()
@@ -76,14 +76,22 @@ def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic,
     # The first step of the new group is the one after the last of the old.
     assert attempts(folder)[1]["from_step"] == first[-1]
     assert second[0] > first[-1]
-    elastic.nodes[-1].kill()
+    # One more than the most workers: a spare, for which nothing moves.
+    spare = elastic.add_node()
+    at = job.status["step"]
+    job.until(lambda: job.status["step"] >= at + 60, PATIENCE)
+    assert len(attempts(folder)) == 2
+    busy = [node for node in elastic.nodes if node is not spare]
+    busy[0].kill()
     lost = time.monotonic()
-    job.until(lambda: trains(job, 1), PATIENCE)
+    job.until(lambda: len(attempts(folder)) == 3 and trains(job, 2), PATIENCE)
     print(f"training went on {time.monotonic() - lost:.1f} s after a node was lost")
+    busy[1].kill()
+    job.until(lambda: trains(job, 1), PATIENCE)
     job.wait(PATIENCE)
     result = result_of(folder)
-    assert [a["world_size"] for a in attempts(folder)] == [1, 2, 1]
-    assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * 20
+    assert [a["world_size"] for a in attempts(folder)] == [1, 2, 2, 1]
+    assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * 30
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, result["steps"] + 1))
 
 
