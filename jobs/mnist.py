@@ -59,8 +59,8 @@ def main(job: Job) -> None:
         test=images.test,
         config=job.train.lasting(epochs=3 if images.train.records > 10_000 else 30),
     )
-    print(f"test accuracy: {result.metrics['test_accuracy']:.4f}")
     print(f"weights_sha256: {result.weights_sha256}")
+    print(f"test accuracy: {result.metrics['test_accuracy']:.4f}")
 
 
 if __name__ == "__main__":
