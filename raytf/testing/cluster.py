@@ -127,7 +127,12 @@ class ElasticCluster:
             RuntimeError, TimeoutError: it does not start; with what it said.
         """
         # One at a time: two raylets that start at once take each other's sockets.
-        node = self._start(f"--address={self.address}", f"--num-cpus={self._cpus if cpus is None else cpus}")
+        node = self._start(
+            f"--address={self.address}",
+            f"--num-cpus={self._cpus if cpus is None else cpus}",
+            # The head's watches the files of all nodes, since they share a folder; each more costs as much again.
+            "--include-log-monitor=false",
+        )
         self._nodes.append(node)
         return node
 

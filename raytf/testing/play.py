@@ -18,6 +18,8 @@ from raytf.testing.job import Job
 from raytf.testing.node import Node
 from raytf.testing.storage import StorageProxy
 
+#: Between two looks at a run; to look for processes more often takes a share of a core.
+_POLL_SECONDS = 0.2
 #: How long a run may take to train again after a fault before the next one is injected all the same.
 _RECOVERY_SECONDS = 90.0
 #: How long to wait for a worker to kill, where a group is just starting.
@@ -106,7 +108,7 @@ class Play:
             ready = fault.at_once or recovered() or time.monotonic() >= patience
             if status is not None and status["step"] >= fault.step and ready:
                 return status
-            time.sleep(0.05)
+            time.sleep(_POLL_SECONDS)
         return None
 
     def _recovery(self, fault: Fault, before: set[int]) -> Callable[[], bool]:
@@ -141,7 +143,7 @@ class Play:
             found = self._workers()
             if found:
                 return found[fault.target % len(found)]
-            time.sleep(0.05)
+            time.sleep(_POLL_SECONDS)
         return None
 
     def _a_node(self, fault: Fault) -> Node | None:
