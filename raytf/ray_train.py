@@ -191,11 +191,12 @@ class ScalingPolicy(ElasticScalingPolicy):
         # What is reserved on a node that is about to go is asked for once more, elsewhere.
         return self.scaling_config.max_workers + self._unusable_workers
 
-    def _look(self, knock: bool) -> int | None:
+    def _look(self, knock: bool, again: bool = True) -> int | None:
         """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
 
         Args:
             knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
+            again: look once more where that changes what is asked for.
         """
         try:
             reserved = ray.get(
@@ -216,6 +217,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
             self._send_resource_request()
+            if again:  # a spare node may be reserved now
+                return self._look(knock, again=False)
         self._nodes = sorted(usable)
         return super()._count_possible_workers(usable)
 
