@@ -15,7 +15,7 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 
 
-def cli(main: Callable[[Any], object], args: Sequence[str] | None = None) -> None:
+def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
 
     A `RaytfError` ends as one line on standard error and exit code 2 (1 where the job's own code raised, whose
@@ -24,10 +24,11 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None) -> Non
     Args:
         main: a function with one annotated argument, a dataclass.
         args: the command line without the program's name; `sys.argv[1:]` by default.
+        prog: what `--help` calls the command; the file by default.
     """
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     try:
-        tyro.cli(main, args=argv, config=(tyro.conf.OmitArgPrefixes,))
+        tyro.cli(main, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
     except KeyboardInterrupt:
         _leave("interrupted; the same command goes on from the last checkpoint.", 130)
     except JobError as error:

@@ -293,6 +293,7 @@ class Monitor:
     def __init__(self) -> None:
         self._status: Status | None = None
         self._messages: list[str] = []
+        self._events: list[dict[str, Any]] = []
         self._reached = 0
         self._ticket = self._tickets = 0
         self._parked: bool | None = None
@@ -303,6 +304,10 @@ class Monitor:
 
     def say(self, message: str) -> None:
         self._messages.append(message)
+
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Something happened that the ledger shall know; the time is that of this process's clock, for all."""
+        self._events.append({"time": time.time(), "kind": kind, **fields})
 
     def reached(self) -> int:
         """The latest global step that was ever reported."""
@@ -331,7 +336,8 @@ class Monitor:
         """The answer to a request; None as long as there is none."""
         return self._parked if ticket and ticket == self._ticket else None
 
-    def read(self) -> tuple[Status | None, list[str]]:
-        """The latest status and the messages since the last call."""
+    def read(self) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
+        """The latest status, and the messages and events since the last call."""
         messages, self._messages = self._messages, []
-        return self._status, messages
+        events, self._events = self._events, []
+        return self._status, messages, events

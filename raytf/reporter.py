@@ -98,6 +98,10 @@ class Reporter:
         """A line for the user, from any rank."""
         self._job.monitor.say.remote(message)
 
+    def event(self, kind: str, **fields: Any) -> None:
+        """Something happened that the ledger shall know, from any rank; never waits."""
+        self._job.monitor.event.remote(kind, {"rank": self._rank, **fields})
+
     def is_parking_wanted(self) -> bool:
         """Whether the ranks shall save and wait, as the monitor said when it was last asked; never waits for it."""
         if self._rank != 0:

@@ -309,7 +309,7 @@ def _watching(monitor: Any, display: Display, status_file: StatusFile, lease: Le
     stop = threading.Event()
 
     def show() -> None:
-        status, messages = ray.get(monitor.read.remote())
+        status, messages, _ = ray.get(monitor.read.remote())
         for message in messages:
             display.say(message)
         if status is not None:

@@ -1,0 +1,1 @@
+"""The command `raytf`: each module is one subcommand, imported when it is used."""

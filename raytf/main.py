@@ -1,0 +1,31 @@
+"""The command `raytf`: looks at runs, checks them, and does what a node of a cluster needs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from raytf.command import cli
+
+#: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a subcommand; see `raytf --help`."""
+    argv = sys.argv[1:] if args is None else args
+    if argv[:1] in ([], ["-h"], ["--help"]):
+        print(_overview())
+        sys.exit(0)
+    name = argv[0]
+    if name not in COMMANDS:
+        print(f"error: raytf {name}: there is no such command.\n\n{_overview()}", file=sys.stderr)
+        sys.exit(2)
+    module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
+    cli(module.main, argv[1:], prog=f"raytf {name}")
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS), default=0)
+    lines = [f"    raytf {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(["usage: raytf COMMAND ...", "", *lines, "", "`raytf COMMAND --help` says more."])
