@@ -76,13 +76,14 @@ class Callbacks:
         epoch: int | None,
     ):
         self._model, self._group, self._say = model, group, say
-        self._active = bool(make)
+        #: Whether there are any, on rank 0.
+        self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
         #: What each callback was made with: settings, such as a path on this machine, that a restart makes anew.
         self._settings: list[dict[str, Any]] = []
         steering = 0.0
-        if self._active and group.rank == 0:
+        if self.active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
             self._list = list(made or [])
             for callback in self._list:
@@ -95,7 +96,7 @@ class Callbacks:
             self._settings = [_settings_of(c) for c in self._list]
             steering = float(any(_steers_on_batches(c) for c in self._list))
         self._risky = any(not isinstance(c, _HARMLESS) for c in self._list)
-        self._steering = bool(self._agree(steering)) if self._active else False
+        self._steering = bool(self._agree(steering)) if self.active else False
         #: Whether some callback wants to hear about batches.
         self.has_batch_hooks = any(_has_batch_hooks(c) for c in self._list)
         model.stop_training = False
@@ -107,7 +108,7 @@ class Callbacks:
 
     def run(self, hook: str, *args: Any) -> None:
         """Run a hook on rank 0 and agree on what it changed; all ranks must call it."""
-        if not self._active:
+        if not self.active:
             return
         changed = 0.0
         if self._hooks is not None:

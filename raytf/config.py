@@ -116,6 +116,9 @@ class CheckpointSection:
     """Save after this many steps."""
     checkpoint_every_seconds: float | None = None
     """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either)."""
+    snapshot_every_steps: int | None = None
+    """Copy the state into memory of the run's nodes after this many steps, so that a failure costs few; 0 never does.
+    By default as often as takes half a percent of the time."""
     keep: int = 3
     """Newest complete checkpoints that are kept."""
 
@@ -201,6 +204,7 @@ class TrainConfig:
             ("--steps-per-call", self.compute.steps_per_call, 0),
             ("--checkpoint-every-steps", self.checkpoints.checkpoint_every_steps, 1),
             ("--checkpoint-every-seconds", self.checkpoints.checkpoint_every_seconds, 0),
+            ("--snapshot-every-steps", self.checkpoints.snapshot_every_steps, 0),
             ("--keep", self.checkpoints.keep, 1),
             ("--resize-every-seconds", self.cluster.resize_every_seconds, 0),
             ("--max-failures", self.cluster.max_failures, -1),

@@ -35,6 +35,8 @@ class Status:
         samples_per_second: over the last report.
         workers: world size.
         checkpoint: step of the last complete checkpoint, or None.
+        snapshot: step of the newest copy of the state in memory, or None.
+        snapshot_bytes: that the copies take on each node.
         phase: what goes on, where it is not training.
     """
 
@@ -47,6 +49,8 @@ class Status:
     samples_per_second: float = 0.0
     seconds_left: float | None = None
     checkpoint: int | None = None
+    snapshot: int | None = None
+    snapshot_bytes: int = 0
     phase: str = "training"
 
 
@@ -58,6 +62,8 @@ def describe(status: Status) -> str:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     parts.append(f"{status.workers} worker{'s' if status.workers != 1 else ''}")
     parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
+    if status.snapshot is not None:
+        parts.append(f"in memory step {status.snapshot} ({status.snapshot_bytes / 2**20:,.0f} MiB a node)")
     if status.phase != "training":
         parts.append(status.phase)
     elif status.seconds_left is not None:

@@ -7,7 +7,7 @@ import dataclasses
 import socket
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -288,9 +288,15 @@ def worker_errors(error: Exception) -> list[BaseException]:
 
 
 class Monitor:
-    """An actor that rank 0 talks to and the driver reads; it dies with the driver."""
+    """An actor that rank 0 talks to and the driver reads; it dies with the driver.
 
-    def __init__(self) -> None:
+    Args:
+        attempts: names of the run's starts of worker groups so far.
+    """
+
+    def __init__(self, attempts: Sequence[str] = ()) -> None:
+        self._attempts = list(attempts)
+        self._durable: int | None = None
         self._status: Status | None = None
         self._messages: list[str] = []
         self._events: list[dict[str, Any]] = []
@@ -301,6 +307,18 @@ class Monitor:
     def update(self, status: Status) -> None:
         self._status = status
         self._reached = max(self._reached, status.step)
+        self._durable = max(self._durable or 0, status.checkpoint or 0)
+
+    def begin(self, attempt: str) -> tuple[list[str], int | None]:
+        """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none;
+        None as long as no group of this driver has looked."""
+        before = list(self._attempts)
+        self._attempts.append(attempt)
+        return before, self._durable
+
+    def is_there(self) -> bool:
+        """True, which only one that lives answers."""
+        return True
 
     def say(self, message: str) -> None:
         self._messages.append(message)

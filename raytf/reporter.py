@@ -19,6 +19,8 @@ _STATUS_SECONDS = 0.5
 _ASK_SECONDS = 0.25
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
+#: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
+_PACK_BYTES = 1 << 20
 
 
 class Reporter:
@@ -48,11 +50,19 @@ class Reporter:
         """Local folder for files of callbacks; empty but on rank 0."""
         return self._files.path if self._files else ""
 
-    def resume(self, step: int) -> None:
-        """The run goes on from a step: get the files that an earlier attempt left."""
+    def resume(self, step: int, files: dict[str, bytes] | None = None) -> None:
+        """The run goes on from a step: get the files that an earlier attempt left.
+
+        Args:
+            files: those of `pack_files`, where they are at hand.
+        """
         self._status_step = step
         if self._files is not None:
-            self._files.fetch()
+            self._files.fetch(files)
+
+    def pack_files(self) -> dict[str, bytes] | None:
+        """The callbacks' files, where storage does not have them by itself and they are small; from rank 0."""
+        return self._files.pack(_PACK_BYTES) if self._files is not None else None
 
     def upload(self) -> None:
         """Copy files that changed to storage."""
@@ -66,7 +76,15 @@ class Reporter:
     def is_report_due(self) -> bool:
         return self._rank == 0 and time.monotonic() - self._reported_at >= _REPORT_SECONDS
 
-    def show(self, phase: str, step: int, checkpoint: int | None, metrics: dict[str, float] | None = None) -> None:
+    def show(
+        self,
+        phase: str,
+        step: int,
+        checkpoint: int | None,
+        metrics: dict[str, float] | None = None,
+        snapshot: int | None = None,
+        snapshot_bytes: int = 0,
+    ) -> None:
         """Tell the driver where the run is; from rank 0."""
         if self._rank != 0:
             return
@@ -84,6 +102,8 @@ class Reporter:
             samples_per_second=rate * plan.global_batch_size,
             seconds_left=(job.total_steps - step) / rate if rate else None,
             checkpoint=checkpoint,
+            snapshot=snapshot,
+            snapshot_bytes=snapshot_bytes,
             phase=phase,
         )
         job.monitor.update.remote(status)
@@ -129,12 +149,12 @@ class Reporter:
         return released
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
-        """Show metrics and the name of a complete checkpoint in Ray Train; every rank must call it."""
-        kept = None
+        """Show metrics and the place of a complete checkpoint in Ray Train; every rank must call it."""
         if checkpoint is not None:
-            filesystem, path = self._storage.arrow(f"checkpoints/{checkpoint}")
-            kept = ray.train.Checkpoint(path=path, filesystem=filesystem)
-        ray.train.report(metrics, kept, checkpoint_upload_mode=ray.train.CheckpointUploadMode.NO_UPLOAD)
+            # As a metric, not as Ray's checkpoint: for each of those Ray's controller writes its registry to storage,
+            # and where storage refuses in that moment the run is over.
+            metrics = {**metrics, "checkpoint": self._storage.locate(f"checkpoints/{checkpoint}")}
+        ray.train.report(metrics)
         self._reported_at = time.monotonic()
 
     def scalars(self, values: dict[str, float], step: int) -> None:

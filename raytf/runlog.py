@@ -39,30 +39,48 @@ class StepLog:
 
     def __init__(self, run: Storage, attempt: str):
         self._run, self._attempt = run, attempt
-        self._rows: list[tuple[int, int, float, float]] = []
+        #: Rows of the present segment, [n, 4] each.
+        self._chunks: list[np.ndarray] = []
         #: Rows of the present segment that are on storage.
         self._written = 0
 
     def add(self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray) -> None:
         """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
-        for i, (loss, rate) in enumerate(zip(losses.tolist(), rates.tolist(), strict=True)):
-            self._rows.append((first_step + i, epoch, loss, rate))
+        rows = np.empty((len(losses), len(_COLUMNS)))
+        rows[:, 0] = np.arange(first_step, first_step + len(losses))
+        rows[:, 1], rows[:, 2], rows[:, 3] = epoch, losses, rates
+        self._chunks.append(rows)
 
-    def take(self) -> list[tuple[int, int, float, float]]:
+    def restore(self, rows: np.ndarray) -> None:
+        """Begin with the rows that an attempt before this one had not written yet, [n, 4]."""
+        self._chunks = [rows] if len(rows) else []
+
+    def since(self, step: int) -> np.ndarray:
+        """The rows of the segment after a step, [n, 4]."""
+        late = [chunk for chunk in self._chunks if chunk[-1, 0] > step]
+        rows = np.concatenate(late) if late else np.empty((0, len(_COLUMNS)))
+        return rows[rows[:, 0] > step]
+
+    def forget(self, step: int) -> None:
+        """Drop the rows up to a step, which somebody else has written."""
+        self._chunks = [chunk for chunk in self._chunks if chunk[-1, 0] > step]
+
+    def take(self) -> np.ndarray:
         """The rows of the segment as they are now, for `write`; a long one that was written makes room for the next."""
+        rows = np.concatenate(self._chunks) if self._chunks else np.empty((0, len(_COLUMNS)))
         if self._written >= SEGMENT_ROWS:
-            del self._rows[: self._written]
-            self._written = 0
-        return list(self._rows)
+            rows, self._written = rows[self._written :], 0
+        self._chunks = [rows] if len(rows) else []
+        return rows
 
-    def write(self, rows: list[tuple[int, int, float, float]]) -> None:
-        """Put a segment on storage."""
-        if rows:
+    def write(self, rows: np.ndarray) -> None:
+        """Put a segment on storage, [n, 4]."""
+        if len(rows):
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(_COLUMNS)
-            writer.writerows(rows)
-            self._run.put(f"{STEPS}/{rows[0][0]:012d}-{self._attempt}.csv", text.getvalue().encode())
+            writer.writerows([int(step), int(epoch), loss, rate] for step, epoch, loss, rate in rows.tolist())
+            self._run.put(f"{STEPS}/{int(rows[0, 0]):012d}-{self._attempt}.csv", text.getvalue().encode())
             self._written = len(rows)
 
 
@@ -92,10 +110,15 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
     return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
 
 
-def write_attempt(run: Storage, attempt: str, world_size: int, step: int) -> None:
-    """Note that a worker group started from `step`."""
-    note = {"attempt": attempt, "world_size": world_size, "from_step": step, "time": time.time()}
+def write_attempt(run: Storage, attempt: str, world_size: int, step: int, now: float) -> None:
+    """Note that a worker group started from `step`, at seconds of the epoch `now`."""
+    note = {"attempt": attempt, "world_size": world_size, "from_step": step, "time": now}
     run.put(f"{ATTEMPTS}/{attempt}.json", json.dumps(note).encode())
+
+
+def attempt_names(run: Storage) -> list[str]:
+    """Names of all starts of worker groups of this run, oldest first."""
+    return [n.removesuffix(".json") for n in run.list(ATTEMPTS) if n.endswith(".json")]
 
 
 def read_attempts(run: Storage) -> list[dict[str, Any]]:
@@ -127,11 +150,30 @@ class Folder:
             self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # goes with this object
             self.path = self._temporary.name
 
-    def fetch(self) -> None:
-        """Get what an earlier attempt left."""
-        if not self._run.is_local:
+    def fetch(self, packed: dict[str, bytes] | None = None) -> None:
+        """Get what an earlier attempt left: from storage, or what `pack` returned."""
+        if self._run.is_local:
+            return
+        if packed is None:
             self._run.get_tree(self._name, self.path)
             self._uploaded = self._state()
+            return
+        for relative, data in packed.items():
+            path = os.path.join(self.path, relative)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(data)
+
+    def pack(self, limit: int) -> dict[str, bytes] | None:
+        """All files by relative path, where storage does not have them by itself; None where they take more bytes."""
+        state = {} if self._run.is_local else self._state()
+        if sum(size for _, size in state.values()) > limit:
+            return None
+        packed = {}
+        for relative in state:
+            with contextlib.suppress(FileNotFoundError), open(os.path.join(self.path, relative), "rb") as file:
+                packed[relative] = file.read()
+        return packed
 
     def upload(self) -> None:
         """Copy files that changed since the last time."""

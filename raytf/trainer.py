@@ -17,6 +17,7 @@ import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf import checks, runlog
+from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
@@ -31,7 +32,6 @@ from raytf.storage import Storage
 _POLL_SECONDS = 0.3
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
 _FRUITLESS_CONTROLLERS = 3
-_RAY_REGISTRY = "checkpoint_manager_snapshot.json"
 #: Memory that one worker with TensorFlow takes at the least, bytes.
 _WORKER_BYTES = 700 << 20
 
@@ -176,7 +176,7 @@ def _train(
     use_gpu = checks.check_cluster(config, local, display.say)
     # On the driver's node: on another one it could die while the run lives.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    monitor = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote()
+    monitor = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote(runlog.attempt_names(run))
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -191,14 +191,12 @@ def _train(
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
     run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
+    memory.dismiss(run.uri)
     return document
 
 
 def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
     config, verbose, cpus = job.config, job.config.run.verbose, job.config.cluster.cpus_per_worker
-    # Ray's registry of checkpoints would refuse to start over one that is cut off or names what retention deleted;
-    # raytf chooses what to restore from its own manifests, so each start begins a new registry.
-    run.delete(_RAY_REGISTRY)
     filesystem, path = Storage(config.storage_uri).arrow()
     return Trainer(
         _train_function(job),
@@ -230,6 +228,12 @@ def _fit(trainer: Trainer, monitor: Any) -> Any:
     except ray.train.TrainingFailedError as error:
         raise _cause(error) from None
     except ray.exceptions.RayActorError as error:
+        if "creation task" in str(error):  # it did not die: it could not begin, and would not the next time
+            why = [line for line in str(error).splitlines() if line.strip()][-1]
+            raise ClusterError(
+                f"Ray Train could not start on the cluster's head: {one_line(why, 500)}. The head needs the job's "
+                "modules and access to the storage, too."
+            ) from None
         with contextlib.suppress(ray.exceptions.RayError):
             raise _ControllerLostError(ray.get(monitor.reached.remote(), timeout=10), one_line(error, 200)) from None
         raise _ray_failed(error) from None

@@ -6,10 +6,14 @@ added over the ranks with the gradients. Rank 0 alone writes logs and talks to t
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,6 +33,7 @@ from raytf.errors import (
     NonFiniteLossError,
     RaytfError,
     RunMismatchError,
+    StorageError,
     WorkerLostError,
     one_line,
 )
@@ -38,8 +43,8 @@ from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
 from raytf.storage import Storage
 
 #: Places in the vector of flags.
-_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS, _PARK = range(6)
-_FLAGS = 6
+_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS, _PARK, _COPY, _SHARE = range(8)
+_FLAGS = 8
 #: Calls gathered ahead of the one that runs.
 _PREFETCH = 2
 #: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
@@ -76,6 +81,12 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         tf.config.experimental.set_memory_growth(device, True)
 
 
+def _begin_attempt(job: Job) -> tuple[str, list[str], int | None]:
+    """A new attempt's name, those before it, and the step of the newest checkpoint on storage where that is known."""
+    attempt = new_attempt()
+    return attempt, *ray.get(job.monitor.begin.remote(attempt))
+
+
 #: Freeing TensorFlow's objects can take longer than the process has left to live.
 _keep: list[Any] = []
 
@@ -108,6 +119,11 @@ def run(job: Job) -> dict[str, Any] | None:
         raise _inexact(job, error) or _as_job_error(error) from None
 
 
+def _try(call: Callable[[], None]) -> None:
+    with contextlib.suppress(StorageError):
+        call()
+
+
 def _inexact(job: Job, error: Exception) -> RaytfError | None:
     """What an error says about exact mode, where that is on."""
     from raytf import exact
@@ -129,6 +145,7 @@ class Worker:
         from raytf import model as models
         from raytf.callbacks import Callbacks
         from raytf.checkpoint import durable, format
+        from raytf.snapshots import Snapshots
         from raytf.step import TrainStep
         from raytf.strategies.multi_worker import Group
 
@@ -136,7 +153,9 @@ class Worker:
         self.group = Group()
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.storage = Storage(job.run_uri)
-        self.attempt = ray.train.collective.broadcast_from_rank_zero(new_attempt())
+        self.attempt, self._attempts, self._known_step = ray.train.collective.broadcast_from_rank_zero(
+            _begin_attempt(job) if self.rank == 0 else None
+        )
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
@@ -175,10 +194,18 @@ class Worker:
                 self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
             )
         self.damaged: list[str] = []
+        self.snapshots = Snapshots(
+            job.run_uri,
+            self.group,
+            self.attempt,
+            self.config.checkpoints.snapshot_every_steps,
+            job.monitor,
+            self.reporter.say_here,
+        )
         chosen = self._choose_checkpoint(durable)
         self.named |= self.train_step.reduction.state()
         if chosen is not None:
-            self.reporter.resume(chosen.step)
+            self.reporter.resume(chosen.step, chosen.document.get("files"))
         self.callbacks = Callbacks(
             job.callbacks,
             self.model,
@@ -196,8 +223,12 @@ class Worker:
         self._imbalance_per_step = uneven and uneven * self._mean_over_ranks(self.train_step.shard_seconds())
         self.history: list[dict[str, Any]] = []
         self.stopped_early = False
-        self._begin(chosen, format)
+        #: Of the newest checkpoint on storage; None where there is none.
+        self.durable_step: int | None = None
         self.log = StepLog(self.storage, self.attempt)
+        self._begin(chosen, format)
+        # Not sooner: the keeper drops what is no longer needed.
+        self.snapshots.begin(self.named)
         self.saver = durable.Saver(
             self.storage,
             self.rank,
@@ -205,14 +236,15 @@ class Worker:
             self.attempt,
             self.config.checkpoints.keep,
             self.reporter.say_here,
-            restored=None if chosen is None else chosen.name,
+            restored=None if chosen is None or chosen.step != self.durable_step else chosen.name,
             damaged=self.damaged,
         )
         checkpoints = self.config.checkpoints
         self.cadence = policy.Cadence.of(checkpoints.checkpoint_every_steps, checkpoints.checkpoint_every_seconds)
         self.saved_step, self.saved_at = self.step, time.monotonic()
-        self.durable_step = self.step if chosen is not None else None
         self.saving_step = 0
+        #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
+        self._is_news = self.callbacks.active
         self.call_steps = self.config.compute.steps_per_call or 1
         self._seconds_per_step = 0.0
         self._trained = False
@@ -234,6 +266,7 @@ class Worker:
             epoch, inside = plan.locate(self.step)
             if inside == 0:
                 self.callbacks.run("on_epoch_begin", epoch)
+                self._is_news = self.callbacks.active
             call = pending.popleft().result()
             self.callbacks.run_batch("on_train_batch_begin", inside)
             began = time.perf_counter()
@@ -243,6 +276,8 @@ class Worker:
             self._after_call(call, outcome, epoch, time.perf_counter() - began)
             if self.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
+            if outcome.flags[_COPY]:
+                self._copy(bool(outcome.flags[_SHARE]))
             self._save_protocol(outcome.flags)
             if outcome.flags[_PARK]:
                 self._park()
@@ -255,8 +290,7 @@ class Worker:
     def _after_call(self, call: Call, outcome: Any, epoch: int, seconds: float) -> None:
         self.step = call.stop
         self.imbalance_seconds += (call.stop - call.start) * self._imbalance_per_step
-        if self.rank == 0:
-            self.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
+        self.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
         last = self.plan.locate(call.stop - 1)[1]
         if self.callbacks.has_batch_hooks:
             self.callbacks.run_batch("on_train_batch_end", last, self._logs())
@@ -308,10 +342,20 @@ class Worker:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def _choose_checkpoint(self, durable: Any) -> Any:
-        """The newest checkpoint that every rank could read whole; None for a new run."""
-        names = ray.train.collective.broadcast_from_rank_zero(
-            manifest.list_complete(self.storage) if self.rank == 0 else None
-        )
+        """The newest checkpoint that every rank could read whole, in memory or on storage; None for a new run."""
+        names = None if self._known_step is not None else self._list_durable()
+        least = self._known_step if names is None else max([policy.split_name(n)[0] for n in names], default=0)
+        for generation in self.snapshots.find(self._attempts, least or 0):
+            found, problem = None, ""
+            try:
+                found = self.snapshots.load(generation)
+            except CheckpointError as error:
+                problem = str(error)
+            if self._sum([float(found is not None)])[0] == self.world_size and found is not None:
+                self._check_identity(found)
+                return found
+            self.reporter.say(f"a snapshot is skipped: {problem or 'another rank could not read it'}")
+        names = self._list_durable() if names is None else names
         for name in names:
             found, problem = None, ""
             try:
@@ -323,12 +367,7 @@ class Worker:
                 self.damaged.append(name)
                 self.reporter.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
                 continue
-            difference = differences(found.document["identity"], self.identity)
-            if difference:
-                raise RunMismatchError(
-                    f"run {self.config.run.run!r} in storage was made with other settings: {difference}. "
-                    "Give them as they were, or choose another --run name."
-                )
+            self._check_identity(found)
             return found
         if names:
             raise CheckpointError(
@@ -336,6 +375,19 @@ class Worker:
                 "above. Mend them, or choose another --run name to begin anew."
             )
         return None
+
+    def _list_durable(self) -> list[str]:
+        return ray.train.collective.broadcast_from_rank_zero(
+            manifest.list_complete(self.storage) if self.rank == 0 else None
+        )
+
+    def _check_identity(self, found: Any) -> None:
+        difference = differences(found.document["identity"], self.identity)
+        if difference:
+            raise RunMismatchError(
+                f"run {self.config.run.run!r} in storage was made with other settings: {difference}. "
+                "Give them as they were, or choose another --run name."
+            )
 
     def _begin(self, chosen: Any, format: Any) -> None:
         self.callbacks.run("on_train_begin")
@@ -356,10 +408,16 @@ class Worker:
             self.imbalance_seconds = document["imbalance_seconds"]
             self.history = document["history"]
             self.stopped_early = document["stopped_early"]
+            self.durable_step = document.get("durable_step", chosen.step)
+            self.log.restore(document.get("rows", ()))
             self.callbacks.load_state(document["callbacks"], chosen.tensors)
             self.reporter.say(f"restored step {self.step} from checkpoint {chosen.name}")
+        self._note = functools.partial(
+            write_attempt, self.storage, self.attempt, self.world_size, self.step, time.time()
+        )
         if self.rank == 0:
-            write_attempt(self.storage, self.attempt, self.world_size, self.step)
+            # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
+            threading.Thread(target=_try, args=[self._note], daemon=True, name="raytf-note").start()
 
     def _flags(self, stop: int) -> np.ndarray:
         """This rank's flags for the call that ends at step `stop`."""
@@ -368,6 +426,9 @@ class Worker:
         flags[_WRITTEN], flags[_COMMITTED], flags[_FAILED] = votes.written, votes.committed, votes.failed
         if self.rank == 0:
             flags[_PARK] = self.reporter.is_parking_wanted()
+            flags[_COPY] = self.snapshots.wish(stop, self._seconds_per_step)
+            ends_epoch = stop % self.plan.steps_per_epoch == 0
+            flags[_SHARE] = self._is_news or (self.callbacks.active and ends_epoch) or self.callbacks.has_batch_hooks
             idle = self.saver.phase is policy.Phase.IDLE
             flags[_WANT_SAVE] = idle and self.cadence.is_due(stop, time.monotonic(), self.saved_step, self.saved_at)
             if not self.config.compute.steps_per_call and self._seconds_per_step:
@@ -389,11 +450,36 @@ class Worker:
             )
         elif event is policy.Event.DONE:
             self.durable_step = self.saving_step
+            if self.rank != 0:
+                self.log.forget(self.saving_step)
             self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
+
+    def _copy(self, share_rank_zero: bool) -> None:
+        """Copy the present state into the memory of this rank's node; every rank does at the same step."""
+        if share_rank_zero:
+            state = (*self.callbacks.state(), self.reporter.pack_files()) if self.rank == 0 else None
+            self.snapshots.share_rank_zero(state)
+            self._is_news = False
+        live = {
+            "train_seconds": self.train_seconds,
+            "imbalance_seconds": self.imbalance_seconds,
+            "stopped_early": self.stopped_early,
+            "durable_step": self.durable_step,
+            "world_size": self.world_size,
+        }
+        self.snapshots.copy(
+            self.step,
+            live,
+            len(self.history),
+            lambda: {"identity": self.identity, "history": self.history},
+            self.log.since(-1 if self.durable_step is None else self.durable_step),
+        )
 
     def _begin_save(self) -> None:
         from raytf.checkpoint import format
 
+        # So that what is in memory is never older than what is on storage.
+        self._copy(self.callbacks.active)
         values, arrays = self.callbacks.state()
         sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self.named.items()}
         own = format.snapshot(self.named, format.shares(sizes, self.world_size)[self.rank])
@@ -406,9 +492,11 @@ class Worker:
             "callbacks": values,
             "world_size": self.world_size,
         }
-        rows = self.log.take() if self.rank == 0 else []
+        rows = self.log.take() if self.rank == 0 else np.empty((0, 4))
 
         def first() -> None:
+            if self.rank == 0:
+                self._note()
             self.log.write(rows)
             self.reporter.upload()
 
@@ -500,7 +588,14 @@ class Worker:
     def show(self, phase: str) -> None:
         """Tell the driver where the run is; rank 0 does."""
         metrics = self._logs() if phase == "training" and self.rank == 0 and self._trained else None
-        self.reporter.show(phase, self.step, self.durable_step, metrics)
+        self.reporter.show(
+            phase,
+            self.step,
+            self.durable_step,
+            metrics,
+            snapshot=self.snapshots.step,
+            snapshot_bytes=self.snapshots.bytes,
+        )
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:
         from raytf.evaluation import Evaluator

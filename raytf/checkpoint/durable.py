@@ -16,32 +16,14 @@ import json
 import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from raytf.checkpoint import format, manifest, policy
-from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.manifest import FOLDER, Checkpoint
 from raytf.errors import CheckpointError, StorageError
 from raytf.storage import Storage
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was read and verified.
-
-    Attributes:
-        name: its folder.
-        step: global steps that it has seen.
-        document: the JSON document saved with it.
-        tensors: by name.
-    """
-
-    name: str
-    step: int
-    document: dict[str, Any]
-    tensors: dict[str, np.ndarray]
 
 
 def load(run: Storage, name: str) -> Checkpoint:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from raytf.checkpoint import policy
 from raytf.errors import CheckpointError, RunMismatchError
@@ -14,6 +17,23 @@ FOLDER = "checkpoints"
 FILE = "MANIFEST.json"
 #: Changed when older raytf could not read what newer raytf writes.
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified.
+
+    Attributes:
+        name: its folder, or what else a person may call it.
+        step: global steps that it has seen.
+        document: the JSON document saved with it.
+        tensors: by name.
+    """
+
+    name: str
+    step: int
+    document: dict[str, Any]
+    tensors: dict[str, np.ndarray]
 
 
 def list_complete(run: Storage) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 #: The cadence where the user gives none.
@@ -109,3 +110,78 @@ def split_name(name: str) -> tuple[int, str]:
     """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
     step, mark, attempt = name.partition("-")
     return (int(step), attempt) if mark and step.isdigit() else (-1, name)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of a snapshot in memory.
+
+    Attributes:
+        step: global steps that the state has seen.
+        attempt: name of the start of the worker group that wrote it.
+        share, shares: which part of how many the ranks of its node wrote.
+        bytes: that it takes.
+    """
+
+    step: int
+    attempt: str
+    share: int
+    shares: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Held(Share):
+    """A share that a node holds, and the path under which processes of that node find it."""
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A snapshot that at least one node holds whole.
+
+    Attributes:
+        holders: node -> its shares, in order.
+    """
+
+    step: int
+    attempt: str
+    holders: dict[str, list[Held]]
+
+
+def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str] | None) -> list[Generation]:
+    """Snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
+
+    Args:
+        found: what each node holds.
+        attempts: those of this run, where it is known; what others wrote is of a run that was deleted.
+    """
+    whole: dict[tuple[int, str], dict[str, list[Held]]] = {}
+    for node, held in found.items():
+        for key in {(h.step, h.attempt) for h in held}:
+            own = sorted((h for h in held if (h.step, h.attempt) == key), key=lambda h: h.share)
+            if [h.share for h in own] == list(range(own[0].shares)) and (attempts is None or key[1] in attempts):
+                whole.setdefault(key, {})[node] = own
+    return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
+
+
+#: Share of the run time that snapshots in memory may cost, where their cadence is chosen by itself.
+SNAPSHOT_SHARE = 0.005
+#: The cadence as long as that cost is not known.
+SNAPSHOT_STEPS = 10
+
+
+def snapshot_every(asked: int | None, copy_seconds: float, step_seconds: float) -> int:
+    """Steps between two snapshots in memory; 0 for none.
+
+    Args:
+        asked: by the user; None chooses it so that copying takes at most SNAPSHOT_SHARE of the time.
+        copy_seconds: that one snapshot holds training up; 0 where it is not known yet.
+        step_seconds: of one step; likewise.
+    """
+    if asked is not None:
+        return asked
+    if not (copy_seconds and step_seconds):
+        return SNAPSHOT_STEPS
+    return max(1, math.ceil(copy_seconds / (SNAPSHOT_SHARE * step_seconds)))

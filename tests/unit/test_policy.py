@@ -6,11 +6,14 @@ from raytf.checkpoint.policy import (
     DEFAULT_EVERY_SECONDS,
     Cadence,
     Event,
+    Held,
     Phase,
     Votes,
     advance,
+    generations,
     name_of,
     restore_order,
+    snapshot_every,
     split_name,
     to_delete,
 )
@@ -120,3 +123,54 @@ def test_damaged_ones_go_first_and_count_for_nothing():
         [damaged, restored, name_of(200, A)]
     )
     assert to_delete([damaged, restored], [damaged, restored], 1, B, [damaged], [restored]) == [damaged]
+
+
+def held(step, attempt=A, share=0, shares=1):
+    return Held(step, attempt, share, shares, 10, f"/{attempt}/{step}/{share}")
+
+
+def found(*nodes, attempts=None):
+    answer = generations({f"n{i}": shares for i, shares in enumerate(nodes)}, attempts)
+    return [(g.step, g.attempt, sorted(g.holders)) for g in answer]
+
+
+def test_the_latest_snapshot_that_a_node_holds_whole_comes_first():
+    assert found([held(10), held(20)], [held(20), held(30)]) == [
+        (30, A, ["n1"]),
+        (20, A, ["n0", "n1"]),
+        (10, A, ["n0"]),
+    ]
+
+
+def test_a_snapshot_needs_all_shares_of_one_node():
+    assert found([held(10, share=0, shares=2)], [held(10, share=1, shares=2)]) == []
+    assert found([held(10, share=1, shares=2), held(10, share=0, shares=2), held(20, share=0, shares=2)]) == [
+        (10, A, ["n0"])
+    ]
+    whole = generations({"n": [held(10, share=1, shares=2), held(10, share=0, shares=2)]}, None)[0]
+    assert [h.share for h in whole.holders["n"]] == [0, 1]
+
+
+def test_of_two_attempts_at_one_step_the_latest_comes_first():
+    assert [g[:2] for g in found([held(10, A)], [held(10, B)])] == [(10, B), (10, A)]
+
+
+def test_what_another_run_of_the_same_name_left_is_not_restored():
+    assert found([held(90, B), held(10, A)], attempts=[A]) == [(10, A, ["n0"])]
+    assert found([held(90, B)], attempts=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "copy", "step", "every"),
+    [
+        (7, 1.0, 0.001, 7),
+        (0, 0.001, 0.001, 0),
+        (None, 0.0, 0.01, 10),
+        (None, 0.001, 0.0, 10),
+        (None, 0.001, 0.02, 10),
+        (None, 0.001, 1.0, 1),
+        (None, 0.5, 0.1, 1000),
+    ],
+)
+def test_cadence_of_snapshots(asked, copy, step, every):
+    assert snapshot_every(asked, copy, step) == every

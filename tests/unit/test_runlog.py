@@ -1,6 +1,7 @@
 """What a run leaves beside its checkpoints: the history that the weights have seen."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +99,34 @@ def test_nothing_is_written_for_no_rows(run):
     assert run.list() == []
 
 
+def test_rows_that_were_not_written_go_on_in_the_next_attempt(run):
+    log = runlog.StepLog(run, FIRST)
+    log.add(1, 0, np.array([1.0, 2.0]), np.full(2, 0.5))
+    log.write(log.take())
+    log.add(3, 0, np.array([3.0, 4.0]), np.full(2, 0.5))
+    left = log.since(2)
+    assert left.tolist() == [[3, 0, 3, 0.5], [4, 0, 4, 0.5]]
+    assert log.since(3).tolist() == [[4, 0, 4, 0.5]]
+    assert log.since(9).shape == (0, 4)
+    after = runlog.StepLog(run, SECOND)
+    after.restore(left)
+    after.add(5, 1, np.array([5.0]), np.array([0.5]))
+    after.write(after.take())
+    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 3, 4, 5]
+
+
+def test_rows_that_somebody_else_wrote_are_forgotten(run):
+    log = runlog.StepLog(run, FIRST)
+    for step in (1, 3, 5):
+        log.add(step, 0, np.array([0.0, 0.0]), np.zeros(2))
+    log.forget(3)
+    assert log.since(-1)[:, 0].tolist() == [3, 4, 5, 6]
+    log.forget(6)
+    assert log.since(-1).shape == (0, 4)
+    log.restore(np.empty((0, 4)))
+    assert log.take().shape == (0, 4)
+
+
 def test_read_steps_from_s3(s3):
     write(Storage(s3("run")), FIRST, 1, [1, 2])
     assert runlog.read_steps(s3("run"))["loss"].tolist() == [1, 2]
@@ -110,8 +139,8 @@ def test_names_of_attempts_sort_by_time():
 
 
 def test_attempts(run):
-    runlog.write_attempt(run, SECOND, 3, 10)
-    runlog.write_attempt(run, FIRST, 4, 0)
+    runlog.write_attempt(run, SECOND, 3, 10, 20.5)
+    runlog.write_attempt(run, FIRST, 4, 0, 10.5)
     attempts = runlog.read_attempts(run)
     assert [(a["attempt"], a["world_size"], a["from_step"]) for a in attempts] == [(FIRST, 4, 0), (SECOND, 3, 10)]
 
@@ -128,6 +157,7 @@ def test_a_folder_on_local_storage_is_the_folder_itself(run):
     folder = runlog.Folder(run, "logs")
     with open(f"{folder.path}/a", "w") as file:
         file.write("x")
+    assert folder.pack(100) == {}
     folder.upload()
     folder.fetch()
     assert run.get("logs/a") == b"x"
@@ -149,3 +179,15 @@ def test_a_folder_on_s3_is_uploaded_and_fetched(s3, tmp_path):
     assert not run.exists("logs/a")
     for folder in (first, second):
         shutil.rmtree(folder.path)
+
+
+def test_small_files_are_packed_and_come_back_without_storage(s3):
+    folder = runlog.Folder(Storage(s3("run")), "files")
+    (Path(folder.path) / "sub").mkdir()
+    (Path(folder.path) / "sub" / "log.csv").write_text("epoch\n0\n")
+    packed = folder.pack(100)
+    assert packed == {"sub/log.csv": b"epoch\n0\n"}
+    assert folder.pack(5) is None
+    other = runlog.Folder(Storage("s3://no-such-bucket/run?endpoint_override=127.0.0.1:9&scheme=http"), "files")
+    other.fetch(packed)
+    assert (Path(other.path) / "sub" / "log.csv").read_text() == "epoch\n0\n"

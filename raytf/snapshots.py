@@ -1,0 +1,197 @@
+"""A rank's part in the memory tier: when to copy the state into memory, and what a new group finds there."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import ray
+import ray.train
+import ray.train.collective
+import tensorflow as tf
+
+from raytf.checkpoint import memory, policy, slots
+from raytf.checkpoint.format import shares
+from raytf.checkpoint.manifest import Checkpoint
+from raytf.strategies.multi_worker import Group
+
+#: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
+_LOG, _RANK_ZERO = "log/rows", "rank 0"
+#: Copies whose median tells what one costs.
+_COSTS = 9
+
+
+class Snapshots:
+    """Copies of the state in the memory of this rank's node, of which this rank writes a share.
+
+    All ranks copy after the same steps, so every node of the run holds the same state, bit for bit.
+
+    Args:
+        run_uri: the run's folder.
+        group: of ranks.
+        attempt: name of this start of the worker group.
+        every_steps: between two copies; None chooses it by their cost, 0 makes none.
+        monitor: the driver's Monitor actor.
+        say: told about what goes wrong.
+    """
+
+    def __init__(
+        self,
+        run_uri: str,
+        group: Group,
+        attempt: str,
+        every_steps: int | None,
+        monitor: Any,
+        say: Callable[[str], None],
+    ):
+        self._run_uri, self._group, self._attempt, self._every, self._say = run_uri, group, attempt, every_steps, say
+        self._monitor = monitor
+        self._share, self._shares = _place_on_node(group)
+        self._keeper: Any = None
+        self._place: Any = None
+        self._slots: list[slots.Slot] = []
+        self._costs: list[float] = []
+        self._slow: tuple[Any, bytes] = (None, b"")
+        self._rank_zero = np.zeros(0, np.uint8)
+        self._wished = -1
+        self._sharing_seconds = 0.0
+        #: Step of the newest copy, bytes that this node holds in two of them, and seconds that copies held up training.
+        self.step: int | None = None
+        self.bytes = 0
+        self.seconds = 0.0
+
+    # -- restoring -----------------------------------------------------------------------------------------------------
+
+    def find(self, attempts: list[str], at_least: int) -> list[policy.Generation]:
+        """Snapshots of some attempts, of a step or a later one, that some node holds whole; the same on all ranks."""
+        found = None
+        if self._group.rank == 0 and self._every != 0:
+            found = policy.generations(memory.survey(self._run_uri), set(attempts))
+        found = ray.train.collective.broadcast_from_rank_zero(found) or []
+        return [generation for generation in found if generation.step >= at_least]
+
+    def load(self, generation: policy.Generation) -> Checkpoint:
+        """The state, verified, with `files` of callbacks in its document where they are small.
+
+        Raises:
+            CheckpointError: it is damaged, or gone.
+        """
+        loaded = memory.load(self._run_uri, generation)
+        tensors, document = dict(loaded.tensors), dict(loaded.document)
+        document["rows"] = tensors.pop(_LOG)
+        raw = tensors.pop(_RANK_ZERO)
+        document["callbacks"], arrays, document["files"] = pickle.loads(raw.tobytes()) if raw.size else ({}, {}, None)
+        self._rank_zero = raw
+        return Checkpoint(loaded.name, loaded.step, document, tensors | arrays)
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    def begin(self, named: dict[str, keras.Variable]) -> None:
+        """Ask this node's keeper for memory; copies are made from when it has answered."""
+        if self._every == 0:
+            return
+        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
+        self._names = shares(sizes, self._shares)[self._share]
+        variables = [named[name].value for name in self._names]
+        # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
+        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
+        size = sum(int(np.prod(v.shape, dtype=np.int64)) * v.dtype.size for v in variables)
+        self._keeper = memory.keeper(self._run_uri)
+        self._place = self._keeper.reserve.remote(self._attempt, size, self._monitor)
+
+    def wish(self, stop: int, step_seconds: float) -> float:
+        """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
+        if self._every == 0 or self._group.rank != 0:
+            return 0.0
+        cost = float(np.median(self._costs)) if self._costs else 0.0
+        every = policy.snapshot_every(self._every, cost, step_seconds)
+        if self._wished >= 0 and stop - self._wished < every:
+            return 0.0
+        self._wished = stop
+        return 1.0
+
+    def share_rank_zero(self, state: tuple[dict[str, Any], dict[str, np.ndarray], Any] | None) -> None:
+        """Give all ranks what rank 0 alone knows: state and files of callbacks; every rank must call it.
+
+        Args:
+            state: (values, arrays, files) on rank 0, None on the others.
+        """
+        began = time.perf_counter()
+        raw = np.zeros(0, np.uint8) if state is None else np.frombuffer(pickle.dumps(state), np.uint8)
+        if self._group.world_size == 1:
+            self._rank_zero = raw
+            return
+        size = int(self._group.sum(np.array([len(raw)], np.float64))[0])
+        own = raw if self._group.rank == 0 else np.zeros(size, np.uint8)
+        (self._rank_zero,) = self._group.broadcast([own])
+        self._sharing_seconds = time.perf_counter() - began
+
+    def copy(self, step: int, live: dict[str, Any], slow_key: Any, slow: Callable[[], Any], rows: np.ndarray) -> None:
+        """Copy this rank's share of the state.
+
+        Args:
+            step: global steps that the state has seen.
+            live: what changes with each copy; JSON values.
+            slow_key, slow: what changes seldom, asked for where the key is another than before; JSON values.
+            rows: of the log of steps that are not on storage, [n, 4].
+        """
+        began = time.perf_counter()
+        if not self._ready():
+            return
+        tensors = {n: np.asarray(value) for n, value in zip(self._names, self._read(), strict=True)}
+        if self._share == 0:
+            tensors |= {_LOG: rows, _RANK_ZERO: self._rank_zero}
+            if self._slow[0] != slow_key:
+                self._slow = (slow_key, json.dumps(slow()).encode())
+        share = policy.Share(step, self._attempt, self._share, self._shares)
+        try:
+            size = self._slots[0].write(share, tensors, live, self._slow[1])
+        except (OSError, ValueError) as error:  # the keeper was killed
+            self._stop(f"the state cannot be copied into memory: {error}")
+            return
+        first = self.step is None
+        self._slots.reverse()
+        self.step, self.bytes = step, 2 * size * self._shares
+        seconds, self._sharing_seconds = time.perf_counter() - began + self._sharing_seconds, 0.0
+        self.seconds += seconds
+        if not first:  # it pays for memory that is touched for the first time
+            self._costs = [*self._costs[1 - _COSTS :], seconds]
+        if first:
+            self._keeper.tidy.remote(self._attempt)
+
+    def _ready(self) -> bool:
+        if self._slots or self._place is None:
+            return bool(self._slots)
+        if not ray.wait([self._place], timeout=0)[0]:
+            return False
+        place, self._place = self._place, None
+        try:
+            answer = ray.get(place)
+            self._slots = [slots.Slot(path) for path in answer.paths]
+            reason = answer.reason
+        except (OSError, ray.exceptions.RayError) as error:
+            reason = str(error)
+        if reason:
+            self._stop(f"no copies of the state in this node's memory: {reason}")
+        return bool(self._slots)
+
+    def _stop(self, reason: str) -> None:
+        self._slots, self._place, self.bytes = [], None, 0
+        self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
+
+
+def _place_on_node(group: Group) -> tuple[int, int]:
+    """(number, count) of this rank among those of its node.
+
+    Ray Train's local rank is that among those of an IP address, which several nodes may share.
+    """
+    node = int(ray.get_runtime_context().get_node_id()[:15], 16)
+    mine = np.zeros((group.world_size, 2), np.int32)
+    mine[group.rank] = [node >> 30, node & (1 << 30) - 1]
+    ranks = [r for r, other in enumerate(group.sum(mine).tolist()) if other == mine[group.rank].tolist()]
+    return ranks.index(group.rank), len(ranks)

@@ -1,0 +1,143 @@
+"""The memory tier: a node dies while storage is away, and the run goes on from what the other node holds in memory."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import raytf
+from raytf.testing import ElasticCluster, Job, StorageProxy, environment
+from tests.ray.conftest import EVERYTHING, PATIENCE, Bucket
+
+KEEPER = "Keeper"
+
+
+def keepers(cluster: ElasticCluster) -> list:
+    found = [p for node in [cluster.head, *cluster.nodes] for p in node.processes()]
+    return [p for p in found if KEEPER in " ".join(p.cmdline())]
+
+
+def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
+    status = tmp_path / "status.json"
+    # All nodes need credentials, not the job alone.
+    (tmp_path / ".aws").mkdir()
+    keys = "\n".join(f"{name.lower()} = {value}" for name, value in bucket.env.items())
+    (tmp_path / ".aws" / "credentials").write_text(f"[default]\n{keys}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with StorageProxy(bucket.endpoint) as proxy, ElasticCluster(nodes=3) as cluster:
+        uri, bucket.endpoint = bucket.uri("runs/a"), proxy.endpoint
+        flags = {
+            "--global-batch-size": 16,
+            "--epochs": 10,
+            "--patience": 50,
+            "--checkpoint-every-steps": 100,
+            "--snapshot-every-steps": 5,
+            "--steps-per-call": 5,
+            "--storage": bucket.uri("runs"),
+            "--run": "a",
+            "--status-file": status,
+        }
+        command = [sys.executable, str(EVERYTHING), *(str(x) for flag in flags.items() for x in flag)]
+        env = environment(**cluster.env)
+        with Job(command, tmp_path / "log", env, status_file=status) as job:
+            # An epoch has 63 steps; its end writes files of callbacks, which storage will not have.
+            job.until(lambda: (job.status or {}).get("checkpoint") and (job.status or {})["step"] >= 200)
+            proxy.down()
+            at = job.step
+            job.until(lambda: job.step >= at + 70)
+            working = [node for node in cluster.nodes if node.workers()]
+            assert len(working) == 2
+            assert len(keepers(cluster)) == 2
+            before = job.status
+            working[0].kill()
+            job.until(lambda: "restored step" in job.output)
+            job.until(lambda: job.step > before["step"] + 20)
+            proxy.up()
+            output = job.wait()
+        cluster_is_empty = time.monotonic() + PATIENCE
+        while keepers(cluster) and time.monotonic() < cluster_is_empty:
+            time.sleep(0.1)
+        assert not keepers(cluster), "keepers outlive their run"
+    assert "from checkpoint in memory (1 node)" in output
+    attempts = [json.loads(bucket.get(k)) for k in sorted(bucket.keys("runs/a/attempts/"))]
+    assert [a["from_step"] > 0 for a in attempts] == [False, True]
+    # What was done again: at most the steps between two copies, and those of the call that was cut off.
+    assert attempts[1]["from_step"] >= before["step"] - 10
+    assert raytf.read_steps(uri)["step"].tolist() == list(range(1, 10 * 63 + 1))
+    rows = list(csv.DictReader(bucket.get("runs/a/files/log.csv").decode().splitlines()))
+    assert [row["epoch"] for row in rows] == [str(epoch) for epoch in range(10)]
+
+
+@pytest.fixture
+def driver(cluster: dict[str, str]):
+    import ray
+
+    with pytest.MonkeyPatch.context() as env:
+        env.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(address=cluster["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR")
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path):
+    import numpy as np
+
+    from raytf.checkpoint import memory, policy, slots
+
+    ray, uri = driver, str(tmp_path / "run")
+
+    class Monitor:
+        def is_there(self):
+            return True
+
+    monitor = ray.remote(num_cpus=0)(Monitor).remote()
+
+    @ray.remote(num_cpus=0, max_retries=0)
+    def write(attempt, steps, die):
+        import os
+
+        place = ray.get(memory.keeper(uri).reserve.remote(attempt, 100, monitor))
+        pair = [slots.Slot(path) for path in place.paths]
+        for step in steps:
+            pair[0].write(policy.Share(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}")
+            pair.reverse()
+        if die:
+            os.kill(os.getpid(), 9)
+        ray.get(memory.keeper(uri).tidy.remote(attempt))
+
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
+        ray.get(write.remote("a", [10, 20, 30], die=True))
+
+    def there():
+        return [(g.step, g.attempt) for g in policy.generations(memory.survey(uri, 30), None)]
+
+    assert there() == [(30, "a"), (20, "a")]
+    newest = policy.generations(memory.survey(uri, 30), None)[0]
+    assert memory.load(uri, newest).tensors["w"].tolist() == [30] * 1000
+    ray.get(write.remote("b", [40], die=False))
+    assert there() == [(40, "b")]
+    with pytest.raises(raytf.CheckpointError, match="step 30"):
+        memory.load(uri, newest)
+    memory.dismiss(uri)
+    assert memory.survey(uri) == {}
+
+    # A keeper whose driver has died ends by itself.
+    keeper = ray.remote(num_cpus=0)(memory.Keeper).remote(alone_seconds=3.0)
+    assert ray.get(keeper.reserve.remote("c", 1 << 60, monitor)).reason.endswith("the node's free memory")
+    ray.kill(monitor)
+
+    def ask_until_it_ends():
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            ray.get(keeper.held.remote())
+            time.sleep(0.2)
+
+    with pytest.raises(ray.exceptions.RayActorError):
+        ask_until_it_ends()

@@ -1,0 +1,136 @@
+"""The memory tier's bytes: what was written is read, and nothing that is torn or damaged looks whole."""
+
+import mmap
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytf.checkpoint import slots
+from raytf.checkpoint.policy import Share
+from raytf.errors import CheckpointError
+
+SHARE = Share(40, "a", 1, 2)
+TENSORS = {
+    "kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "half": np.array([1.5, -2.0, 3.0], ml_dtypes.bfloat16),
+    "iterations": np.array(40, np.int64),
+    "mask": np.array([True, False, True]),
+    "nothing": np.zeros((0, 4)),
+}
+
+
+@pytest.fixture
+def path():
+    fd = os.memfd_create("test")
+    yield f"/proc/{os.getpid()}/fd/{fd}"
+    os.close(fd)
+
+
+def contents(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
+
+
+def write(slot, step=40, tensors=TENSORS):
+    return slot.write(Share(step, "a", 1, 2), tensors, {"loss": 0.5, "step": step}, b'{"history": []}')
+
+
+def test_what_is_written_is_read(path):
+    size = write(slots.Slot(path))
+    share, tensors, live, slow = slots.parse(contents(path))
+    assert share == Share(40, "a", 1, 2, size)
+    assert live["loss"] == 0.5
+    assert slow == {"history": []}
+    assert list(tensors) == list(TENSORS)
+    for name, array in TENSORS.items():
+        assert tensors[name].dtype == array.dtype
+        assert tensors[name].tobytes() == array.tobytes()
+        assert tensors[name].shape == array.shape
+
+
+def test_a_slot_is_written_again_and_grows(path):
+    slot = slots.Slot(path)
+    write(slot)
+    large = {"kernel": np.random.default_rng(0).random((700, 500))}
+    write(slot, 50, large)
+    write(slot, 60)
+    assert slots.parse(contents(path))[0].step == 60
+    write(slot, 70, large)
+    share, tensors, _, _ = slots.parse(contents(path))
+    assert share.step == 70
+    np.testing.assert_array_equal(tensors["kernel"], large["kernel"])
+
+
+def test_an_empty_slot_holds_nothing(path):
+    assert slots.head(b"") is None
+    slots.Slot(path)
+    assert slots.head(b"\0" * 4096) is None
+    with pytest.raises(CheckpointError, match="not whole"):
+        slots.parse(b"\0" * 4096)
+
+
+def test_what_is_given_is_not_kept(path):
+    slot, array = slots.Slot(path), np.ones(4)
+    write(slot, tensors={"x": array})
+    array[:] = 7
+    read = slots.parse(contents(path))[1]["x"]
+    write(slot, 50, {"x": np.zeros(4)})
+    assert read.tolist() == [1, 1, 1, 1]
+
+
+class Killed(Exception):
+    """Takes the part of SIGKILL in the middle of a write."""
+
+
+class Memory(bytearray):
+    """Memory that dies with its n-th write, of which half is done."""
+
+    left = 10**9
+
+    def __setitem__(self, key, value):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("writes", range(1, 13))
+def test_a_write_that_is_cut_short_leaves_nothing_that_looks_whole(path, writes):
+    slot = slots.Slot(path)
+    write(slot)
+    memory = Memory(contents(path))
+    slot._memory, memory.left = memory, writes  # type: ignore[assignment]
+    try:
+        write(slot, 50, {name: array * 0 + 1 for name, array in TENSORS.items()})
+    except Killed:
+        found = slots.head(memory)
+        # Before the first change of memory it is the old one, and never a mixture.
+        assert found is None or (found.step == 40 and writes == 1)
+    else:
+        assert slots.parse(memory)[0].step == 50
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_every_flipped_bit_is_noticed(data):
+    fd = os.memfd_create("flip")
+    path = f"/proc/{os.getpid()}/fd/{fd}"
+    size = write(slots.Slot(path))
+    memory = bytearray(contents(path)[:size])
+    os.close(fd)
+    bit = data.draw(st.integers(0, 8 * size - 1))
+    memory[bit // 8] ^= 1 << bit % 8
+    try:
+        share, tensors, _, _ = slots.parse(memory)
+    except CheckpointError:
+        return
+    assert 56 <= bit // 8 < 64, "only the gap between header and data is free of a checksum"
+    assert (share.step, share.share, share.shares) == (40, 1, 2)
+    assert all(tensors[name].tobytes() == array.tobytes() for name, array in TENSORS.items())
