@@ -33,7 +33,7 @@ CALL, CALLS = 8, 12
 #: Calls before the clock runs. Exponents find their places in the first steps, which are often done twice.
 WARM = 8
 #: As many as `raytf.worker` sends.
-FLAGS = 6
+FLAGS = 8
 
 
 def mnist() -> Any:

@@ -118,7 +118,7 @@ class CheckpointSection:
     """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either)."""
     snapshot_every_steps: int | None = None
     """Copy the state into memory of the run's nodes after this many steps, so that a failure costs few; 0 never does.
-    By default as often as takes half a percent of the time."""
+    By default as often as takes less than 1 % of the time."""
     keep: int = 3
     """Newest complete checkpoints that are kept."""
 

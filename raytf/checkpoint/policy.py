@@ -167,7 +167,7 @@ def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str]
 
 
 #: Share of the run time that snapshots in memory may cost, where their cadence is chosen by itself.
-SNAPSHOT_SHARE = 0.005
+SNAPSHOT_SHARE = 0.008
 #: The cadence as long as that cost is not known.
 SNAPSHOT_STEPS = 10
 

@@ -6,24 +6,29 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, result_of
+import raytf
+from raytf.testing import ElasticCluster, Job
+from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, manifests, result_of
+
+
+def submission(dashboard: str | None, folder: Path, *flags: object) -> list[str]:
+    """The command that submits the MNIST job from a folder with nothing else in it."""
+    working = folder / "project"
+    working.mkdir(exist_ok=True)
+    (working / "mnist.py").write_text(MNIST_JOB.read_text())
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", str(dashboard)]
+    job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--storage", str(folder)]
+    return [*ray, "--working-dir", str(working), "--", *job, *map(str, flags)]
 
 
 def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
-    working = tmp_path / "project"
-    working.mkdir()
-    (working / "mnist.py").write_text(MNIST_JOB.read_text())
-    job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--epochs", "12", "--storage", str(tmp_path)]
     done = subprocess.run(
-        [
-            sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", cluster["dashboard"],
-            "--working-dir", str(working), "--", *job,
-        ],
+        submission(cluster["dashboard"], tmp_path, "--epochs", 12),
         env=environment(RAY_AUTH_MODE="disabled"),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "data: handwritten digits" in done.stdout
     assert "epoch 12: loss" in done.stdout
@@ -31,3 +36,23 @@ def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
     result = result_of(tmp_path / "default")
     assert (result["steps"], result["restarts"]) == (144, 0)
     assert set(result["world_sizes"]) <= {1, 2}
+
+
+def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):
+    folder = tmp_path / "default"
+    flags = ("--steps", 1200, "--checkpoint-every-steps", 60)
+
+    def submit(cluster: ElasticCluster, log: str) -> Job:
+        env = environment(RAY_AUTH_MODE="disabled")
+        return Job(submission(cluster.dashboard_url, tmp_path, *flags), tmp_path / log, env)
+
+    with ElasticCluster(head_cpus=2, dashboard=True) as cluster, submit(cluster, "first.log") as job:
+        job.until(lambda: manifests(folder)[-1:] >= [120], PATIENCE)
+        cluster.head.kill()  # with the driver, the controller, the workers and what they had in memory
+        at = manifests(folder)[-1]
+    with ElasticCluster(head_cpus=2, dashboard=True) as cluster, submit(cluster, "second.log") as job:
+        output = job.wait(PATIENCE)
+    assert f"restored step {at} from checkpoint 0" in output
+    assert "test accuracy: 0.9" in output
+    assert (result_of(folder)["steps"], result_of(folder)["restarts"]) == (1200, 1)
+    assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, 1201))

@@ -167,9 +167,9 @@ def test_what_another_run_of_the_same_name_left_is_not_restored():
         (0, 0.001, 0.001, 0),
         (None, 0.0, 0.01, 10),
         (None, 0.001, 0.0, 10),
-        (None, 0.001, 0.02, 10),
+        (None, 0.001, 0.02, 7),
         (None, 0.001, 1.0, 1),
-        (None, 0.5, 0.1, 1000),
+        (None, 0.8, 0.1, 1000),
     ],
 )
 def test_cadence_of_snapshots(asked, copy, step, every):

@@ -1,0 +1,151 @@
+"""What the two tiers of checkpoints cost while nothing fails: steps/s with and without them, in turns, in one run.
+
+    python benchmarks/snapshot_cost.py --pairs 5 --block-seconds 60
+
+The network of jobs/mnist.py and pictures of MNIST's size on two workers. For a block of seconds the state is copied
+into memory every 10 steps and saved to storage once; for the next block neither happens; then again, in the order A B,
+B A, A B, ... So what else the machine does meets both alike, and a ratio is that of two neighboring blocks. To take
+turns within one run, this program stands in front of the two decisions of rank 0 (`Snapshots.wish`, `Cadence.is_due`);
+all else is the code of a run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import raytf
+from benchmarks.exact_cost import BATCH, SHARDS, images
+
+#: Seconds at the start that do not count: exponents, calls and caches find their sizes.
+WARM_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What checkpoints cost while nothing fails."""
+
+    pairs: int = 5
+    """Blocks of each kind."""
+    block_seconds: float = 60.0
+    """Length of a block; one save to storage falls into each that saves."""
+    every_steps: int = 10
+    """Steps between two copies in memory."""
+    workers: int = 2
+    json: Path | None = None
+    """Write the blocks here."""
+
+
+@dataclass
+class Turns:
+    """Rank 0's clock: which block it is, and how many steps each took. Stands in front of the two decisions."""
+
+    pairs: int
+    seconds: float
+    path: str
+    began: float = field(default_factory=time.monotonic)
+    marks: list[tuple[float, int, float]] = field(default_factory=list)
+    saved_in: int = -1
+
+    @property
+    def block(self) -> int:
+        passed = time.monotonic() - self.began - WARM_SECONDS
+        return -1 if passed < 0 else int(passed / self.seconds)
+
+    @property
+    def is_on(self) -> bool:
+        # A B, B A, A B, ...
+        return self.block >= 0 and self.block % 4 in (0, 3)
+
+    def call(self, stop: int, copy_seconds: float) -> None:
+        """A call of steps begins that ends at step `stop`."""
+        block = self.block
+        while len(self.marks) <= block:
+            self.marks.append((time.monotonic(), stop, copy_seconds))
+            if len(self.marks) > 2 * self.pairs:
+                Path(self.path).write_text(json.dumps(self.marks))
+
+    def take_over(self) -> None:
+        """From now on decide in this process."""
+        from raytf.checkpoint.policy import Cadence
+        from raytf.snapshots import Snapshots
+
+        wish = Snapshots.wish
+
+        def wish_in_turn(snapshots: Snapshots, stop: int, step_seconds: float) -> float:
+            self.call(stop, snapshots.seconds)
+            return wish(snapshots, stop, step_seconds) if self.is_on else 0.0
+
+        def is_due_in_turn(*_: Any) -> bool:
+            # In the middle of a block, so that the upload ends in it.
+            middle = (time.monotonic() - self.began - WARM_SECONDS) % self.seconds > self.seconds / 4
+            if not self.is_on or self.saved_in == self.block or not middle:
+                return False
+            self.saved_in = self.block
+            return True
+
+        Snapshots.wish = wish_in_turn  # type: ignore[method-assign]
+        Cadence.is_due = is_due_in_turn  # type: ignore[method-assign]
+
+
+def main(arguments: Arguments) -> None:
+    """Train, and print the table."""
+    with tempfile.TemporaryDirectory(prefix="raytf-cost-") as folder:
+        path, root = f"{folder}/marks.json", str(Path(__file__).parents[1])
+
+        def build() -> Any:
+            sys.path[:0] = [root, f"{root}/jobs"]
+            from mnist import build
+
+            from benchmarks.snapshot_cost import Turns
+
+            Turns(arguments.pairs, arguments.block_seconds, path).take_over()
+            return build((28, 28, 1), 10, 1e-3)
+
+        def stop_in_time(_: str) -> list[Any]:
+            import keras
+
+            class Stop(keras.callbacks.Callback):
+                def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                    self.model.stop_training = Path(path).exists()
+
+            return [Stop()]
+
+        config = raytf.TrainConfig.of(
+            storage=folder,
+            workers=str(arguments.workers),
+            epochs=1_000_000,
+            global_batch_size=BATCH,
+            logical_shards=SHARDS,
+            snapshot_every_steps=arguments.every_steps,
+        )
+        raytf.fit(build, images(BATCH * 100), config=config, callbacks=stop_in_time)
+        marks = json.loads(Path(path).read_text())
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(marks))
+    rates: list[float] = []
+    copies = []
+    for (t0, s0, c0), (t1, s1, c1) in itertools.pairwise(marks):
+        rates.append((s1 - s0) / (t1 - t0))
+        copies.append((c1 - c0) / (t1 - t0))
+    ratios = []
+    print(f"{'pair':>4} {'without, steps/s':>18} {'with, steps/s':>15} {'with / without':>15} {'copying':>9}")
+    for pair in range(arguments.pairs):
+        on, off = (2 * pair, 2 * pair + 1) if pair % 2 == 0 else (2 * pair + 1, 2 * pair)
+        ratios.append(rates[on] / rates[off])
+        print(f"{pair + 1:4} {rates[off]:18.1f} {rates[on]:15.1f} {ratios[-1]:15.4f} {copies[on]:9.2%}")
+    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+    print(f"with / without: median {middle:.4f} [{low:.4f}, {high:.4f}]; a cost of {1 - middle:.2%} of steps/s")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))
