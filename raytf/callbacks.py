@@ -13,6 +13,7 @@ import inspect
 import os
 import zlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import keras
@@ -63,6 +64,7 @@ class Callbacks:
         files: local folder whose files end up in the run's folder.
         params: epochs and steps (of an epoch), as Keras gives them to callbacks.
         epoch: in which the run goes on from a checkpoint; None for a new run.
+        watch: gives a context manager around the user's code.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class Callbacks:
         files: str,
         params: dict[str, Any],
         epoch: int | None,
+        watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        self._model, self._group, self._say = model, group, say
+        self._model, self._group, self._say, self._watch = model, group, say, watch
         #: Whether there are any, on rank 0.
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
@@ -112,15 +115,17 @@ class Callbacks:
             return
         changed = 0.0
         if self._hooks is not None:
-            before = self._fingerprint() if self._risky else 0
-            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
-            changed = float(self._risky and self._fingerprint() != before)
+            with self._watch():
+                before = self._fingerprint() if self._risky else 0
+                run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+                changed = float(self._risky and self._fingerprint() != before)
         self._agree_on_effects(changed)
 
     def run_batch(self, hook: str, *args: Any) -> None:
         """Run a batch hook on rank 0; ranks agree only where some callback may steer there."""
         if self._hooks is not None and self.has_batch_hooks:
-            run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+            with self._watch():
+                run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
         if self._steering and hook == "on_train_batch_end":
             self._agree_on_effects(0.0)
 

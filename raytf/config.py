@@ -53,6 +53,12 @@ class ClusterSection:
     """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
     times in a row without a new step end it all the same."""
 
+    hang_seconds: float = 30.0
+    """Seconds within which a worker that makes no progress is found, or 20 steps where that is longer; callbacks,
+    saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
+    replace_stragglers: bool = False
+    """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
+
     @property
     def worker_range(self) -> tuple[int, int]:
         """(fewest, most) workers."""
@@ -208,6 +214,7 @@ class TrainConfig:
             ("--keep", self.checkpoints.keep, 1),
             ("--resize-every-seconds", self.cluster.resize_every_seconds, 0),
             ("--max-failures", self.cluster.max_failures, -1),
+            ("--hang-seconds", self.cluster.hang_seconds, 0),
         ):
             if value is None:
                 continue

@@ -12,10 +12,12 @@
     ├── ClusterError             the cluster can never give what was asked for
     ├── NonFiniteLossError       the loss became NaN or infinite
     ├── WorkerLostError          another worker died in the middle of a step
+    ├── HangError                a worker makes no progress, again and again
     └── JobError                 the job's own code raised
 
 The message of each says what is wrong, what was expected and how to mend it. None of them is retried by Ray Train,
-except a `StorageError` in the middle of a run and a `WorkerLostError`: the same code would fail in the same way again.
+except a `StorageError` in the middle of a run, a `WorkerLostError`, a `HangError` and, once more, a `JobError` of a run
+that has made a step: the same code would fail in the same way again.
 """
 
 from __future__ import annotations
@@ -109,12 +111,21 @@ class WorkerLostError(RaytfError):
     retryable = True
 
 
+class HangError(RaytfError):
+    """A worker makes no progress; the last of several that hung at the same step."""
+
+    retryable = True
+
+
 class JobError(RaytfError):
     """The job's own code (model function, callback, augmentation) raised.
 
     Attributes:
         traceback: the traceback, as text, where it was raised.
+        step: global steps done when it was raised; None before training began.
     """
+
+    step: int | None = None
 
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import keras
@@ -35,8 +36,12 @@ class Evaluator:
         self._plan: StepPlan = pipeline.plan
         self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs)
 
-    def run(self) -> dict[str, float]:
-        """Loss and metrics by name; the model's metrics are reset before and after."""
+    def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and metrics by name; the model's metrics are reset before and after.
+
+        Args:
+            progress: called after each call into TensorFlow.
+        """
         self._callbacks.run("on_test_begin")
         shards, plan = self._pipeline.shards, self._plan
         rows = np.zeros((len(shards), self._step.micro.row_width), np.float32)
@@ -48,6 +53,7 @@ class Evaluator:
                 pending.append(self._pipeline.submit(asked, end))
                 asked = end
             rows += self._step(pending.popleft().result())
+            progress()
         everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows
         # Other ranks' rows are zeros, so each arrives as it is, and all ranks add them in the same order.

@@ -3,8 +3,8 @@ another attempt, and the driver's ear."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import socket
 import time
 import types
 from collections.abc import Callable, Sequence
@@ -22,19 +22,21 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
+from raytf.config import ClusterSection
 from raytf.elastic import Move, Resizer, View
-from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
+from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
+from raytf.examine import Answer, knock
+from raytf.exclusion import Exclusion, without
+from raytf.hangs import Beat, Beats, Sighting
 from raytf.progress import Status
+from raytf.retry import Cause, Failure, Retry
+from raytf.watch import Watch, explain_loss
 
-#: Seconds within which the raylet of a living node accepts a connection.
-_KNOCK_SECONDS = 1.0
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 #: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
 #: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use.
 _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback")
-#: Failures in a row without a new step after which a run stops: the next one would end alike.
-_FRUITLESS_FAILURES = 5
 
 
 @dataclasses.dataclass
@@ -87,20 +89,28 @@ class Trainer(TensorflowTrainer):
         train_loop: run by each worker.
         run: names the run on this cluster.
         monitor: handle of the driver's Monitor.
-        resize_every_seconds: between two planned changes of the number of workers.
+        run_uri: the run's folder.
+        flags: of the cluster.
     """
 
     def __init__(
-        self, train_loop: Callable[[], Any], run: str, monitor: Any, resize_every_seconds: float, **kwargs: Any
+        self,
+        train_loop: Callable[[], Any],
+        run: str,
+        monitor: Any,
+        run_uri: str,
+        flags: ClusterSection,
+        **kwargs: Any,
     ):
-        self._run, self._monitor, self._resize_every_seconds = run, monitor, resize_every_seconds
+        self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
-        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor)
+        hangs = self._run_uri if self._flags.hang_seconds else None
+        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs)
         kwargs["scaling_policy"] = ScalingPolicy(
-            self.scaling_config, self._run, self._monitor, self._resize_every_seconds
+            self.scaling_config, self._run, self._monitor, self._run_uri, self._flags
         )
         return super()._initialize_and_run_controller(**kwargs)
 
@@ -114,19 +124,27 @@ class ScalingPolicy(ElasticScalingPolicy):
 
     Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
     of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
-    decides when), nodes with notice are left out, and so are those whose raylet does not answer.
+    decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
+    workers fail again and again (`Exclusion` decides which). A group that hangs is ended (`Watch`).
 
     Args:
         scaling_config: Ray Train's.
         run: names the run on this cluster.
         monitor: a Monitor's handle.
-        resize_every_seconds: between two planned changes.
+        run_uri: the run's folder.
+        flags: of the cluster.
     """
 
-    def __init__(self, scaling_config: Any, run: str, monitor: Any, resize_every_seconds: float):
+    def __init__(self, scaling_config: Any, run: str, monitor: Any, run_uri: str, flags: ClusterSection):
         super().__init__(scaling_config)
-        self._run, self._run_monitor = run, monitor
-        self._resizer = Resizer(scaling_config.min_workers, resize_every_seconds)
+        self._run, self._run_monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
+        self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
+        #: Made in the controller's process.
+        self._watch: Watch | None = None
+        self._exclusion, self._excluded = Exclusion(), frozenset[str]()
+        #: Nodes of stragglers that shall be replaced.
+        self._slow: list[str] = []
+        self._retry_at = float("-inf")
         self._ticket = 0
         #: Nodes reserved for the run; and all that are alive and have no notice.
         self._nodes: list[str] = []
@@ -139,8 +157,17 @@ class ScalingPolicy(ElasticScalingPolicy):
         # the same name again. A run has one controller, since it has one owner.
         super().after_controller_start(types.SimpleNamespace(run_id=self._run))
 
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        verdict = getattr(getattr(current_state, "training_failed_error", None), "raytf_verdict", None)
+        if verdict is not None and current_state is not previous_state:
+            self._retry_at = time.monotonic() + verdict.pause
+            self._exclusion.fault(verdict.nodes, time.monotonic())
+
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         self._maybe_send_resource_request()
+        if time.monotonic() < self._retry_at:
+            time.sleep(_WAIT_SECONDS)
+            return NoopDecision()
         possible = self._look(knock=True)
         if possible is None or possible < self.scaling_config.min_workers:
             if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
@@ -157,6 +184,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         self, worker_group_state: Any, worker_group_status: Any
     ) -> ScalingDecision:
         self._maybe_send_resource_request()
+        self._look_at_workers(worker_group_state)
         try:
             possible = self._look(knock=False)
             parked = ray.get(self._run_monitor.parked.remote(self._ticket), timeout=5)
@@ -166,10 +194,12 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
-        view = View(time.monotonic(), workers, possible, bool(mine - self._staying), parked)
+        replaced = mine & set(self._slow) - set(self._nodes)
+        view = View(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked)
         match self._resizer.decide(view):
             case Move.PARK:
                 why = "a node is about to go" if view.leaving else f"the cluster can run {possible}"
+                why = "a node is slow, and another one is there" if replaced else why
                 self._run_monitor.say.remote(f"{why}: saving, to go on with {possible} instead of {workers} workers")
                 self._ticket = ray.get(self._run_monitor.park.remote())
             case Move.RELEASE:
@@ -180,6 +210,8 @@ class ScalingPolicy(ElasticScalingPolicy):
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
         self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
+        self._watch = self._watch or Watch(self._run_monitor, self._run_uri, self._flags.hang_seconds)
+        self._watch.begin()
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
 
@@ -190,6 +222,32 @@ class ScalingPolicy(ElasticScalingPolicy):
     def _get_num_workers_for_resource_request(self) -> int:
         # What is reserved on a node that is about to go is asked for once more, elsewhere.
         return self.scaling_config.max_workers + self._unusable_workers
+
+    def _look_at_workers(self, worker_group_state: Any) -> None:
+        """End a group that hangs, by raising what says so, and note who is slow."""
+        assert self._watch is not None
+        for straggler in self._watch.look(worker_group_state.workers):
+            self._run_monitor.say.remote(
+                f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
+                "long as its peers"
+            )
+            told = {"rank": straggler.rank, "node": straggler.node, "ratio": straggler.ratio}
+            self._run_monitor.event.remote("straggler", told)
+            if self._flags.replace_stragglers and straggler.node not in self._slow:
+                self._slow.append(straggler.node)
+
+    def _choose(self, usable: dict[str, Any]) -> set[str]:
+        """Nodes to use, out of those that can be: without those that fail, and slow ones that can be replaced."""
+        unwanted = self._exclusion.excluded(usable, time.monotonic())
+        count = super()._count_possible_workers
+        chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda n: count({i: usable[i] for i in n}))
+        for node in set(usable) - chosen - self._excluded:
+            why = f"workers failed on it {self._exclusion.count(node, time.monotonic())} times within an hour"
+            self._run_monitor.say.remote(f"node {node[:8]} is left out: {why}")
+            self._run_monitor.event.remote("exclude", {"node": node, "why": why})
+        self._excluded = frozenset(set(usable) - chosen)
+        possible = count({i: usable[i] for i in chosen})
+        return without(chosen, self._slow, possible, lambda n: count({i: usable[i] for i in n}))
 
     def _look(self, knock: bool, again: bool = True) -> int | None:
         """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
@@ -213,7 +271,10 @@ class ScalingPolicy(ElasticScalingPolicy):
             for node, resources in reserved.items()
             if node in staying and (not knock or _answers(staying[node]))
         }
-        unusable = super()._count_possible_workers({n: r for n, r in reserved.items() if n not in usable})
+        chosen = self._choose(usable)
+        usable = {node: resources for node, resources in usable.items() if node in chosen}
+        unwanted = {n: r for n, r in reserved.items() if n not in usable or n in self._slow}
+        unusable = super()._count_possible_workers(unwanted)
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
             self._send_resource_request()
@@ -224,58 +285,89 @@ class ScalingPolicy(ElasticScalingPolicy):
 
 
 def _answers(node: dict[str, Any]) -> bool:
-    try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _KNOCK_SECONDS).close()
-    except OSError:
-        return False
-    return True
+    return knock(node) is Answer.LIVES
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verdict:
+    """What the failure policy found, on its way to the scaling policy: seconds to wait, and nodes to blame."""
+
+    pause: float
+    nodes: list[str]
 
 
 class FailurePolicy(DefaultFailurePolicy):
-    """Ray Train's retry budgets, and two reasons to stop sooner: an error that would come again, and no progress.
+    """Ray Train's retry budgets, and reasons to stop sooner (`Retry` decides); it tells user and ledger what failed.
 
     Args:
         failure_config: Ray Train's.
-        monitor: answers `reached`, the latest step that a run has reached; a Monitor's handle.
+        monitor: a Monitor's handle.
+        run_uri: the run's folder, to which stacks of frozen workers are written; None looks for none.
     """
 
-    def __init__(self, failure_config: Any, monitor: Any):
+    def __init__(self, failure_config: Any, monitor: Any, run_uri: str | None):
         super().__init__(failure_config)
-        self._run_monitor = monitor
-        self._reached, self._fruitless = -1, 0
+        self._run_monitor, self._run_uri = monitor, run_uri
+        self._retry, self._reached = Retry(), 0
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        errors = worker_errors(training_failed_error)
-        died = any(isinstance(e, ray.exceptions.RayActorError) for e in errors)
-        for error in errors:
-            # A dying peer can make TensorFlow raise anything.
-            if isinstance(error, RaytfError) and not error.retryable and not (died and isinstance(error, JobError)):
-                return FailureDecision.RAISE
-        reached = self._ask_reached()
-        self._fruitless = 0 if died or reached > self._reached else self._fruitless + 1
-        self._reached = max(reached, self._reached)
-        if self._fruitless >= _FRUITLESS_FAILURES:
+        error = training_failed_error
+        sightings = self._ask("sightings", [])
+        hung = self._frozen(error)
+        if hung is not None:
+            error.worker_failures = hung.worker_failures
+        ranks, failure = _classify(error)
+        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks})
+        self._reached = self._ask("reached", self._reached)
+        decided = self._retry.decide(failure, self._reached)
+        goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY
+        fields = {"cause": failure.cause.value, "ranks": ranks, "nodes": nodes, "text": failure.text}
+        self._run_monitor.event.remote("fault", {**fields, "retry": goes_on, "preemption": False})
+        if not goes_on:
             return FailureDecision.RAISE
-        decision = super().make_decision(training_failed_error)
-        if decision is FailureDecision.RETRY:
-            self._run_monitor.say.remote(f"workers were lost ({_short(training_failed_error)}); starting again")
-        return decision
+        error.raytf_verdict = _Verdict(decided.pause, [] if failure.cause is Cause.ERROR else nodes)
+        self._run_monitor.say.remote(decided.why)
+        return FailureDecision.RETRY
 
-    def _ask_reached(self) -> int:
+    def _frozen(self, error: Any) -> Any:
+        """What to say instead, where all that is known is that ranks have lost a peer, and the peer is frozen."""
+        failures = getattr(error, "worker_failures", {})
+        unknown = all(isinstance(e, WorkerLostError) for e in worker_errors(error))
+        if self._run_uri is None or not failures or not unknown:
+            return None
+        with contextlib.suppress(ray.exceptions.RayError):
+            return explain_loss(self._run_monitor, self._run_uri, list(failures))
+        return None
+
+    def _ask(self, question: str, otherwise: Any) -> Any:
         try:
-            return ray.get(self._run_monitor.reached.remote(), timeout=10)
+            return ray.get(getattr(self._run_monitor, question).remote(), timeout=10)
         except ray.exceptions.RayError:
-            return self._reached
+            return otherwise
 
 
-def _short(error: Exception) -> str:
-    found = worker_errors(error) or [error]
-    dead = sum(isinstance(e, ray.exceptions.RayActorError) for e in found)
+def _classify(error: Any) -> tuple[list[int], Failure]:
+    """Ranks to blame, and what failed."""
+    ranks = sorted(getattr(error, "worker_failures", {}))
+    errors = dict(zip(ranks, worker_errors(error), strict=True))
+    dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
+    for rank, e in errors.items():
+        if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
+            continue  # a dying peer can make TensorFlow raise anything
+        text, kind = one_line(e, 200), type(e).__name__
+        return [rank], Failure(Cause.ERROR, text, f"{kind}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
+    hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
+    if hung:
+        return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
     if dead:
-        return f"{dead} worker process{'es' if dead > 1 else ''} died"
-    if all(isinstance(e, WorkerLostError) for e in found):
-        return "a peer does not answer"
-    return f"{type(found[0]).__name__}: {one_line(found[0], 120)}"
+        lost = any("its node has died" in str(errors[rank]) for rank in dead)
+        text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
+        return dead, Failure(Cause.NODE_LOST if lost else Cause.WORKER_DIED, text)
+    if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
+        return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
+    first = next(iter(errors.values()), getattr(error, "controller_failure", error))
+    cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
+    return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
 
 
 def worker_errors(error: Exception) -> list[BaseException]:
@@ -303,6 +395,7 @@ class Monitor:
         self._reached = 0
         self._ticket = self._tickets = 0
         self._parked: bool | None = None
+        self._beats = Beats()
 
     def update(self, status: Status) -> None:
         self._status = status
@@ -330,6 +423,22 @@ class Monitor:
     def reached(self) -> int:
         """The latest global step that was ever reported."""
         return self._reached
+
+    def begin_group(self) -> int:
+        """A group of workers starts; its number, which its beats carry."""
+        return self._beats.begin()
+
+    def group(self) -> int:
+        """The number of the present group."""
+        return self._beats.group
+
+    def beat(self, beat: Beat) -> None:
+        """A rank's sign of life."""
+        self._beats.hear(beat, time.monotonic())
+
+    def sightings(self) -> list[Sighting]:
+        """The latest sign of life of each rank of the present group."""
+        return self._beats.sightings(time.monotonic())
 
     def park(self) -> int:
         """Ask the ranks to save and wait; a ticket for this request."""

@@ -6,7 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -18,12 +18,22 @@ import tensorflow as tf
 from raytf.checkpoint import memory, policy, slots
 from raytf.checkpoint.format import shares
 from raytf.checkpoint.manifest import Checkpoint
-from raytf.strategies.multi_worker import Group
 
 #: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
 _LOG, _RANK_ZERO = "log/rows", "rank 0"
 #: Copies whose median tells what one costs.
 _COSTS = 9
+
+
+class Ranks(Protocol):
+    """The part of a strategy's Group that snapshots need."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, values: np.ndarray) -> np.ndarray: ...
+
+    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]: ...
 
 
 class Snapshots:
@@ -43,7 +53,7 @@ class Snapshots:
     def __init__(
         self,
         run_uri: str,
-        group: Group,
+        group: Ranks,
         attempt: str,
         every_steps: int | None,
         monitor: Any,
@@ -185,7 +195,7 @@ class Snapshots:
         self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
 
 
-def _place_on_node(group: Group) -> tuple[int, int]:
+def _place_on_node(group: Ranks) -> tuple[int, int]:
     """(number, count) of this rank among those of its node.
 
     Ray Train's local rank is that among those of an IP address, which several nodes may share.

@@ -238,7 +238,7 @@ class TrainStep:
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
         self.micro = MicroBatch(model, template, training=True, jit=jit)
-        self._specs = specs
+        self._specs, self._is_probe_ready = specs, False
         self.reduction = self._make_reduction(exact)
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
@@ -285,6 +285,24 @@ class TrainStep:
             self.probe(leaves, seeds)
             taken.append(time.perf_counter() - began)
         return min(taken[1:])
+
+    def sample_shard(self, seconds: float) -> tuple[float, float]:
+        """How long this machine takes for one full micro-batch now, on average, and how long that took to find out.
+
+        Args:
+            seconds: to go on for, at least, once it has done one.
+        """
+        leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
+        seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
+        if not self._is_probe_ready:
+            self.probe(leaves, seeds)  # the first one prepares the graph
+            self._is_probe_ready = True
+        began, runs = time.perf_counter(), 0
+        while not runs or time.perf_counter() - began < seconds:
+            self.probe(leaves, seeds)
+            runs += 1
+        taken = time.perf_counter() - began
+        return taken / runs, taken
 
     def _make_reduction(self, exact: bool) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.

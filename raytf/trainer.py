@@ -202,7 +202,8 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
         _train_function(job),
         run=f"raytf {run.uri}",
         monitor=job.monitor,
-        resize_every_seconds=config.cluster.resize_every_seconds,
+        run_uri=run.uri,
+        flags=config.cluster,
         backend_config=MwmsConfig(max(1, int(cpus)), quiet=not verbose, exact=config.compute.exact),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),

@@ -37,14 +37,16 @@ from raytf.errors import (
     WorkerLostError,
     one_line,
 )
+from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
+from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
 from raytf.storage import Storage
 
 #: Places in the vector of flags.
-_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS, _PARK, _COPY, _SHARE = range(8)
-_FLAGS = 8
+_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED, _CALL_STEPS, _PARK, _COPY, _SHARE, _PROBE = range(9)
+_FLAGS = 9
 #: Calls gathered ahead of the one that runs.
 _PREFETCH = 2
 #: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
@@ -54,6 +56,8 @@ _MAX_CALL_STEPS = 32
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
 #: Seconds between two looks of waiting ranks whether to go on.
 _PARK_SECONDS = 0.1
+#: Seconds for which a shard alone is measured, now and then.
+_PROBE_SECONDS = 0.05
 
 
 def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool) -> None:
@@ -98,12 +102,24 @@ def run(job: Job) -> dict[str, Any] | None:
         WorkerLostError: a peer is gone; Ray Train starts a new group.
         RaytfError: any other is one that another attempt would meet again.
     """
+    context = ray.train.get_context()
+    pulse = Pulse(job.monitor, context.get_world_rank(), context.get_world_size())
+    try:
+        return _run(job, pulse)
+    except JobError as error:
+        error.step = pulse.step
+        raise
+    finally:
+        pulse.stop()
+
+
+def _run(job: Job, pulse: Pulse) -> dict[str, Any] | None:
     import tensorflow as tf
 
     errors = tf.errors
     lost = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     try:
-        worker = Worker(job)
+        worker = Worker(job, pulse)
         _keep.append(worker)
         return worker.train()
     except (RaytfError, OSError, ray.exceptions.RayError) as error:
@@ -140,7 +156,7 @@ def _as_job_error(error: Exception) -> JobError:
 class Worker:
     """One rank of one attempt."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: Job, pulse: Pulse):
         from raytf import exact
         from raytf import model as models
         from raytf.callbacks import Callbacks
@@ -149,8 +165,8 @@ class Worker:
         from raytf.step import TrainStep
         from raytf.strategies.multi_worker import Group
 
-        self.job, self.config = job, job.config
-        self.group = Group()
+        self.job, self.config, self.pulse = job, job.config, pulse
+        self.group = WatchedGroup(Group(), pulse)
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.storage = Storage(job.run_uri)
         self.attempt, self._attempts, self._known_step = ray.train.collective.broadcast_from_rank_zero(
@@ -214,6 +230,7 @@ class Worker:
             self.reporter.files,
             {"epochs": -(-job.total_steps // self.plan.steps_per_epoch), "steps": self.plan.steps_per_epoch},
             epoch=None if chosen is None else self.plan.locate(chosen.step)[0],
+            watch=lambda: pulse.doing(Activity.CALLBACK),
         )
         self.step = 0
         self.train_seconds = 0.0
@@ -236,7 +253,7 @@ class Worker:
             self.attempt,
             self.config.checkpoints.keep,
             self.reporter.say_here,
-            restored=None if chosen is None or chosen.step != self.durable_step else chosen.name,
+            restored=None if chosen is None or "rows" in chosen.document else chosen.name,
             damaged=self.damaged,
         )
         checkpoints = self.config.checkpoints
@@ -248,6 +265,8 @@ class Worker:
         self.call_steps = self.config.compute.steps_per_call or 1
         self._seconds_per_step = 0.0
         self._trained = False
+        #: Kinds of call that TensorFlow has compiled: those that are full, or not.
+        self._traced: set[bool] = set()
         self._evaluators: dict[str, Any] = {}
 
     # -- the loop ------------------------------------------------------------------------------------------------------
@@ -257,6 +276,7 @@ class Worker:
         total, plan = self.job.total_steps, self.plan
         pending: deque[Future[Call]] = deque()
         asked = self.step
+        self.pulse.settle(Activity.LOOP, self.step)
         self.show("training")
         while self.step < total and not self.stopped_early:
             while asked < total and len(pending) < _PREFETCH:
@@ -267,17 +287,23 @@ class Worker:
             if inside == 0:
                 self.callbacks.run("on_epoch_begin", epoch)
                 self._is_news = self.callbacks.active
-            call = pending.popleft().result()
+            with self.pulse.doing(Activity.INPUT):
+                call = pending.popleft().result()
             self.callbacks.run_batch("on_train_batch_begin", inside)
             began = time.perf_counter()
-            outcome = self.train_step(call, self._flags(call.stop))
+            with self.pulse.doing(Activity.STEP if call.full in self._traced else Activity.TRACE):
+                outcome = self.train_step(call, self._flags(call.stop))
+            self._traced.add(call.full)
             self.train_seconds += time.perf_counter() - began
             self._check_finite(call, outcome)
             self._after_call(call, outcome, epoch, time.perf_counter() - began)
+            self.pulse.advance(self.step, call.stop - call.start, len(self.shards))
             if self.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
             if outcome.flags[_COPY]:
                 self._copy(bool(outcome.flags[_SHARE]))
+            if outcome.flags[_PROBE]:
+                self.pulse.probed(*self.train_step.sample_shard(_PROBE_SECONDS))
             self._save_protocol(outcome.flags)
             if outcome.flags[_PARK]:
                 self._park()
@@ -310,7 +336,8 @@ class Worker:
         logs = self._logs()
         if self.sources.validation is not None and (epoch + 1) % self.job.validation_freq == 0:
             self.show("validating")
-            logs |= {f"val_{k}": v for k, v in self._evaluate("validation", self.sources.validation).items()}
+            with self.pulse.doing(Activity.VALIDATION):
+                logs |= {f"val_{k}": v for k, v in self._evaluate("validation", self.sources.validation).items()}
         self.callbacks.run("on_epoch_end", epoch, dict(logs))
         self.stopped_early = self.callbacks.stopped
         self.history.append({"epoch": epoch, "step": self.step, **logs})
@@ -319,7 +346,8 @@ class Worker:
             self.reporter.scalars({f"epoch_{k}": v for k, v in logs.items()}, self.step)
             self.reporter.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
         if self._sum([float(self.reporter.is_report_due())])[0]:  # rank 0's answer, on every rank
-            self.reporter.report({**logs, "epoch": epoch, "step": self.step})
+            with self.pulse.doing(Activity.REPORT):
+                self.reporter.report({**logs, "epoch": epoch, "step": self.step})
 
     def _check_finite(self, call: Call, outcome: Any) -> None:
         bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
@@ -429,6 +457,7 @@ class Worker:
             flags[_COPY] = self.snapshots.wish(stop, self._seconds_per_step)
             ends_epoch = stop % self.plan.steps_per_epoch == 0
             flags[_SHARE] = self._is_news or (self.callbacks.active and ends_epoch) or self.callbacks.has_batch_hooks
+            flags[_PROBE] = self.world_size > 1 and self.pulse.is_probe_due()
             idle = self.saver.phase is policy.Phase.IDLE
             flags[_WANT_SAVE] = idle and self.cadence.is_due(stop, time.monotonic(), self.saved_step, self.saved_at)
             if not self.config.compute.steps_per_call and self._seconds_per_step:
@@ -452,7 +481,8 @@ class Worker:
             self.durable_step = self.saving_step
             if self.rank != 0:
                 self.log.forget(self.saving_step)
-            self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
+            with self.pulse.doing(Activity.REPORT):
+                self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
 
     def _copy(self, share_rank_zero: bool) -> None:
         """Copy the present state into the memory of this rank's node; every rank does at the same step."""
@@ -516,22 +546,24 @@ class Worker:
 
     def _save_now(self, pauses: tuple[float, ...]) -> bool:
         """Bring the save under way to its end, and save the present state too; whether it is on storage then."""
-        self._drain_save()
-        for pause in pauses:
-            if self.durable_step == self.step:
-                return True
-            time.sleep(pause)
-            self._begin_save()
-            self.saver.phase = policy.Phase.WRITING
+        with self.pulse.doing(Activity.SAVE):
             self._drain_save()
-        return self.durable_step == self.step
+            for pause in pauses:
+                if self.durable_step == self.step:
+                    return True
+                time.sleep(pause)
+                self._begin_save()
+                self.saver.phase = policy.Phase.WRITING
+                self._drain_save()
+            return self.durable_step == self.step
 
     def _park(self) -> None:
         """The number of workers is about to change: save this step, and wait to be replaced or released."""
         self.show("resizing")
         self.reporter.answer(self._save_now((0.0,)))
-        while not self._sum([float(self.reporter.is_released())])[0]:
-            time.sleep(_PARK_SECONDS)
+        with self.pulse.doing(Activity.PARK):
+            while not self._sum([float(self.reporter.is_released())])[0]:
+                time.sleep(_PARK_SECONDS)
         self.show("training")
 
     def _drain_save(self) -> None:
@@ -548,6 +580,7 @@ class Worker:
         from raytf import export
         from raytf import model as models
 
+        self.pulse.settle(Activity.END, self.step)
         self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
         metrics = {k: v for k, v in (self.history[-1] if self.history else {}).items() if k not in ("epoch", "step")}
         # Before the test: EarlyStopping restores its best weights here.
@@ -604,7 +637,7 @@ class Worker:
             plan = StepPlan(source.records, self.plan.global_batch_size, self.plan.shards)
             pipeline = self._pipeline(source, plan, training=False)
             self._evaluators[name] = Evaluator(self.model, pipeline, self.group, self.callbacks)
-        return self._evaluators[name].run()
+        return self._evaluators[name].run(self.pulse.progress)
 
     def _logs(self) -> dict[str, float]:
         from raytf import model as models

@@ -81,6 +81,7 @@ def test_exported_names_are_locked():
         "DataError",
         "ExactnessError",
         "Flags",
+        "HangError",
         "JobError",
         "ModelError",
         "NonFiniteLossError",

@@ -1,0 +1,233 @@
+"""Looking at worker processes from outside: do they run, and where are they? Nothing here waits for a dead node."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytf.errors import one_line
+from raytf.hangs import Beat, Evidence
+from raytf.pulse import STACKS_SIGNAL
+
+#: Seconds within which a raylet that lives answers.
+KNOCK_SECONDS = 2.0
+#: What an HTTP/2 client says first; a gRPC server answers with its settings, or ends the connection.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+#: Seconds over which a process's use of the CPU is measured, and the share of one from which it is busy.
+_WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
+_PY_SPY_SECONDS = 4.0
+_SIGNAL_SECONDS = 2.0
+
+
+class Answer(enum.Enum):
+    """What a node says to a knock."""
+
+    LIVES = "lives"
+    SILENT = "silent"  # it takes the connection, or not even that, and says nothing: frozen, or cut off
+    REFUSES = "refuses"  # nothing listens there any more
+
+
+def knock(node: dict[str, Any], seconds: float = KNOCK_SECONDS) -> Answer:
+    """Whether a node's raylet lives. The kernel takes connections for a stopped one, so it must say something.
+
+    Args:
+        node: one of `ray.nodes()`.
+        seconds: to wait at most, twice.
+    """
+    try:
+        with socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), seconds) as connection:
+            connection.sendall(_HELLO)
+            connection.recv(1)
+    except TimeoutError:
+        return Answer.SILENT
+    except ConnectionResetError:
+        return Answer.LIVES  # it wants TLS, and says so
+    except OSError as error:
+        return Answer.SILENT if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else Answer.REFUSES
+    return Answer.LIVES
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a rank: evidence, None where there is none; its Python stacks, or why there are none."""
+
+    evidence: Evidence | None
+    stacks: str
+
+
+class Examination:
+    """Looks at ranks on their nodes, in the background.
+
+    Args:
+        beats: of the ranks.
+    """
+
+    def __init__(self, beats: Sequence[Beat]):
+        self._beats = {beat.rank: beat for beat in beats}
+        by_node: dict[str, list[Beat]] = {}
+        for beat in beats:
+            by_node.setdefault(beat.node, []).append(beat)
+        self._answers: dict[str, Answer] = {}
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        self._dead = set(by_node) - set(alive)
+        for node in by_node:
+            if node in alive:
+                threading.Thread(target=self._knock, args=(alive[node],), daemon=True, name="raytf-knock").start()
+        self._waiting = {
+            _on(node, look, [(b.rank, b.pid, b.stacks) for b in there]): node for node, there in by_node.items()
+        }
+        self._found: dict[int, Found] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._waiting
+
+    def collect(self, seconds: float = 0.0) -> dict[int, Found]:
+        """What is known by now of each rank, after so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        while self._waiting:
+            done, _ = ray.wait(list(self._waiting), timeout=max(0.0, min(0.2, deadline - time.monotonic())))
+            for ref in done:
+                del self._waiting[ref]
+                with contextlib.suppress(ray.exceptions.RayError):  # the node went meanwhile
+                    self._found |= ray.get(ref)
+            for ref, node in list(self._waiting.items()):
+                if node in self._dead or self._answers.get(node, Answer.LIVES) is not Answer.LIVES:
+                    del self._waiting[ref]
+            if time.monotonic() >= deadline:
+                break
+        return {rank: self._found.get(rank) or self._unseen(beat) for rank, beat in self._beats.items()}
+
+    def _unseen(self, beat: Beat) -> Found:
+        if beat.node in self._dead or self._answers.get(beat.node) is Answer.REFUSES:
+            return Found(Evidence.GONE, "its node has gone")
+        if self._answers.get(beat.node) is Answer.SILENT:
+            return Found(Evidence.SILENT_NODE, "its node does not answer")
+        return Found(None, "its node has not answered in time")
+
+    def _knock(self, node: dict[str, Any]) -> None:
+        self._answers[node["NodeID"]] = knock(node)
+
+
+def end(beats: Sequence[Beat]) -> None:
+    """SIGKILL to ranks, stopped ones too; does not wait."""
+    for beat in beats:
+        _on(beat.node, kill, beat.pid)
+
+
+def _on(node: str, function: Any, *arguments: Any) -> Any:
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=here).remote(*arguments)
+
+
+# -- what runs on the node of the ranks --------------------------------------------------------------------------------
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def look(processes: list[tuple[int, int, int]]) -> dict[int, Found]:
+    """Look at processes of this machine.
+
+    Args:
+        processes: rank, process number, and descriptor of the file for stacks, of each.
+    """
+    with ThreadPoolExecutor(max(1, len(processes))) as pool:
+        return dict(pool.map(_look_at, processes))
+
+
+def _look_at(process: tuple[int, int, int]) -> tuple[int, Found]:
+    rank, pid, file = process
+    evidence = state(pid)
+    return rank, Found(evidence, "it has gone" if evidence is Evidence.GONE else stacks(pid, file))
+
+
+def state(pid: int) -> Evidence:
+    """What a process does, from half a second of it."""
+    try:
+        process = psutil.Process(pid)
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE:
+            return Evidence.GONE
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return Evidence.STOPPED
+        if status == psutil.STATUS_DISK_SLEEP:
+            return Evidence.BUSY
+        before = sum(process.cpu_times()[:2])
+        time.sleep(_WATCH_SECONDS)
+        used = sum(process.cpu_times()[:2]) - before
+    except psutil.Error:
+        return Evidence.GONE
+    return Evidence.BUSY if used >= _BUSY_SHARE * _WATCH_SECONDS else Evidence.IDLE
+
+
+def stacks(pid: int, file: int) -> str:
+    """The Python stacks of a process, by py-spy, else by the process itself; or why there are none.
+
+    Args:
+        pid: of a process of this machine.
+        file: descriptor to which it writes them on `STACKS_SIGNAL`; -1 for none.
+    """
+    text, problem = _py_spy(pid)
+    if text:
+        return text
+    return _by_signal(pid, file) or f"no stacks: {problem}"
+
+
+def _py_spy(pid: int) -> tuple[str, str]:
+    # Not in PATH where the environment is not activated.
+    program = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        return "", "py-spy is not installed"
+    problem = ""
+    for _ in range(2):  # the process runs on while it is read
+        try:
+            # py-spy cannot pause what is stopped already, and a process that hangs need not be paused.
+            command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = one_line(error, 200)
+            continue
+        if done.returncode == 0 and "Thread " in done.stdout:
+            return done.stdout.strip(), ""
+        problem = one_line(done.stderr, 200)
+    return "", f"py-spy says: {problem}"
+
+
+def _by_signal(pid: int, file: int) -> str:
+    path = f"/proc/{pid}/fd/{file}"
+    try:
+        before = os.stat(path).st_size
+        if file < 0 or "raytf-stacks" not in os.readlink(path):
+            return ""
+        os.kill(pid, STACKS_SIGNAL)
+        deadline, size = time.monotonic() + _SIGNAL_SECONDS, before
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            size, last = os.stat(path).st_size, size
+            if size > before and size == last:
+                break
+        with open(path, "rb") as stream:
+            stream.seek(before)
+            return stream.read().decode(errors="replace").strip()
+    except OSError:
+        return ""

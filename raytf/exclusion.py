@@ -1,0 +1,56 @@
+"""Which nodes a run does without: those on which workers fail again and again, and slow ones. No Ray here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+#: Faults of a node that exclude it, and seconds after which a fault is forgotten.
+FAULTS, MEMORY_SECONDS = 3, 3600.0
+#: How many times those of the usual node they must be.
+_MORE = 3.0
+
+
+class Exclusion:
+    """Counts the faults of nodes.
+
+    A node is excluded after three faults within an hour, unless the other nodes have faults too: then it is not the
+    node. It comes back when its faults are an hour old.
+    """
+
+    def __init__(self) -> None:
+        self._faults: dict[str, list[float]] = {}
+
+    def fault(self, nodes: Collection[str], now: float) -> None:
+        """Workers failed on these nodes, at a time of a clock that only goes forward."""
+        for node in nodes:
+            self._faults.setdefault(node, []).append(now)
+
+    def count(self, node: str, now: float) -> int:
+        """Faults of a node within the last hour."""
+        return sum(now - at < MEMORY_SECONDS for at in self._faults.get(node, ()))
+
+    def excluded(self, nodes: Collection[str], now: float) -> list[str]:
+        """Those of the nodes to do without, the worst first."""
+        counts = {node: self.count(node, now) for node in nodes}
+        out = []
+        for node, count in counts.items():
+            others = [c for other, c in counts.items() if other != node]
+            if count >= FAULTS and (not others or count >= _MORE * statistics.median(others)):
+                out.append(node)
+        return sorted(out, key=lambda node: (-counts[node], node))
+
+
+def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:
+    """Nodes that stay when those unwanted are left out, one after another, as long as enough workers can run.
+
+    Args:
+        unwanted: nodes, the most unwanted first.
+        least: workers that must be possible.
+        count: workers that some nodes can run.
+    """
+    kept = set(nodes)
+    for node in unwanted:
+        if node in kept and count(kept - {node}) >= least:
+            kept.remove(node)
+    return kept

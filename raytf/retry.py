@@ -1,0 +1,116 @@
+"""Which failures are worth another attempt, and when: decided by what failed and how far the run came. No Ray here."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+
+#: Failures in a row without a new step after which a run stops: the next one would end alike. Deaths do not count.
+FRUITLESS_FAILURES = 5
+#: Errors of the job in a row without a new step after which it stops, though they differ.
+FRUITLESS_ERRORS = 3
+#: Seconds before the second attempt in a row without a new step, doubled for each further one, and the most.
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+#: Steps by which two attempts may see the same error apart: it shows at the end of a call of several steps.
+_SAME_STEP = 32
+
+
+class Cause(enum.StrEnum):
+    """Why an attempt ended."""
+
+    WORKER_DIED = "worker_died"
+    NODE_LOST = "node_lost"
+    HANG = "hang"
+    PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
+    STORAGE = "storage"
+    START = "start"  # the group did not come up
+    OTHER = "other"
+    ERROR = "error"  # the job's own code, or what would come again whatever is done
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The end of an attempt.
+
+    Attributes:
+        text: for people, without a full stop.
+        signature: type and text of the job's error; empty for anything else.
+        step: at which the job's error came; None before training began.
+        is_final: the same code would fail in the same way again.
+    """
+
+    cause: Cause
+    text: str
+    signature: str = ""
+    step: int | None = None
+    is_final: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do: another attempt after so many seconds, or none.
+
+    Attributes:
+        why: for people.
+    """
+
+    retry: bool
+    pause: float
+    why: str
+
+
+class Retry:
+    """Decides after each failure of one run.
+
+    Infrastructure is tried again and again, after a pause that doubles while the run makes no new step. The job's own
+    code is tried once more, since a callback may depend on the weather, but not where it raises the same at the same
+    step again, nor where the run has not made a single step.
+    """
+
+    def __init__(self) -> None:
+        self._reached = -1
+        self._failures = self._fruitless = self._errors = 0
+        self._last_error: Failure | None = None
+
+    def decide(self, failure: Failure, reached: int) -> Decision:
+        """What to do after a failure.
+
+        Args:
+            reached: latest global step that the run has ever reached.
+        """
+        if failure.is_final:
+            return Decision(False, 0.0, failure.text)
+        is_new = reached > self._reached
+        self._reached = max(reached, self._reached)
+        if failure.cause is Cause.ERROR:
+            return self._after_error(failure, is_new)
+        self._failures = 1 if is_new else self._failures + 1
+        is_death = failure.cause in (Cause.WORKER_DIED, Cause.NODE_LOST)
+        self._fruitless = 0 if is_death or is_new else self._fruitless + 1
+        if self._fruitless >= FRUITLESS_FAILURES:
+            return Decision(False, 0.0, f"{failure.text}, {FRUITLESS_FAILURES} times in a row without a new step")
+        pause = 0.0 if self._failures == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 2))
+        again = f"starting again in {pause:.0f} s, the failure number {self._failures} without a new step"
+        return Decision(True, pause, f"{failure.text}; {again if pause else 'starting again'}")
+
+    def _after_error(self, failure: Failure, is_new: bool) -> Decision:
+        last, self._last_error = self._last_error, failure
+        self._errors = 1 if is_new else self._errors + 1
+        if self._reached <= 0:
+            return Decision(False, 0.0, f"{failure.text}, before the first step")
+        if last is not None and _is_same(last, failure):
+            return Decision(False, 0.0, f"{failure.text}, the same as before at the same step")
+        if self._errors >= FRUITLESS_ERRORS:
+            return Decision(False, 0.0, f"{failure.text}, the error number {self._errors} without a new step")
+        return Decision(True, 0.0, f"the job's own code failed ({failure.text}); trying it once more")
+
+
+def _is_same(a: Failure, b: Failure) -> bool:
+    if _without_numbers(a.signature) != _without_numbers(b.signature):
+        return False
+    return a.step == b.step if a.step is None or b.step is None else abs(a.step - b.step) <= _SAME_STEP
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "#", text)

@@ -1,0 +1,59 @@
+"""Nodes are done without when workers fail there again and again, and never so many that the run cannot go on."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf.exclusion import FAULTS, MEMORY_SECONDS, Exclusion, without
+
+NODES = ["a", "b", "c"]
+
+
+def test_three_faults_within_an_hour_exclude_a_node_until_they_are_forgotten():
+    exclusion = Exclusion()
+    for now in (0.0, 100.0, 200.0):
+        assert exclusion.excluded(NODES, now) == []
+        exclusion.fault(["a"], now)
+    assert exclusion.excluded(NODES, 200.0) == ["a"]
+    assert exclusion.excluded(NODES, MEMORY_SECONDS - 1) == ["a"]
+    assert exclusion.excluded(NODES, MEMORY_SECONDS) == []
+
+
+def test_where_all_nodes_fail_it_is_not_the_node():
+    exclusion = Exclusion()
+    for now in range(6):
+        exclusion.fault(NODES, float(now))
+    assert exclusion.excluded(NODES, 10.0) == []
+
+
+def test_the_worst_comes_first():
+    exclusion = Exclusion()
+    for now in range(4):
+        exclusion.fault(["b"], float(now))
+        exclusion.fault(["a"] if now else [], float(now))
+    assert exclusion.excluded([*NODES, "d", "e"], 5.0) == ["b", "a"]
+
+
+def test_a_fault_now_and_then_excludes_nobody():
+    exclusion = Exclusion()
+    for hour in range(50):
+        exclusion.fault(["a"], hour * MEMORY_SECONDS / (FAULTS - 1))
+        assert exclusion.excluded(NODES, hour * MEMORY_SECONDS / (FAULTS - 1)) == []
+
+
+@given(
+    workers=st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 3)),
+    unwanted=st.lists(st.sampled_from("abcdefx"), unique=True),
+    least=st.integers(0, 6),
+)
+def test_enough_workers_stay_where_there_were_enough(workers, unwanted, least):
+    def count(nodes: set[str]) -> int:
+        return sum(workers[n] for n in nodes)
+
+    kept = without(workers, unwanted, least, count)
+    assert kept <= set(workers)
+    assert set(workers) - kept <= set(unwanted)
+    assert count(kept) >= min(least, count(set(workers)))
+    if count(set(workers) - set(unwanted)) >= least:
+        assert not kept & set(unwanted)
