@@ -22,6 +22,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
+from raytf import warm
 from raytf.elastic import Move, Resizer, View
 from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
 from raytf.progress import Status
@@ -88,19 +89,27 @@ class Trainer(TensorflowTrainer):
         run: names the run on this cluster.
         monitor: handle of the driver's Monitor.
         resize_every_seconds: between two planned changes of the number of workers.
+        warm_workers: keep warm processes for the next group.
     """
 
     def __init__(
-        self, train_loop: Callable[[], Any], run: str, monitor: Any, resize_every_seconds: float, **kwargs: Any
+        self,
+        train_loop: Callable[[], Any],
+        run: str,
+        monitor: Any,
+        resize_every_seconds: float,
+        warm_workers: bool,
+        **kwargs: Any,
     ):
         self._run, self._monitor, self._resize_every_seconds = run, monitor, resize_every_seconds
+        self._warm_workers = warm_workers
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor)
         kwargs["scaling_policy"] = ScalingPolicy(
-            self.scaling_config, self._run, self._monitor, self._resize_every_seconds
+            self.scaling_config, self._run, self._monitor, self._resize_every_seconds, self._warm_workers
         )
         return super()._initialize_and_run_controller(**kwargs)
 
@@ -121,9 +130,10 @@ class ScalingPolicy(ElasticScalingPolicy):
         run: names the run on this cluster.
         monitor: a Monitor's handle.
         resize_every_seconds: between two planned changes.
+        warm_workers: keep warm processes for the next group.
     """
 
-    def __init__(self, scaling_config: Any, run: str, monitor: Any, resize_every_seconds: float):
+    def __init__(self, scaling_config: Any, run: str, monitor: Any, resize_every_seconds: float, warm_workers: bool):
         super().__init__(scaling_config)
         self._run, self._run_monitor = run, monitor
         self._resizer = Resizer(scaling_config.min_workers, resize_every_seconds)
@@ -133,6 +143,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._staying: set[str] = set()
         self._unusable_workers = 0
         self._told_at = float("-inf")
+        resources = scaling_config._resources_per_worker_not_none
+        self._keeper = warm.Keeper(resources, lambda text: monitor.say.remote(text)) if warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
@@ -164,6 +176,8 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         if possible is None:
             return NoopDecision()
+        if self._keeper is not None:
+            self._keeper.keep(worker_group_state.workers, self._staying)
         mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
         view = View(time.monotonic(), workers, possible, bool(mine - self._staying), parked)

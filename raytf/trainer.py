@@ -16,7 +16,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog
+from raytf import checks, runlog, warm
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
@@ -205,6 +205,7 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
         run=f"raytf {run.uri}",
         monitor=job.monitor,
         resize_every_seconds=config.cluster.resize_every_seconds,
+        warm_workers=config.cluster.warm_workers,
         backend_config=MwmsConfig(max(1, int(cpus)), quiet=not verbose, exact=config.compute.exact),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
@@ -217,6 +218,7 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
             storage_filesystem=filesystem,
             failure_config=ray.train.FailureConfig(max_failures=config.cluster.max_failures),
             logging_config=ray.train.LoggingConfig(log_level="INFO" if verbose else "ERROR"),
+            worker_runtime_env={"env_vars": warm.environment(not verbose)} if config.cluster.warm_workers else None,
         ),
     )
 
