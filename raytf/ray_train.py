@@ -22,6 +22,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
+from raytf import warm
 from raytf.config import ClusterSection
 from raytf.elastic import Move, Resizer, View
 from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
@@ -151,6 +152,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._staying: set[str] = set()
         self._unusable_workers = 0
         self._told_at = float("-inf")
+        resources = scaling_config._resources_per_worker_not_none
+        self._keeper = warm.Keeper(resources, lambda text: monitor.say.remote(text)) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
@@ -192,6 +195,8 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         if possible is None:
             return NoopDecision()
+        if self._keeper is not None:
+            self._keeper.keep(worker_group_state.workers, self._staying)
         mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
         replaced = mine & set(self._slow) - set(self._nodes)

@@ -16,7 +16,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog
+from raytf import checks, runlog, warm
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
@@ -216,6 +216,7 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
             storage_filesystem=filesystem,
             failure_config=ray.train.FailureConfig(max_failures=config.cluster.max_failures),
             logging_config=ray.train.LoggingConfig(log_level="INFO" if verbose else "ERROR"),
+            worker_runtime_env={"env_vars": warm.environment(not verbose)} if config.cluster.warm_workers else None,
         ),
     )
 

@@ -22,6 +22,7 @@ import ray
 import ray.train
 import ray.train.collective
 
+from raytf import warm
 from raytf.checkpoint import manifest, policy
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
@@ -70,6 +71,7 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
     """
+    warm.become_worker()
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if quiet:
@@ -326,7 +328,9 @@ class Worker:
         if not self.config.compute.steps_per_call and outcome.flags[_CALL_STEPS]:
             self.call_steps = int(outcome.flags[_CALL_STEPS])
         self._seconds_per_step = seconds / (call.stop - call.start)
-        self._trained = True
+        if not self._trained:
+            self._trained = True
+            warm.trains()
         if self.reporter.is_status_due():
             loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
             self.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)

@@ -1,4 +1,4 @@
-"""A job of which one rank gets stuck once, in its data or in a callback; the next attempt finds the mark and goes on."""
+"""A job of which one rank gets stuck once, in its data or in a callback; the next attempt finds the mark."""
 
 import json
 import os
