@@ -37,6 +37,7 @@ class Status:
         checkpoint: step of the last complete checkpoint, or None.
         snapshot: step of the newest copy of the state in memory, or None.
         snapshot_bytes: that the copies take on each node.
+        stall_seconds: for which this group of workers has stood still to save or copy the state.
         phase: what goes on, where it is not training.
     """
 
@@ -51,6 +52,7 @@ class Status:
     checkpoint: int | None = None
     snapshot: int | None = None
     snapshot_bytes: int = 0
+    stall_seconds: float = 0.0
     phase: str = "training"
 
 

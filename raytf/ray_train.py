@@ -1,5 +1,5 @@
 """Ray Train, filled in for TensorFlow: the backend, when to change the number of workers, which failures are worth
-another attempt, and the driver's ear."""
+another attempt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -28,8 +28,6 @@ from raytf.elastic import Move, Resizer, View
 from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.examine import Answer, knock
 from raytf.exclusion import Exclusion, without
-from raytf.hangs import Beat, Beats, Sighting
-from raytf.progress import Status
 from raytf.retry import Cause, Failure, Retry
 from raytf.watch import Watch, explain_loss
 
@@ -175,6 +173,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         if possible is None or possible < self.scaling_config.min_workers:
             if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
                 self._told_at = time.monotonic()
+                wanted = self.scaling_config.min_workers
+                self._run_monitor.event.remote("waiting", {"possible": possible, "wanted": wanted})
                 self._run_monitor.say.remote(
                     f"waiting: the cluster can run {possible} workers now, and at least "
                     f"{self.scaling_config.min_workers} are wanted"
@@ -206,6 +206,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 why = "a node is about to go" if view.leaving else f"the cluster can run {possible}"
                 why = "a node is slow, and another one is there" if replaced else why
                 self._run_monitor.say.remote(f"{why}: saving, to go on with {possible} instead of {workers} workers")
+                self._run_monitor.event.remote("resize", {"from": workers, "to": possible, "why": why})
                 self._ticket = ray.get(self._run_monitor.park.remote())
             case Move.RELEASE:
                 self._run_monitor.release.remote()
@@ -217,6 +218,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
         self._watch = self._watch or Watch(self._run_monitor, self._run_uri, self._flags.hang_seconds)
         self._watch.begin()
+        self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
 
@@ -382,94 +384,3 @@ def worker_errors(error: Exception) -> list[BaseException]:
         inner = getattr(failure, "_base_exc", failure)  # what the worker's code raised
         found.append(getattr(inner, "health_check_failure", inner))  # why Ray could not reach the worker
     return found
-
-
-class Monitor:
-    """An actor that rank 0 talks to and the driver reads; it dies with the driver.
-
-    Args:
-        attempts: names of the run's starts of worker groups so far.
-    """
-
-    def __init__(self, attempts: Sequence[str] = ()) -> None:
-        self._attempts = list(attempts)
-        self._durable: int | None = None
-        self._status: Status | None = None
-        self._messages: list[str] = []
-        self._events: list[dict[str, Any]] = []
-        self._reached = 0
-        self._ticket = self._tickets = 0
-        self._parked: bool | None = None
-        self._beats = Beats()
-
-    def update(self, status: Status) -> None:
-        self._status = status
-        self._reached = max(self._reached, status.step)
-        self._durable = max(self._durable or 0, status.checkpoint or 0)
-
-    def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none;
-        None as long as no group of this driver has looked."""
-        before = list(self._attempts)
-        self._attempts.append(attempt)
-        return before, self._durable
-
-    def is_there(self) -> bool:
-        """True, which only one that lives answers."""
-        return True
-
-    def say(self, message: str) -> None:
-        self._messages.append(message)
-
-    def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Something happened that the ledger shall know; the time is that of this process's clock, for all."""
-        self._events.append({"time": time.time(), "kind": kind, **fields})
-
-    def reached(self) -> int:
-        """The latest global step that was ever reported."""
-        return self._reached
-
-    def begin_group(self) -> int:
-        """A group of workers starts; its number, which its beats carry."""
-        return self._beats.begin()
-
-    def group(self) -> int:
-        """The number of the present group."""
-        return self._beats.group
-
-    def beat(self, beat: Beat) -> None:
-        """A rank's sign of life."""
-        self._beats.hear(beat, time.monotonic())
-
-    def sightings(self) -> list[Sighting]:
-        """The latest sign of life of each rank of the present group."""
-        return self._beats.sightings(time.monotonic())
-
-    def park(self) -> int:
-        """Ask the ranks to save and wait; a ticket for this request."""
-        self._tickets += 1
-        self._ticket, self._parked = self._tickets, None
-        return self._ticket
-
-    def release(self) -> None:
-        """There is nothing to wait for (any more)."""
-        self._ticket = 0
-
-    def wanted(self) -> int:
-        """The ticket of the request to save and wait; 0 where there is none."""
-        return self._ticket
-
-    def answer(self, ticket: int, saved: bool) -> None:
-        """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are void."""
-        if ticket == self._ticket:
-            self._parked = saved
-
-    def parked(self, ticket: int) -> bool | None:
-        """The answer to a request; None as long as there is none."""
-        return self._parked if ticket and ticket == self._ticket else None
-
-    def read(self) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
-        """The latest status, and the messages and events since the last call."""
-        messages, self._messages = self._messages, []
-        events, self._events = self._events, []
-        return self._status, messages, events

@@ -84,6 +84,7 @@ class Reporter:
         metrics: dict[str, float] | None = None,
         snapshot: int | None = None,
         snapshot_bytes: int = 0,
+        stall_seconds: float = 0.0,
     ) -> None:
         """Tell the driver where the run is; from rank 0."""
         if self._rank != 0:
@@ -104,6 +105,7 @@ class Reporter:
             checkpoint=checkpoint,
             snapshot=snapshot,
             snapshot_bytes=snapshot_bytes,
+            stall_seconds=stall_seconds,
             phase=phase,
         )
         job.monitor.update.remote(status)

@@ -7,8 +7,10 @@ import dataclasses
 import json
 import math
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,20 +18,23 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog, warm
+from raytf import checks, ledger, runlog, warm
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
-from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
+from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, StorageError, one_line
 from raytf.job import Job, Sources
 from raytf.lease import Lease
+from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
-from raytf.ray_train import Monitor, MwmsConfig, Trainer, worker_errors
+from raytf.ray_train import MwmsConfig, Trainer, worker_errors
 from raytf.storage import Storage
 
 _POLL_SECONDS = 0.3
+#: A driver that is killed loses so much of the ledger.
+_FLUSH_SECONDS = 3.0
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
 _FRUITLESS_CONTROLLERS = 3
 #: Memory that one worker with TensorFlow takes at the least, bytes.
@@ -132,7 +137,11 @@ def fit(
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
-            document = _until_done(job, sources, run, display, status_file, lease)
+            with _booked(run) as book:
+                document = _until_done(job, sources, run, display, status_file, lease, book)
+                book.add([_driver("ended", outcome="finished")])
+                _add_times(document, run, book)
+                run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
         display.say(_summary(document))
         return _result(run, document)
 
@@ -150,7 +159,13 @@ class _ControllerLostError(Exception):
 
 
 def _until_done(
-    job: Job, sources: Sources, run: Storage, display: Display, status_file: StatusFile, lease: Lease
+    job: Job,
+    sources: Sources,
+    run: Storage,
+    display: Display,
+    status_file: StatusFile,
+    lease: Lease,
+    book: ledger.Ledger,
 ) -> dict[str, Any]:
     """Train; with another connection to Ray where its controller dies while the run makes progress."""
     reached, fruitless, shared = -1, 0, ray.is_initialized()
@@ -158,7 +173,7 @@ def _until_done(
         try:
             # What a dead controller has placed goes with the connection, and not before.
             with _cluster(job.config) as local:
-                return _train(job, sources, run, local, display, status_file, lease)
+                return _train(job, sources, run, local, display, status_file, lease, book)
         except _ControllerLostError as error:
             fruitless = 0 if error.reached > reached else fruitless + 1
             reached = error.reached
@@ -167,10 +182,18 @@ def _until_done(
                     f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint."
                 ) from None
             display.say("Ray Train's controller died; starting another one")
+            book.add([{"time": time.time(), "kind": "fault", "cause": "controller_died", "step": error.reached}])
 
 
 def _train(
-    job: Job, sources: Sources, run: Storage, local: bool, display: Display, status_file: StatusFile, lease: Lease
+    job: Job,
+    sources: Sources,
+    run: Storage,
+    local: bool,
+    display: Display,
+    status_file: StatusFile,
+    lease: Lease,
+    book: ledger.Ledger,
 ) -> dict[str, Any]:
     config = job.config
     use_gpu = checks.check_cluster(config, local, display.say)
@@ -185,12 +208,11 @@ def _train(
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
-    with _watching(monitor, display, status_file, lease):
+    with _watching(monitor, display, status_file, lease, book):
         outcome = _fit(_trainer(job, run, use_gpu), monitor)
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
-    run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
     memory.dismiss(run.uri)
     return document
 
@@ -283,6 +305,7 @@ def _summary(document: dict[str, Any]) -> str:
     return (
         f"finished: {document['steps']} steps, {metrics}\n"
         f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
+        + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
         + f"model in {document['export']['saved_model']}"
     )
@@ -307,15 +330,57 @@ def _cause(error: Exception) -> RaytfError:
     return ClusterError(f"training failed: {type(inner).__name__}: {one_line(inner, 600)}")
 
 
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def _driver(state: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time.time(), "kind": "driver", "state": state, **fields}
+
+
+@contextlib.contextmanager
+def _booked(run: Storage) -> Iterator[ledger.Ledger]:
+    """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
+    book, stop = ledger.Ledger(run), threading.Event()
+    book.add([_driver("started", pid=os.getpid(), host=socket.gethostname())])
+
+    def write() -> None:
+        while not stop.wait(_FLUSH_SECONDS):
+            book.flush()
+
+    thread = threading.Thread(target=write, daemon=True, name="raytf-ledger")
+    thread.start()
+    try:
+        yield book
+    except BaseException as error:
+        book.add([_driver("ended", outcome="failed", text=one_line(error, 300) or type(error).__name__)])
+        raise
+    finally:
+        stop.set()
+        thread.join(5)
+        book.flush()
+
+
+def _add_times(document: dict[str, Any], run: Storage, book: ledger.Ledger) -> None:
+    """Where the run's time went, and its goodput; not where the ledger cannot be read."""
+    book.flush()
+    with contextlib.suppress(StorageError):
+        seconds = ledger.account(ledger.timeline(ledger.read(run)))
+        document["seconds"] = seconds
+        document["goodput"] = ledger.goodput(seconds)
+
+
 # -- watching ----------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _watching(monitor: Any, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
+def _watching(
+    monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: ledger.Ledger
+) -> Iterator[None]:
     stop = threading.Event()
 
     def show() -> None:
-        status, messages, _ = ray.get(monitor.read.remote())
+        status, messages, events = ray.get(monitor.read.remote())
+        book.add(events)
         for message in messages:
             display.say(message)
         if status is not None:

@@ -40,6 +40,7 @@ from raytf.errors import (
 )
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
+from raytf.phases import Phases
 from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
@@ -71,6 +72,8 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
     """
+    global _phases
+    _phases = Phases()
     warm.become_worker()
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
     os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -85,6 +88,7 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)
+    _phases.mark("tensorflow")
 
 
 def _begin_attempt(job: Job) -> tuple[str, list[str], int | None]:
@@ -92,6 +96,9 @@ def _begin_attempt(job: Job) -> tuple[str, list[str], int | None]:
     attempt = new_attempt()
     return attempt, *ray.get(job.monitor.begin.remote(attempt))
 
+
+#: Since this process was given its rank.
+_phases = Phases()
 
 #: Freeing TensorFlow's objects can take longer than the process has left to live.
 _keep: list[Any] = []
@@ -174,6 +181,7 @@ class Worker:
         self.attempt, self._attempts, self._known_step = ray.train.collective.broadcast_from_rank_zero(
             _begin_attempt(job) if self.rank == 0 else None
         )
+        _phases.mark("rendezvous")
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
@@ -211,6 +219,7 @@ class Worker:
             self.identity |= exact.admit(
                 self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
             )
+        _phases.mark("build")
         self.damaged: list[str] = []
         self.snapshots = Snapshots(
             job.run_uri,
@@ -246,6 +255,12 @@ class Worker:
         self.durable_step: int | None = None
         self.log = StepLog(self.storage, self.attempt)
         self._begin(chosen, format)
+        tier = "new" if chosen is None else "memory" if "rows" in chosen.document else "durable"
+        #: Where this attempt began: the step, and which tier it is from.
+        self._from = (self.step, tier)
+        #: For which training stood still to save or copy the state, seconds.
+        self.stall_seconds = 0.0
+        _phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
         self.snapshots.begin(self.named)
         self.saver = durable.Saver(
@@ -279,7 +294,7 @@ class Worker:
         pending: deque[Future[Call]] = deque()
         asked = self.step
         self.pulse.settle(Activity.LOOP, self.step)
-        self.show("training")
+        self.show("starting")
         while self.step < total and not self.stopped_early:
             while asked < total and len(pending) < _PREFETCH:
                 end = plan.call_end(asked, self.call_steps, total, self.cadence.every_steps)
@@ -302,13 +317,16 @@ class Worker:
             self.pulse.advance(self.step, call.stop - call.start, len(self.shards))
             if self.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
-            if outcome.flags[_COPY]:
-                self._copy(bool(outcome.flags[_SHARE]))
             if outcome.flags[_PROBE]:
                 self.pulse.probed(*self.train_step.sample_shard(_PROBE_SECONDS))
+            began = time.perf_counter()
+            if outcome.flags[_COPY]:
+                self._copy(bool(outcome.flags[_SHARE]))
             self._save_protocol(outcome.flags)
+            self.stall_seconds += time.perf_counter() - began
             if outcome.flags[_PARK]:
                 self._park()
+        self.show("saving")
         self._finish_saving()
         if self.step % plan.steps_per_epoch:
             # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
@@ -331,10 +349,19 @@ class Worker:
         if not self._trained:
             self._trained = True
             warm.trains()
+            _phases.mark("first step")
+            self._tell_of_start()
         if self.reporter.is_status_due():
             loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
             self.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
             self.show("training")
+
+    def _tell_of_start(self) -> None:
+        node = ray.get_runtime_context().get_node_id()
+        fields = {"attempt": self.attempt, "world_size": self.world_size, "from_step": self._from[0]}
+        if self.rank == 0:
+            self.reporter.event("attempt", **fields, tier=self._from[1], node=node, phases=_phases.seconds)
+        self.show("training")
 
     def _end_epoch(self, epoch: int) -> None:
         logs = self._logs()
@@ -478,6 +505,9 @@ class Worker:
             self.saver.commit(self.saving_step)
         elif event is policy.Event.FAILED:
             self.saver.drop()
+            if self.rank == 0:
+                why = self.saver.failure or "another rank failed"
+                self.reporter.event("save_failed", of_step=self.saving_step, why=why)
             self.reporter.say(
                 f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays"
             )
@@ -485,6 +515,8 @@ class Worker:
             self.durable_step = self.saving_step
             if self.rank != 0:
                 self.log.forget(self.saving_step)
+            if self.rank == 0:
+                self.reporter.event("save", name=self.saver.name, of_step=self.saving_step)
             with self.pulse.doing(Activity.REPORT):
                 self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
 
@@ -632,6 +664,7 @@ class Worker:
             metrics,
             snapshot=self.snapshots.step,
             snapshot_bytes=self.snapshots.bytes,
+            stall_seconds=self.stall_seconds,
         )
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:

@@ -1,0 +1,149 @@
+"""The driver's ear: an actor that workers and Ray Train's controller talk to and the driver reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raytf.hangs import Beat, Beats, Sighting
+from raytf.phases import Restart, describe
+from raytf.progress import Status
+
+#: Seconds between two notes of the ledger about a run that trains.
+PROGRESS_SECONDS = 5.0
+
+
+class Monitor:
+    """An actor that rank 0 talks to and the driver reads; it dies with the driver.
+
+    Args:
+        attempts: names of the run's starts of worker groups so far.
+        clock, epoch: seconds of a clock that only goes forward, and of the epoch.
+    """
+
+    def __init__(
+        self,
+        attempts: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+        epoch: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._epoch = clock, epoch
+        self._restart, self._starts = Restart(), 0
+        self._updated_at = self._noted_at = clock()
+        self._attempts = list(attempts)
+        self._durable: int | None = None
+        self._status: Status | None = None
+        self._messages: list[str] = []
+        self._events: list[dict[str, Any]] = []
+        self._reached = 0
+        self._ticket = self._tickets = 0
+        self._parked: bool | None = None
+        self._beats = Beats()
+
+    def update(self, status: Status) -> None:
+        before, now = self._status, self._clock()
+        self._status, self._updated_at = status, now
+        self._reached = max(self._reached, status.step)
+        self._durable = max(self._durable or 0, status.checkpoint or 0)
+        is_new = before is None or (before.phase, before.workers) != (status.phase, status.workers)
+        if is_new or now - self._noted_at >= PROGRESS_SECONDS:
+            self._noted_at = now
+            self.event("phase" if is_new else "progress", _summary(status))
+
+    def begin(self, attempt: str) -> tuple[list[str], int | None]:
+        """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none;
+        None as long as no group of this driver has looked."""
+        self._restart.joined(self._clock())
+        before = list(self._attempts)
+        self._attempts.append(attempt)
+        return before, self._durable
+
+    def is_there(self) -> bool:
+        """True, which only one that lives answers."""
+        return True
+
+    def say(self, message: str) -> None:
+        self._messages.append(message)
+
+    def event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Something happened that the ledger shall know; the time is that of this process's clock, for all."""
+        now, status = self._clock(), self._status
+        fields = ({} if status is None else {"step": status.step, "stall": status.stall_seconds}) | fields
+        if kind in ("fault", "hang"):
+            # The last sign of life of a group that trained; another one has none yet, or says so by its phase.
+            is_training = status is not None and status.phase == "training"
+            fields["silent"] = now - self._updated_at if is_training else 0.0
+            self._restart.fault(now, fields["silent"])
+            self._status = None
+        elif kind == "group":
+            self._restart.group(now)
+            self._status = None
+        elif kind == "attempt":
+            fields["phases"] = self._restart.trains(now, fields["phases"])
+            self._starts += 1
+            if self._starts > 1:
+                self.say(f"restarted in {describe(fields['phases'])}")
+        self._events.append({"time": self._epoch(), "kind": kind, **fields})
+
+    def reached(self) -> int:
+        """The latest global step that was ever reported."""
+        return self._reached
+
+    def begin_group(self) -> int:
+        """A group of workers starts; its number, which its beats carry."""
+        return self._beats.begin()
+
+    def group(self) -> int:
+        """The number of the present group."""
+        return self._beats.group
+
+    def beat(self, beat: Beat) -> None:
+        """A rank's sign of life."""
+        self._beats.hear(beat, self._clock())
+
+    def sightings(self) -> list[Sighting]:
+        """The latest sign of life of each rank of the present group."""
+        return self._beats.sightings(self._clock())
+
+    def park(self) -> int:
+        """Ask the ranks to save and wait; a ticket for this request."""
+        self._tickets += 1
+        self._ticket, self._parked = self._tickets, None
+        return self._ticket
+
+    def release(self) -> None:
+        """There is nothing to wait for (any more)."""
+        self._ticket = 0
+
+    def wanted(self) -> int:
+        """The ticket of the request to save and wait; 0 where there is none."""
+        return self._ticket
+
+    def answer(self, ticket: int, saved: bool) -> None:
+        """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are void."""
+        if ticket == self._ticket:
+            self._parked = saved
+
+    def parked(self, ticket: int) -> bool | None:
+        """The answer to a request; None as long as there is none."""
+        return self._parked if ticket and ticket == self._ticket else None
+
+    def read(self) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
+        """The latest status, and the messages and events since the last call."""
+        messages, self._messages = self._messages, []
+        events, self._events = self._events, []
+        return self._status, messages, events
+
+
+def _summary(status: Status) -> dict[str, Any]:
+    return {
+        "phase": status.phase,
+        "step": status.step,
+        "workers": status.workers,
+        "loss": status.metrics.get("loss"),
+        "samples_per_second": status.samples_per_second,
+        "checkpoint": status.checkpoint,
+        "snapshot": status.snapshot,
+        "stall": status.stall_seconds,
+    }

@@ -1,0 +1,77 @@
+"""How long each part of a start takes: those of a worker, and of a restart from what failed to the first step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Phases:
+    """A stopwatch with names.
+
+    Args:
+        clock: seconds, of any clock that only goes forward.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._at = clock, clock()
+        self._seconds: dict[str, float] = {}
+
+    def mark(self, name: str) -> None:
+        """What has passed since the last mark belongs to a name."""
+        now = self._clock()
+        self._seconds[name] = self._seconds.get(name, 0.0) + now - self._at
+        self._at = now
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of each name, in the order of their first marks."""
+        return dict(self._seconds)
+
+
+class Restart:
+    """The parts of one start of a group, as the driver's clock sees them.
+
+    Before a group there may be a fault, which was noticed some time after the last sign of life.
+    """
+
+    def __init__(self) -> None:
+        self._fault: tuple[float, float] | None = None
+        self._group: float | None = None
+        self._joined: float | None = None
+
+    def fault(self, now: float, silent: float) -> None:
+        """A fault is noticed `silent` seconds after the last sign of life; of several in a row the first counts."""
+        if self._fault is None:
+            self._fault = (now, silent)
+
+    def group(self, now: float) -> None:
+        """A group of workers is asked for."""
+        self._group, self._joined = now, None
+
+    def joined(self, now: float) -> None:
+        """Rank 0 says its first word."""
+        self._joined = now
+
+    def trains(self, now: float, own: dict[str, float]) -> dict[str, float]:
+        """The first step is done; seconds of each part, in order.
+
+        Args:
+            own: rank 0's parts; those before its first word are named `tensorflow` and `rendezvous`.
+        """
+        parts: dict[str, float] = {}
+        if self._fault is not None:
+            at, silent = self._fault
+            parts["notice"] = silent
+            if self._group is not None:
+                parts["placement"] = self._group - at
+        if self._group is not None and self._joined is not None:
+            early = sum(own.get(name, 0.0) for name in ("tensorflow", "rendezvous"))
+            parts["processes"] = max(0.0, self._joined - self._group - early)
+        self._fault = self._group = None
+        return {**parts, **own}
+
+
+def describe(parts: dict[str, float]) -> str:
+    """Parts of a start as one line: `9.8 s: notice 0.6, processes 4.1`."""
+    return f"{sum(parts.values()):.1f} s: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())

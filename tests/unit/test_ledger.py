@@ -1,0 +1,206 @@
+"""The ledger: events are kept whatever storage does, and every second belongs to one category."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf import ledger
+from raytf.errors import StorageError
+from raytf.storage import Storage
+
+
+class Broken(Storage):
+    """Storage that refuses to write while it is told to."""
+
+    is_away = False
+
+    def put(self, name, data):
+        if self.is_away:
+            raise StorageError("away", "unreachable")
+        super().put(name, data)
+
+
+def event(time, kind="progress", **fields):
+    return {"time": float(time), "kind": kind, **fields}
+
+
+def started(time):
+    return event(time, "driver", state="started")
+
+
+def ended(time, outcome="finished"):
+    return event(time, "driver", state="ended", outcome=outcome)
+
+
+def phase(time, name, step=0, workers=2, **fields):
+    return event(time, "phase", phase=name, step=step, workers=workers, **fields)
+
+
+def seconds(*events):
+    return ledger.account(ledger.timeline(events))
+
+
+def test_events_come_back_in_the_order_of_drivers(tmp_path):
+    run = Storage(str(tmp_path))
+    late, early = ledger.Ledger(run, "b"), ledger.Ledger(run, "a")
+    late.add([event(3), event(4)])
+    early.add([event(1)])
+    assert late.flush()
+    assert early.flush()
+    late.add([event(5)])
+    assert late.flush()
+    assert late.flush()
+    assert [e["time"] for e in ledger.read(run)] == [1, 3, 4, 5]
+    assert run.list(ledger.FOLDER) == ["a-0000.jsonl", "b-0000.jsonl"]
+
+
+def test_long_ledgers_take_several_files(s3):
+    run = Storage(s3("run"))
+    book = ledger.Ledger(run, "a")
+    times = list(range(2 * ledger.FILE_EVENTS + 7))
+    for i in range(0, len(times), 400):
+        book.add(event(t) for t in times[i : i + 400])
+        assert book.flush()
+    assert [e["time"] for e in ledger.read(run)] == times
+    assert len(run.list(ledger.FOLDER)) == 3
+
+
+def test_storage_that_is_away_loses_nothing(tmp_path):
+    run = Broken(str(tmp_path))
+    book = ledger.Ledger(run, "a")
+    run.is_away = True
+    for t in range(1200):
+        book.add([event(t)])
+        if t % 100 == 0:
+            assert not book.flush()
+    run.is_away = False
+    assert book.flush()
+    assert [e["time"] for e in ledger.read(run)] == list(range(1200))
+
+
+def test_a_line_that_is_cut_off_is_left_out(tmp_path):
+    run = Storage(str(tmp_path))
+    run.put(f"{ledger.FOLDER}/a-0000.jsonl", (json.dumps(event(1)) + '\n{"time": 2, "ki').encode())
+    assert [e["time"] for e in ledger.read(run)] == [1]
+
+
+def test_a_run_without_faults():
+    assert seconds(
+        started(0),
+        event(1, "group", workers=2),
+        phase(8, "starting"),
+        phase(10, "training", 1),
+        event(20, step=100, stall=0.5),
+        phase(30, "validating", 200, stall=0.5),
+        phase(33, "training", 200, stall=0.5),
+        phase(43, "testing", 300, stall=1.5),
+        ended(45),
+    ) == {"training": 28.5, "checkpoint": 1.5, "validation": 3, "startup": 10, "finish": 2}
+
+
+def test_steps_that_are_done_again_are_no_progress():
+    found = seconds(
+        started(0),
+        event(0, "group", workers=2),
+        phase(10, "training", 0),
+        # The last sign of life was 4 s before: steps up to 100 were done in 6 s.
+        event(20, "fault", cause="worker_died", step=100, silent=4.0),
+        event(21, "group", workers=2),
+        phase(25, "training", 60),
+        event(35, step=160),
+        ended(35),
+    )
+    assert found == pytest.approx({"startup": 10, "training": 6 + 6, "redone": 4, "restart": 9})
+
+
+def test_planned_changes_waiting_and_hangs():
+    found = seconds(
+        started(0),
+        phase(10, "training", 0),
+        phase(20, "resizing", 50),
+        event(22, "group", workers=3),
+        phase(26, "training", 50, 3),
+        event(66, "hang", silent=31.0, step=90),
+        event(67, "fault", cause="hang", silent=0.0),
+        event(68, "waiting"),
+        event(78, "group", workers=3),
+        phase(80, "training", 90, 3),
+        ended(81),
+    )
+    assert found == {
+        "startup": 10,
+        "training": 10 + 9 + 1,
+        "resize": 6,
+        "hang": 31 + 1,
+        "waiting": 10,
+        "restart": 1 + 2,
+    }
+
+
+def test_between_two_drivers_the_run_is_down_unless_it_had_finished():
+    begin = (started(0), phase(5, "training", 0), event(10, step=10))
+    assert seconds(*begin, started(100), phase(104, "training", 8), ended(105)) == pytest.approx(
+        {"startup": 9, "training": 6, "down": 90}
+    )
+    assert seconds(*begin, ended(11, "failed"), started(20), ended(21))["down"] == 9
+    assert "down" not in seconds(*begin, ended(11), started(20), ended(21))
+
+
+def test_world_sizes_and_steps_of_spans():
+    spans = ledger.timeline(
+        [started(0), phase(5, "training", 10, 2), event(9, step=30), phase(10, "resizing", 40), ended(12)]
+    )
+    assert [(s.category, s.workers, s.first_step, s.last_step) for s in spans] == [
+        ("startup", 0, 0, 0),
+        ("training", 2, 10, 30),
+        ("training", 2, 30, 40),
+        ("resize", 0, 40, 40),
+    ]
+
+
+def test_goodput():
+    assert ledger.goodput({}) == 0
+    assert ledger.goodput({"training": 3.0, "down": 1.0}) == 0.75
+
+
+EVENTS = st.one_of(
+    st.builds(lambda o: {"kind": "driver", "state": "ended", "outcome": o}, st.sampled_from(["finished", "failed"])),
+    st.just({"kind": "driver", "state": "started"}),
+    st.builds(
+        lambda p, s, w: {"kind": "phase", "phase": p, "step": s, "workers": w},
+        st.sampled_from(["starting", "training", "validating", "resizing", "testing", "exporting"]),
+        st.integers(0, 500),
+        st.integers(1, 4),
+    ),
+    st.builds(
+        lambda k, s, x: {"kind": k, "step": s, "silent": x, "stall": x},
+        st.sampled_from(["progress", "fault", "hang", "group", "waiting", "attempt", "save", "new in a later version"]),
+        st.integers(0, 500),
+        st.floats(0, 50),
+    ),
+)
+
+
+@given(st.lists(st.tuples(EVENTS, st.floats(-5, 60)), max_size=60))
+def test_the_categories_sum_to_the_wall_clock(drawn):
+    events, now = [started(1000.0)], 1000.0
+    for fields, step in drawn:  # also clocks that go back
+        now += step
+        events.append({**fields, "time": now})
+    spans = ledger.timeline(events)
+    assert all(span.begin < span.end for span in spans)
+    assert all(a.end <= b.begin for a, b in zip(spans, spans[1:], strict=False))
+    # Only after a run has finished, time may pass that is not the run's.
+    gaps = 0.0
+    latest, finished = 1000.0, False
+    for e in events[1:]:
+        time = max(latest, e["time"])
+        if e["kind"] == "driver" and e["state"] == "started" and finished:
+            gaps += time - latest
+        if e["kind"] == "driver":
+            finished = e["state"] == "ended" and e["outcome"] == "finished"
+        latest = time
+    assert sum(ledger.account(spans).values()) == pytest.approx(latest - 1000.0 - gaps, abs=1e-6)
+    assert set(ledger.account(spans)) <= set(ledger.CATEGORIES)

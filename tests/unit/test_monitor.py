@@ -1,0 +1,81 @@
+"""The driver's ear: what it makes of what workers and controller say."""
+
+from raytf.monitor import PROGRESS_SECONDS, Monitor
+from raytf.progress import Status
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def status(step, phase="training", workers=2, **fields):
+    return Status(step, 1000, 1, 1, workers, phase=phase, **fields)
+
+
+def monitor():
+    clock = Clock()
+    return Monitor([], clock, lambda: clock.now + 1e9), clock
+
+
+def events(heard):
+    return heard.read()[2]
+
+
+def test_a_change_of_phase_is_noted_at_once_and_progress_now_and_then():
+    heard, clock = monitor()
+    heard.update(status(0, "starting"))
+    heard.update(status(5))
+    heard.update(status(6))
+    clock.now += PROGRESS_SECONDS
+    heard.update(status(9, metrics={"loss": 0.5}, stall_seconds=0.25))
+    heard.update(status(9, workers=3))
+    found = events(heard)
+    assert [(e["kind"], e["step"]) for e in found] == [("phase", 0), ("phase", 5), ("progress", 9), ("phase", 9)]
+    assert (found[2]["loss"], found[2]["stall"], found[2]["time"]) == (0.5, 0.25, 1e9 + 105)
+    assert events(heard) == []
+
+
+def test_a_restart_is_measured_from_the_last_sign_of_life():
+    heard, clock = monitor()
+    heard.event("group", {"workers": 2})
+    heard.begin("a")
+    heard.event("attempt", {"phases": {"first step": 1.0}})
+    heard.update(status(40))
+    clock.now += 3
+    heard.event("fault", {"cause": "worker_died"})
+    clock.now += 1
+    heard.event("fault", {"cause": "start"})  # the next group did not come up
+    clock.now += 1
+    heard.event("group", {"workers": 2})
+    clock.now += 5
+    heard.begin("b")
+    clock.now += 2
+    heard.event("attempt", {"phases": {"tensorflow": 2.0, "rendezvous": 0.5, "build": 1.0, "first step": 0.5}})
+    _, messages, found = heard.read()
+    fault, last = next(e for e in found if e["kind"] == "fault"), found[-1]
+    assert (fault["step"], fault["silent"]) == (40, 3.0)
+    assert last["phases"] == {
+        "notice": 3.0,
+        "placement": 2.0,
+        "processes": 2.5,
+        "tensorflow": 2.0,
+        "rendezvous": 0.5,
+        "build": 1.0,
+        "first step": 0.5,
+    }
+    assert messages == [
+        "restarted in 11.5 s: notice 3.0, placement 2.0, processes 2.5, tensorflow 2.0, rendezvous 0.5, build 1.0, "
+        "first step 0.5"
+    ]
+
+
+def test_what_is_on_storage_is_known_once_a_group_has_looked():
+    heard, _ = monitor()
+    assert heard.begin("a") == ([], None)
+    heard.update(status(7, checkpoint=None))
+    assert heard.begin("b") == (["a"], 0)
+    heard.update(status(70, checkpoint=60))
+    assert heard.begin("c") == (["a", "b"], 60)
