@@ -62,23 +62,26 @@ class MwmsConfig(BackendConfig):
 
 class _MwmsBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        try:
+            self._set_up(worker_group, backend_config)
+        except ray.exceptions.RayError:
+            # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
+            # CPUs of its placement group would be lost to the run.
+            worker_group._clear_state()
+            raise
+
+    def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
         from raytf import worker
 
-        assert isinstance(backend_config, MwmsConfig)
-        config, addresses = backend_config, worker_group.execute(_free_address)
+        assert isinstance(config, MwmsConfig)
+        addresses = worker_group.execute(_free_address)
         started = [
             worker_group.execute_single_async(
                 rank, worker.set_up, addresses, rank, config.threads, config.quiet, config.exact
             )
             for rank in range(len(worker_group))
         ]
-        try:
-            ray.get(started)
-        except ray.exceptions.RayError:
-            # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
-            # CPUs of its placement group would be lost to the run.
-            worker_group._clear_state()
-            raise
+        ray.get(started)
 
 
 def _free_address() -> str:

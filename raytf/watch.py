@@ -183,7 +183,8 @@ def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) 
         monitor.event.remote("hang", fields)
     if finding.where == "frozen":
         end([b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
-    return WorkerGroupError(said, {beat.rank: HangError(said) for beat in finding.beats})
+    advice = f"{said}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
+    return WorkerGroupError(said, {beat.rank: HangError(advice) for beat in finding.beats})
 
 
 def describe(finding: Finding) -> str:
