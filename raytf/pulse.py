@@ -25,9 +25,9 @@ STACKS_SIGNAL = signal.SIGRTMAX - 2
 _CALLS = 21
 #: Bytes above which a sum over the ranks is a transfer, which takes as long as it takes.
 _LARGE = 1 << 20
-#: Between two measurements of a shard alone: at least so long, and so many times what one takes, which keeps their cost
-#: below a two hundredth.
-_PROBE_SECONDS, _PROBE_SHARE = 20.0, 200
+#: Between two measurements of a shard alone: at least so long, and so many times what one takes, so that they cost
+#: little.
+_PROBE_SECONDS, _PROBE_SHARE = 30.0, 400
 
 
 class Pulse:
@@ -120,7 +120,10 @@ class Pulse:
 
     def _beat(self) -> None:
         while not self._stop.is_set():
-            self._monitor.beat.remote(self._now())
+            try:
+                self._monitor.beat.remote(self._now())
+            except Exception:
+                return  # Ray is going down, and with it this process
             self._stop.wait(BEAT_SECONDS)
 
     def _now(self) -> Beat:

@@ -61,10 +61,19 @@ class MwmsConfig(BackendConfig):
 
 class _MwmsBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        try:
+            self._set_up(worker_group, backend_config)
+        except ray.exceptions.RayError:
+            # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
+            # CPUs of its placement group would be lost to the run.
+            worker_group._clear_state()
+            raise
+
+    def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
         from raytf import worker
 
-        assert isinstance(backend_config, MwmsConfig)
-        config, addresses = backend_config, worker_group.execute(_free_address)
+        assert isinstance(config, MwmsConfig)
+        addresses = worker_group.execute(_free_address)
         started = [
             worker_group.execute_single_async(
                 rank, worker.set_up, addresses, rank, config.threads, config.quiet, config.exact
@@ -159,6 +168,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         super().after_controller_start(types.SimpleNamespace(run_id=self._run))
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        if self._watch is not None and type(current_state).__name__ not in ("RunningState", "SchedulingState"):
+            self._watch.over()
         verdict = getattr(getattr(current_state, "training_failed_error", None), "raytf_verdict", None)
         if verdict is not None and current_state is not previous_state:
             self._retry_at = time.monotonic() + verdict.pause
@@ -325,12 +336,14 @@ class FailurePolicy(DefaultFailurePolicy):
             error.worker_failures = hung.worker_failures
         ranks, failure = _classify(error)
         nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks})
-        self._reached = self._ask("reached", self._reached)
+        self._reached = max(self._ask("reached", self._reached), failure.step or 0)
         decided = self._retry.decide(failure, self._reached)
         goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY
         fields = {"cause": failure.cause.value, "ranks": ranks, "nodes": nodes, "text": failure.text}
         self._run_monitor.event.remote("fault", {**fields, "retry": goes_on, "preemption": False})
         if not goes_on:
+            if not failure.is_final and failure.text != decided.why:
+                self._run_monitor.say.remote(f"not tried again: {decided.why}")
             return FailureDecision.RAISE
         error.raytf_verdict = _Verdict(decided.pause, [] if failure.cause is Cause.ERROR else nodes)
         self._run_monitor.say.remote(decided.why)
@@ -361,7 +374,7 @@ def _classify(error: Any) -> tuple[list[int], Failure]:
     for rank, e in errors.items():
         if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
             continue  # a dying peer can make TensorFlow raise anything
-        text, kind = one_line(e, 200), type(e).__name__
+        text, kind = one_line(e, 200).rstrip("."), type(e).__name__
         return [rank], Failure(Cause.ERROR, text, f"{kind}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
     hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
     if hung:

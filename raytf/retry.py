@@ -98,7 +98,7 @@ class Retry:
         last, self._last_error = self._last_error, failure
         self._errors = 1 if is_new else self._errors + 1
         if self._reached <= 0:
-            return Decision(False, 0.0, f"{failure.text}, before the first step")
+            return Decision(False, 0.0, failure.text)
         if last is not None and _is_same(last, failure):
             return Decision(False, 0.0, f"{failure.text}, the same as before at the same step")
         if self._errors >= FRUITLESS_ERRORS:

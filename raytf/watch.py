@@ -15,6 +15,7 @@ from ray.train import WorkerGroupError
 from raytf.errors import HangError, StorageError
 from raytf.examine import Examination, Found, end
 from raytf.hangs import Activity, Beat, Evidence, Finding, HangDetector, Sighting, blamed_for_loss
+from raytf.starting import StartGuard
 from raytf.storage import Storage
 from raytf.stragglers import Straggler, Stragglers
 
@@ -24,6 +25,8 @@ _ASK_SECONDS, _EXAMINE_SECONDS, _STACKS_SECONDS = 1.0, 5.0, 10.0
 _LOSS_SILENCE_SECONDS, _LOSS_SECONDS = 3.0, 8.0
 #: Characters of a rank's stacks in an event, and frames in a message.
 _EVENT_CHARACTERS, _FRAMES = 8000, 4
+#: What does not end in time when Ray Train asks it to, and can be killed.
+_KILLABLE = (Evidence.STOPPED, Evidence.IDLE, Evidence.BUSY)
 #: Whose frames tell a user little.
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
@@ -56,13 +59,23 @@ class Watch:
 
     def __init__(self, monitor: Any, run: str, seconds: float):
         self._monitor, self._run = monitor, run
-        self._detector = HangDetector(seconds)
+        self._seconds, self._detector = seconds, HangDetector(seconds)
         self._group = _Group(time.monotonic())
+        self._guard: StartGuard | None = None
 
     def begin(self) -> None:
         """A group starts; to be called before its workers do."""
-        ray.get(self._monitor.begin_group.remote(), timeout=30)
+        self.over()
+        number = ray.get(self._monitor.begin_group.remote(), timeout=30)
         self._group = _Group(time.monotonic())
+        if self._seconds:
+            self._guard = StartGuard(self._monitor, number)
+
+    def over(self) -> None:
+        """The group has started, or could not."""
+        if self._guard is not None:
+            self._guard.over()
+            self._guard = None
 
     def look(self, workers: Sequence[Any]) -> list[Straggler]:
         """Look at a group that runs, without waiting for anything; new stragglers.
@@ -73,6 +86,7 @@ class Watch:
         Raises:
             WorkerGroupError: a rank hangs, and the group must end; with a HangError for each rank to blame.
         """
+        self.over()
         now, group = time.monotonic(), self._group
         if group.finding is not None:
             assert group.examination is not None
@@ -167,12 +181,10 @@ def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) 
         fields |= {"where": finding.where, "text": finding.text, "seconds": finding.seconds, "file": name}
         fields["stacks"] = {rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in found.items()}
         monitor.event.remote("hang", fields)
-    alive = [b for b in finding.beats if b.rank in found and found[b.rank].evidence not in _BEYOND]
-    end(alive)  # Ray Train waits 5 s for the good end of what cannot end
-    return WorkerGroupError(said, {beat.rank: HangError(said) for beat in finding.beats})
-
-
-_BEYOND = (None, Evidence.GONE, Evidence.SILENT_NODE)
+    if finding.where == "frozen":
+        end([b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
+    advice = f"{said}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
+    return WorkerGroupError(said, {beat.rank: HangError(advice) for beat in finding.beats})
 
 
 def describe(finding: Finding) -> str:

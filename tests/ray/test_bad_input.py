@@ -70,6 +70,9 @@ def test_a_callback_that_raises_ends_the_run_with_its_name(start, cluster, tmp_p
     )
     line = refused(run, code=1)
     assert "a callback's on_epoch_end raised RuntimeError: the callback broke" in line
+    assert "trying it once more" in run.output
+    assert "the same as before at the same step" in run.output
+    assert run.output.count("trying it once more") == 1
 
 
 def test_more_workers_than_the_cluster_can_ever_give(start, cluster, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A job of which one rank gets stuck once, in its data or in a callback; the next attempt finds the mark."""
+"""A job of which one rank gets stuck, in its data or in a callback; the next attempt finds the mark and does not."""
 
 import json
 import os
@@ -24,7 +24,9 @@ class Job:
     pause: float = 0.05
     """Seconds of each step."""
     slow_callback: float = 0.0
-    """Seconds of a callback at the end of each epoch."""
+    """Seconds of a callback at the end of an epoch."""
+    slow_epochs: int = 0
+    """Epochs at whose end it runs."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -71,7 +73,7 @@ def main(job: Job) -> None:
                 time.sleep(job.pause)
 
             def on_epoch_end(self, epoch, logs=None):
-                time.sleep(job.slow_callback)
+                time.sleep(job.slow_callback * (epoch < job.slow_epochs))
                 if job.stuck == "callback" and epoch == 3:
                     get_stuck(mark)
 

@@ -1,0 +1,80 @@
+"""A worker that makes no progress is named with its stacks, and the run goes on without a word from the user."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import undisturbed
+from raytf.testing import ElasticCluster, Job, environment
+from tests.ray.conftest import result_of
+from tests.ray.test_resume import attempts
+
+STUCK = Path(__file__).parent / "jobs" / "stuck.py"
+
+
+def flags(tmp_path: Path, *more: object) -> list[object]:
+    fixed = ["--storage", tmp_path, "--run", "a", "--global-batch-size", 64, "--steps-per-call", 1]
+    return [*fixed, "--checkpoint-every-seconds", 1, "--status-file", tmp_path / "status.json", *more]
+
+
+def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(start, tmp_path: Path):
+    folder = tmp_path / "a"
+    # A callback of 12 s at the end of each of the first two epochs, with 10 s for what hangs.
+    slow = ("--slow-callback", 12, "--slow-epochs", 2)
+    stuck = ("--stuck", "data", "--mark", tmp_path / "mark")
+    run = start(STUCK, *flags(tmp_path, "--epochs", 24, "--hang-seconds", 10, *stuck, *slow))
+    run.until((tmp_path / "mark").exists)
+    began = time.monotonic()
+    run.until(lambda: "made no progress" in run.output)
+    named = time.monotonic() - began
+    assert "epoch 2: " in run.output.partition("made no progress")[0]
+    run.until(lambda: len(attempts(folder)) == 2 and "epoch 8: " in run.output.partition("starting again")[2])
+    run.processes("RayTrainWorker")[-1].suspend()
+    began = time.monotonic()
+    run.until(lambda: run.output.count("made no progress") == 2)
+    stopped = time.monotonic() - began
+    print(f"stuck data was named after {named:.1f} s, a stopped worker after {stopped:.1f} s")
+    output = run.wait()
+    first, second = [line for line in output.splitlines() if "made no progress" in line]
+    assert first.startswith("rank 1 on node ")
+    assert first.endswith("stuck waiting for data")
+    assert "StuckSource.take (stuck.py" in output
+    assert second.endswith("frozen (its process was stopped)")
+    assert output.count("a worker hung (rank ") == 2
+    assert stopped < 30
+    written = sorted((folder / "hangs").iterdir())
+    assert len(written) == 2
+    for file in written:
+        text = file.read_text()
+        assert "== rank 0\n" in text
+        assert "== rank 1\n" in text
+        assert text.count("TrainingThread") == 2
+    assert (result_of(folder)["restarts"], result_of(folder)["steps"]) == (2, 240)
+
+
+@pytest.mark.slow
+def test_a_frozen_node_is_named_and_done_without(tmp_path: Path):
+    status = tmp_path / "status.json"
+    command = [sys.executable, str(STUCK), *map(str, flags(tmp_path, "--epochs", 100, "--workers", "1:2"))]
+    with ElasticCluster(nodes=2) as cluster:
+        job = Job(command, tmp_path / "log", environment(**cluster.env), status_file=status)
+        job.until(lambda: (job.step or 0) >= 60)
+        for process in cluster.nodes[-1].processes():
+            process.suspend()
+        began = time.monotonic()
+        job.until(lambda: "made no progress" in job.output)
+        print(f"a frozen node was named after {time.monotonic() - began:.1f} s")
+        assert time.monotonic() - began < 30
+        output = job.wait()
+        job.close()
+    assert "its node does not answer" in output
+    assert [a["world_size"] for a in attempts(tmp_path / "a")] == [2, 1]
+
+
+@pytest.mark.slow
+def test_five_minutes_without_faults_are_left_alone():
+    assert undisturbed.main(undisturbed.Arguments(minutes=5)) == 0

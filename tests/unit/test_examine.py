@@ -1,0 +1,112 @@
+"""Processes and nodes, looked at from outside: real processes, stopped, busy and idle; real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from raytf import examine
+from raytf.examine import Answer, Evidence
+from raytf.testing.processes import wait_until
+
+SLEEPER = """
+import faulthandler, os, time
+from raytf.pulse import STACKS_SIGNAL
+file = os.memfd_create("raytf-stacks")
+faulthandler.register(STACKS_SIGNAL, file, all_threads=True)
+def sleep_for_ever():
+    time.sleep(1000)
+print(file, flush=True)
+sleep_for_ever()
+"""
+
+
+@contextlib.contextmanager
+def process(code: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as made:
+        try:
+            yield made
+        finally:
+            made.kill()
+
+
+def test_a_process_that_sleeps_is_idle_and_shows_where_also_when_it_is_stopped():
+    with process(SLEEPER) as made:
+        assert made.stdout is not None
+        file = int(made.stdout.readline())
+        assert examine.look([(3, made.pid, file)])[3].evidence is Evidence.IDLE
+        assert "sleep_for_ever" in examine.stacks(made.pid, file)
+        # Where py-spy may not look into the process, the process writes them itself.
+        assert "sleep_for_ever" in examine._by_signal(made.pid, file)
+        assert examine._by_signal(made.pid, 0) == ""
+        psutil.Process(made.pid).suspend()
+        wait_until(lambda: psutil.Process(made.pid).status() == psutil.STATUS_STOPPED, "it is stopped", 10)
+        found = examine.look([(3, made.pid, file)])[3]
+        assert found.evidence is Evidence.STOPPED
+        assert "sleep_for_ever" in found.stacks
+        examine.kill(made.pid)
+        assert made.wait(10) < 0
+        examine.kill(made.pid)
+
+
+def test_a_process_that_computes_is_busy_and_one_that_is_gone_is_gone():
+    with process("print(1, flush=True)\nwhile True: pass") as made:
+        assert made.stdout is not None
+        made.stdout.readline()
+        assert examine.state(made.pid) is Evidence.BUSY
+        made.kill()
+        wait_until(lambda: psutil.Process(made.pid).status() == psutil.STATUS_ZOMBIE, "it is dead", 10)
+        assert examine.state(made.pid) is Evidence.GONE  # not reaped yet
+        made.wait(10)
+        assert examine.look([(0, made.pid, -1)])[0].evidence is Evidence.GONE
+
+
+def node(port: int) -> dict:
+    return {"NodeID": "a", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+
+
+@pytest.mark.parametrize(("says", "answer"), [(b"\0\0\0\4", Answer.LIVES), (b"", Answer.LIVES), (None, Answer.SILENT)])
+def test_a_node_lives_where_something_is_said_and_not_where_the_kernel_takes_the_connection(says, answer):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                if says:
+                    connection.sendall(says)
+
+        if says is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        assert examine.knock(node(server.getsockname()[1]), 0.5 if says is None else 10.0) is answer
+
+
+def test_a_node_where_nothing_listens_refuses():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert examine.knock(node(unused.getsockname()[1])) is Answer.REFUSES
+
+
+def test_own_process_is_not_idle_while_it_computes():
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        assert examine.state(os.getpid()) is Evidence.BUSY
+    finally:
+        over.set()
+        thread.join()
