@@ -22,7 +22,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf.elastic import Move, Resizer, View
+from raytf.elastic import Move, Resizer, View, is_preemption
 from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
 from raytf.progress import Status
 
@@ -131,6 +131,10 @@ class ScalingPolicy(ElasticScalingPolicy):
         #: Nodes reserved for the run; and all that are alive and have no notice.
         self._nodes: list[str] = []
         self._staying: set[str] = set()
+        #: Nodes with notice -> Unix time in ms at which they go, 0 where nobody knows.
+        self._leaving: dict[str, int] = {}
+        #: The present group's ranks on nodes with notice -> the node.
+        self._noticed: dict[int, str] = {}
         self._unusable_workers = 0
         self._told_at = float("-inf")
 
@@ -164,22 +168,41 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         if possible is None:
             return NoopDecision()
-        mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
-        view = View(time.monotonic(), workers, possible, bool(mine - self._staying), parked)
+        nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
+        is_leaving, end = bool(set(nodes.values()) - self._staying), self._heed(nodes)
+        view = View(time.monotonic(), workers, possible, is_leaving, parked, end)
         match self._resizer.decide(view):
             case Move.PARK:
-                why = "a node is about to go" if view.leaving else f"the cluster can run {possible}"
-                self._run_monitor.say.remote(f"{why}: saving, to go on with {possible} instead of {workers} workers")
+                self._run_monitor.say.remote(_parking_message(view, self.scaling_config.min_workers))
                 self._ticket = ray.get(self._run_monitor.park.remote())
             case Move.RELEASE:
                 self._run_monitor.release.remote()
             case Move.RESIZE:
+                why = "a node is about to go" if is_leaving else "the cluster has changed"
+                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
+                self._run_monitor.event.remote("resize", fields)
                 return self._resize(possible)
         return NoopDecision()
 
+    def _heed(self, nodes: dict[int, str]) -> float | None:
+        """Tell the monitor of ranks whose nodes have notice; when the first of these goes, monotonic, if known."""
+        now, unix = time.monotonic(), time.time()
+        ends = {n: now + at / 1000 - unix if at else None for n, at in self._leaving.items() if n in nodes.values()}
+        found = {rank: node for rank, node in nodes.items() if node in ends and rank not in self._noticed}
+        for node in sorted(set(found.values())):
+            end = ends[node]
+            fields = {"node": node, "deadline_seconds": None if end is None else round(end - now, 1)}
+            self._run_monitor.event.remote("drain", fields)
+        if found:
+            self._noticed |= found  # as long as the group lives: a dead node drains no more
+            self._run_monitor.set_noticed.remote(self._noticed)
+        return min((end for end in ends.values() if end is not None), default=None)
+
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
         self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
+        self._noticed = {}
+        self._run_monitor.set_noticed.remote({})
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
 
@@ -203,7 +226,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
                 timeout=5,
             )
-            leaving = ray._private.state.state.get_draining_nodes()
+            self._leaving = leaving = ray._private.state.state.get_draining_nodes()
             staying = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
         except ray.exceptions.RayError:
             return None
@@ -221,6 +244,16 @@ class ScalingPolicy(ElasticScalingPolicy):
                 return self._look(knock, again=False)
         self._nodes = sorted(usable)
         return super()._count_possible_workers(usable)
+
+
+def _parking_message(view: View, fewest: int) -> str:
+    if view.possible < fewest:
+        return (
+            f"a node is about to go, and the cluster can run {view.possible} workers without it, while at least "
+            f"{fewest} are wanted: saving, and training on until it goes"
+        )
+    why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
+    return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"
 
 
 def _answers(node: dict[str, Any]) -> bool:
@@ -251,6 +284,8 @@ class FailurePolicy(DefaultFailurePolicy):
             # A dying peer can make TensorFlow raise anything.
             if isinstance(error, RaytfError) and not error.retryable and not (died and isinstance(error, JobError)):
                 return FailureDecision.RAISE
+        if self._is_preemption(training_failed_error):
+            return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
         reached = self._ask_reached()
         self._fruitless = 0 if died or reached > self._reached else self._fruitless + 1
         self._reached = max(reached, self._reached)
@@ -260,6 +295,24 @@ class FailurePolicy(DefaultFailurePolicy):
         if decision is FailureDecision.RETRY:
             self._run_monitor.say.remote(f"workers were lost ({_short(training_failed_error)}); starting again")
         return decision
+
+    def _is_preemption(self, training_failed_error: Any) -> bool:
+        ranks = sorted(getattr(training_failed_error, "worker_failures", {}))
+        errors = dict(zip(ranks, worker_errors(training_failed_error), strict=True))
+        dead = {rank for rank, error in errors.items() if isinstance(error, ray.exceptions.RayActorError)}
+        is_peer_missed = bool(errors) and all(isinstance(errors[r], WorkerLostError) for r in errors.keys() - dead)
+        try:
+            noticed = ray.get(self._run_monitor.noticed.remote(), timeout=10)
+        except ray.exceptions.RayError:
+            return False
+        if not is_preemption(dead, is_peer_missed, noticed.keys()):
+            return False
+        ranks, nodes = sorted(noticed), sorted(set(noticed.values()))
+        text = f"node {', '.join(node[:8] for node in nodes)} is gone, as announced"
+        fields = {"cause": "node_lost", "ranks": ranks, "nodes": nodes, "text": text, "preemption": True}
+        self._run_monitor.event.remote("fault", fields)
+        self._run_monitor.say.remote(f"{text}; starting again")
+        return True
 
     def _ask_reached(self) -> int:
         try:
@@ -295,6 +348,7 @@ class Monitor:
         self._messages: list[str] = []
         self._events: list[dict[str, Any]] = []
         self._reached = 0
+        self._noticed: dict[int, str] = {}
         self._ticket = self._tickets = 0
         self._parked: bool | None = None
 
@@ -312,6 +366,14 @@ class Monitor:
     def reached(self) -> int:
         """The latest global step that was ever reported."""
         return self._reached
+
+    def set_noticed(self, ranks: dict[int, str]) -> None:
+        """Ranks of the present group whose nodes have notice -> Ray's ids of these nodes."""
+        self._noticed = ranks
+
+    def noticed(self) -> dict[int, str]:
+        """What `set_noticed` said last."""
+        return self._noticed
 
     def park(self) -> int:
         """Ask the ranks to save and wait; a ticket for this request."""

@@ -19,6 +19,7 @@ import ray.train
 import ray.train.collective
 
 from raytf.checkpoint import manifest, policy
+from raytf.cluster import watch
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
@@ -138,6 +139,7 @@ class Worker:
         self.storage = Storage(job.run_uri)
         self.attempt = ray.train.collective.broadcast_from_rank_zero(new_attempt())
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
+        watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]
