@@ -42,6 +42,8 @@ def _gpu_switches(args: Sequence[str]) -> list[str]:
     switches = {"--use-gpu": "True", "--no-use-gpu": "False"}
     out: list[str] = []
     for i, arg in enumerate(args):
+        if arg == "--":
+            return out + list(args[i:])  # what follows is another command's
         follows = args[i + 1] if i + 1 < len(args) else ""
         if arg in switches and follows not in ("True", "False", "None"):
             out += ["--use-gpu", switches[arg]]

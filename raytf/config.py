@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import urllib.parse
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,6 +18,7 @@ from raytf.errors import ConfigError
 
 MixedPrecision = Literal["off", "bfloat16", "float16"]
 Reduction = Literal["fixed", "float"]
+Notices = Literal["auto", "aws", "gcp", "azure", "off"]
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
 #: global batches with 1, 2, 3 and 4 workers.
@@ -76,6 +78,40 @@ class ClusterSection:
                 "(both at least 1)."
             )
         return bounds
+
+
+@dataclass(frozen=True)
+class NoticeSection:
+    """Whose notices of preemption each node watches for."""
+
+    notices: Notices = "auto"
+    """The cloud whose metadata service each node asks; auto finds out, and finds none on a laptop."""
+    notice_url: str | None = None
+    """Base URL of that service where it is not the cloud's own; {node_id} stands for Ray's id of the node."""
+    follow_warnings: bool = False
+    """Leave a node also on a mere warning: a rebalance recommendation of AWS, a move or pause without restart. Without
+    it they are only told."""
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: says which setting, what was expected and how to mend it.
+        """
+        if self.notices not in get_args(Notices):
+            raise ConfigError(f"--notices {self.notices}: expected one of {', '.join(get_args(Notices))}.")
+        if self.notice_url is None:
+            return
+        try:
+            url = urllib.parse.urlsplit(self.notice_url)
+            fits = url.scheme == "http" and url.hostname and url.port != 0 and not (url.query or url.fragment)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ConfigError(
+                f"--notice-url {self.notice_url}: expected http://HOST[:PORT][/PREFIX], such as http://127.0.0.1:8000, "
+                "without a path of the cloud's."
+            )
 
 
 @dataclass(frozen=True)
@@ -141,6 +177,7 @@ class TrainConfig:
 
     run: RunSection = field(default_factory=RunSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
+    notices: NoticeSection = field(default_factory=NoticeSection)
     length: LengthSection = field(default_factory=LengthSection)
     batch: BatchSection = field(default_factory=BatchSection)
     compute: ComputeSection = field(default_factory=ComputeSection)
@@ -231,6 +268,7 @@ class TrainConfig:
         ):
             if choice not in known:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
+        self.notices.check()
         if self.compute.exact and self.compute.reduction == "float":
             raise ConfigError(
                 "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "

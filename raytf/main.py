@@ -8,7 +8,9 @@ import sys
 from raytf.command import cli
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
+}
 
 
 def main(args: list[str] | None = None) -> None:

@@ -37,6 +37,7 @@ class Monitor:
         self._messages: list[str] = []
         self._events: list[dict[str, Any]] = []
         self._reached = 0
+        self._noticed: dict[int, str] = {}
         self._ticket = self._tickets = 0
         self._parked: bool | None = None
         self._beats = Beats()
@@ -89,6 +90,14 @@ class Monitor:
     def reached(self) -> int:
         """The latest global step that was ever reported."""
         return self._reached
+
+    def set_noticed(self, ranks: dict[int, str]) -> None:
+        """Ranks of the present group whose nodes have notice -> Ray's ids of these nodes."""
+        self._noticed = ranks
+
+    def noticed(self) -> dict[int, str]:
+        """What `set_noticed` said last."""
+        return self._noticed
 
     def begin_group(self) -> int:
         """A group of workers starts; its number, which its beats carry."""

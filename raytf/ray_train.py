@@ -24,7 +24,7 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
 from raytf import warm
 from raytf.config import ClusterSection
-from raytf.elastic import Move, Resizer, View
+from raytf.elastic import Move, Resizer, View, is_preemption
 from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.examine import Answer, knock
 from raytf.exclusion import Exclusion, without
@@ -157,6 +157,10 @@ class ScalingPolicy(ElasticScalingPolicy):
         #: Nodes reserved for the run; and all that are alive and have no notice.
         self._nodes: list[str] = []
         self._staying: set[str] = set()
+        #: Nodes with notice -> Unix time in ms at which they go, 0 where nobody knows.
+        self._leaving: dict[str, int] = {}
+        #: The present group's ranks on nodes with notice -> the node.
+        self._noticed: dict[int, str] = {}
         self._unusable_workers = 0
         self._told_at = float("-inf")
         resources = scaling_config._resources_per_worker_not_none
@@ -208,28 +212,48 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         if self._keeper is not None:
             self._keeper.keep(worker_group_state.workers, self._staying)
-        mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
+        nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
+        mine, end = set(nodes.values()), self._heed(nodes)
         replaced = mine & set(self._slow) - set(self._nodes)
-        view = View(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked)
+        view = View(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
         match self._resizer.decide(view):
             case Move.PARK:
-                why = "a node is about to go" if view.leaving else f"the cluster can run {possible}"
-                why = "a node is slow, and another one is there" if replaced else why
-                self._run_monitor.say.remote(f"{why}: saving, to go on with {possible} instead of {workers} workers")
-                self._run_monitor.event.remote("resize", {"from": workers, "to": possible, "why": why})
+                why = _why_to_park(view, bool(replaced), self.scaling_config.min_workers)
+                self._run_monitor.say.remote(why)
+                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
+                self._run_monitor.event.remote("park", fields)
                 self._ticket = ray.get(self._run_monitor.park.remote())
             case Move.RELEASE:
                 self._run_monitor.release.remote()
             case Move.RESIZE:
+                why = "a node is about to go" if view.leaving else "the cluster has changed"
+                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
+                self._run_monitor.event.remote("resize", fields)
                 return self._resize(possible)
         return NoopDecision()
+
+    def _heed(self, nodes: dict[int, str]) -> float | None:
+        """Tell the monitor of ranks whose nodes have notice; when the first of these goes, monotonic, if known."""
+        now, unix = time.monotonic(), time.time()
+        ends = {n: now + at / 1000 - unix if at else None for n, at in self._leaving.items() if n in nodes.values()}
+        found = {rank: node for rank, node in nodes.items() if node in ends and rank not in self._noticed}
+        for node in sorted(set(found.values())):
+            end = ends[node]
+            fields = {"node": node, "deadline_seconds": None if end is None else round(end - now, 1)}
+            self._run_monitor.event.remote("drain", fields)
+        if found:
+            self._noticed |= found  # as long as the group lives: a dead node drains no more
+            self._run_monitor.set_noticed.remote(self._noticed)
+        return min((end for end in ends.values() if end is not None), default=None)
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
         self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
         self._watch = self._watch or Watch(self._run_monitor, self._run_uri, self._flags.hang_seconds)
         self._watch.begin()
         self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
+        self._noticed = {}
+        self._run_monitor.set_noticed.remote({})
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
 
@@ -279,7 +303,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
                 timeout=5,
             )
-            leaving = ray._private.state.state.get_draining_nodes()
+            self._leaving = leaving = ray._private.state.state.get_draining_nodes()
             staying = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
         except ray.exceptions.RayError:
             return None
@@ -300,6 +324,17 @@ class ScalingPolicy(ElasticScalingPolicy):
                 return self._look(knock, again=False)
         self._nodes = sorted(usable)
         return super()._count_possible_workers(usable)
+
+
+def _why_to_park(view: View, is_slow: bool, fewest: int) -> str:
+    if view.possible < fewest:
+        return (
+            f"a node is about to go, and the cluster can run {view.possible} workers without it, while at least "
+            f"{fewest} are wanted: saving, and training on until it goes"
+        )
+    why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
+    why = "a node is slow, and another one is there" if is_slow else why
+    return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"
 
 
 def _answers(node: dict[str, Any]) -> bool:
@@ -335,6 +370,9 @@ class FailurePolicy(DefaultFailurePolicy):
         if hung is not None:
             error.worker_failures = hung.worker_failures
         ranks, failure = _classify(error)
+        if failure.cause is not Cause.ERROR and self._is_preemption(error):
+            error.raytf_verdict = _Verdict(0.0, [])
+            return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
         nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks})
         self._reached = max(self._ask("reached", self._reached), failure.step or 0)
         decided = self._retry.decide(failure, self._reached)
@@ -348,6 +386,21 @@ class FailurePolicy(DefaultFailurePolicy):
         error.raytf_verdict = _Verdict(decided.pause, [] if failure.cause is Cause.ERROR else nodes)
         self._run_monitor.say.remote(decided.why)
         return FailureDecision.RETRY
+
+    def _is_preemption(self, training_failed_error: Any) -> bool:
+        ranks = sorted(getattr(training_failed_error, "worker_failures", {}))
+        errors = dict(zip(ranks, worker_errors(training_failed_error), strict=True))
+        dead = {rank for rank, error in errors.items() if isinstance(error, ray.exceptions.RayActorError)}
+        is_peer_missed = bool(errors) and all(isinstance(errors[r], WorkerLostError) for r in errors.keys() - dead)
+        noticed = self._ask("noticed", {})
+        if not is_preemption(dead, is_peer_missed, noticed.keys()):
+            return False
+        ranks, nodes = sorted(noticed), sorted(set(noticed.values()))
+        text = f"node {', '.join(node[:8] for node in nodes)} is gone, as announced"
+        fields = {"cause": "node_lost", "ranks": ranks, "nodes": nodes, "text": text, "preemption": True}
+        self._run_monitor.event.remote("fault", fields)
+        self._run_monitor.say.remote(f"{text}; starting again")
+        return True
 
     def _frozen(self, error: Any) -> Any:
         """What to say instead, where all that is known is that ranks have lost a peer, and the peer is frozen."""

@@ -24,6 +24,7 @@ import ray.train.collective
 
 from raytf import warm
 from raytf.checkpoint import manifest, policy
+from raytf.cluster import watch
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
@@ -183,6 +184,7 @@ class Worker:
         )
         _phases.mark("rendezvous")
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
+        watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]

@@ -14,6 +14,7 @@ patched, and the job does not know. See docs/testing.md.
 from raytf.testing.cluster import ElasticCluster
 from raytf.testing.faults import Fault, Injection, Kind, Report
 from raytf.testing.job import Job
+from raytf.testing.metadata import MetadataServer
 from raytf.testing.node import Node
 from raytf.testing.plan import FaultPlan
 from raytf.testing.processes import environment
@@ -26,6 +27,7 @@ __all__ = [
     "Injection",
     "Job",
     "Kind",
+    "MetadataServer",
     "Node",
     "Report",
     "StorageProxy",

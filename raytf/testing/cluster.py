@@ -10,6 +10,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,12 @@ class ElasticCluster:
             raise RuntimeError("the cluster was not started: use it in a `with` statement")
         return self._head
 
-    def add_node(self, cpus: int | None = None) -> Node:
+    def add_node(self, cpus: int | None = None, under: Sequence[str] = ()) -> Node:
         """Start a node, and wait until Ray has it.
 
         Args:
             cpus: that it offers; by default those of the cluster's other nodes.
+            under: a command that runs `ray start` as its own last arguments, such as `raytf watch --`.
 
         Raises:
             RuntimeError, TimeoutError: it does not start; with what it said.
@@ -132,6 +134,7 @@ class ElasticCluster:
             f"--num-cpus={self._cpus if cpus is None else cpus}",
             # The head's watches the files of all nodes, since they share a folder; each more costs as much again.
             "--include-log-monitor=false",
+            under=under,
         )
         self._nodes.append(node)
         return node
@@ -184,7 +187,7 @@ class ElasticCluster:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         return processes.environment(**self.env, PATH=path)
 
-    def _start(self, *arguments: str) -> Node:
+    def _start(self, *arguments: str, under: Sequence[str] = ()) -> Node:
         self._starts += 1
         log = self.folder / f"start-{self._starts}.log"
         own = [
@@ -198,7 +201,7 @@ class ElasticCluster:
         del env["RAY_ADDRESS"]  # a head refuses to start where it is told of another one
         with log.open("w") as out:
             process = subprocess.Popen(
-                [*_RAY, "start", "--block", *own, *arguments],
+                [*under, *_RAY, "start", "--block", *own, *arguments],
                 env=env,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -58,16 +58,18 @@ class Node:
         raylet = self.raylet()
         processes.end([raylet] if raylet else [])
 
-    def stop(self) -> None:
+    def stop(self, seconds: float = 30.0) -> None:
         """End the node as its administrator would (SIGTERM): Ray hears of it, and takes nothing new to it.
 
-        A node that has been given notice ends only at its deadline while it has workers. What has not ended after 30 s
-        is killed.
+        A node that has been given notice ends only at its deadline while it has workers.
+
+        Args:
+            seconds: after which what has not ended is killed, as a pod is after its grace period.
         """
         if not self._is_gone:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(30)
+                self._process.wait(seconds)
             self.kill()
 
     def drain(self, notice_seconds: float) -> None:
@@ -89,6 +91,11 @@ class Node:
             "--reason-message=notice of preemption",
             f"--deadline-remaining-seconds={max(1, round(notice_seconds))}",
         )
+
+    @property
+    def output(self) -> str:
+        """What its `ray start`, and what that ran under, has printed so far."""
+        return self._log.read_text(errors="replace")
 
     def is_up(self) -> bool:
         """Whether Ray has it, once it was started; `id` is known from then on.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.elastic import PATIENCE_SECONDS, SETTLE_SECONDS, Move, Resizer, View
+from raytf.elastic import LAST_SAVE_SECONDS, PATIENCE_SECONDS, SETTLE_SECONDS, Move, Resizer, View, is_preemption
 
 EVERY = 60.0
 
@@ -92,8 +93,78 @@ def test_notice_is_followed_at_once_even_after_a_change_and_to_a_group_of_the_sa
         assert resizer.decide(View(3.0, 2, possible, leaving=True, parked=True)) is Move.RESIZE
 
 
-def test_what_cannot_go_on_elsewhere_trains_until_its_node_is_gone():
-    assert play(Resizer(2, EVERY), 2, lambda now: 1, 100, leaving=lambda now: True) == []
+def test_what_cannot_go_on_elsewhere_saves_at_once_and_trains_until_its_node_is_gone():
+    moved = play(Resizer(2, EVERY), 2, lambda now: 2 - (now >= 10), 100, leaving=lambda now: now >= 10)
+    assert [(now, move) for now, move, _ in moved] == [(10.0, Move.PARK), (10.5, Move.RELEASE)]
+
+
+def test_what_cannot_go_on_elsewhere_saves_again_shortly_before_the_end():
+    resizer, saves = Resizer(2, EVERY), []
+    resizer.started(2, 0.0)
+    parked = None
+    for tick in range(300):
+        now = tick / 2
+        move = resizer.decide(View(now, 2, 1, leaving=now >= 10, parked=parked, deadline=130.0 if now >= 10 else None))
+        parked = True if move is Move.PARK else None
+        assert move is not Move.RESIZE
+        if move is Move.PARK:
+            saves.append(now)
+    assert saves == [10.0, 130.0 - LAST_SAVE_SECONDS]
+
+
+def test_short_notice_that_cannot_be_followed_is_one_save():
+    resizer = Resizer(2, EVERY)
+    resizer.started(2, 0.0)
+    assert resizer.decide(View(50.0, 2, 1, leaving=True, deadline=55.0)) is Move.PARK
+    assert resizer.decide(View(51.0, 2, 1, leaving=True, deadline=55.0)) is Move.KEEP
+    assert resizer.decide(View(52.0, 2, 1, leaving=True, deadline=55.0, parked=True)) is Move.RELEASE
+    assert {resizer.decide(View(52.5 + t, 2, 1, leaving=True, deadline=55.0)) for t in range(100)} == {Move.KEEP}
+
+
+def test_room_that_comes_after_the_notice_is_moved_into():
+    resizer = Resizer(2, EVERY)
+    resizer.started(2, 0.0)
+    assert resizer.decide(View(10.0, 2, 1, leaving=True)) is Move.PARK
+    assert resizer.decide(View(11.0, 2, 1, leaving=True, parked=True)) is Move.RELEASE
+    assert resizer.decide(View(20.0, 2, 2, leaving=True)) is Move.PARK
+    assert resizer.decide(View(21.0, 2, 2, leaving=True, parked=True)) is Move.RESIZE
+    # ... also while the ranks save
+    resizer = Resizer(2, EVERY)
+    resizer.started(2, 0.0)
+    assert resizer.decide(View(10.0, 2, 1, leaving=True)) is Move.PARK
+    assert resizer.decide(View(10.5, 2, 2, leaving=True)) is Move.KEEP
+    assert resizer.decide(View(11.0, 2, 2, leaving=True, parked=True)) is Move.RESIZE
+
+
+def test_a_save_on_notice_that_fails_is_tried_again_and_the_next_notice_is_a_new_one():
+    resizer = Resizer(2, EVERY)
+    resizer.started(2, 0.0)
+    assert resizer.decide(View(10.0, 2, 1, leaving=True)) is Move.PARK
+    assert resizer.decide(View(10.5, 2, 1, leaving=True, parked=False)) is Move.RELEASE
+    assert resizer.decide(View(11.0, 2, 1, leaving=True)) is Move.KEEP
+    assert resizer.decide(View(10.5 + SETTLE_SECONDS, 2, 1, leaving=True)) is Move.PARK
+    assert resizer.decide(View(16.0, 2, 1, leaving=True, parked=True)) is Move.RELEASE
+    assert resizer.decide(View(17.0, 2, 1, leaving=True)) is Move.KEEP
+    resizer.started(2, 30.0)
+    assert resizer.decide(View(40.0, 2, 1, leaving=True)) is Move.PARK
+
+
+@pytest.mark.parametrize(
+    ("dead", "is_peer_missed", "noticed", "preempted"),
+    [
+        (set(), True, set(), False),  # nobody had notice
+        ({1}, True, set(), False),
+        ({1}, True, {1}, True),  # the one that had notice died, and the others miss it
+        ({1}, False, {1}, True),  # a dying peer can make TensorFlow raise anything
+        ({0, 1}, False, {0, 1}, True),  # both ranks of a node
+        ({0}, True, {1}, False),  # another one died
+        ({0, 1}, True, {1}, False),
+        (set(), True, {1}, True),  # a peer is missed, and Ray does not know yet which one is dead
+        (set(), False, {1}, False),  # an error of the job while its node has notice
+    ],
+)
+def test_the_loss_of_a_node_with_notice_is_no_failure(dead, is_peer_missed, noticed, preempted):
+    assert is_preemption(dead, is_peer_missed, noticed) is preempted
 
 
 def test_a_change_that_is_undone_while_the_ranks_save_is_forgotten():

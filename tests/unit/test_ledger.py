@@ -1,5 +1,6 @@
 """The ledger: events are kept whatever storage does, and every second belongs to one category."""
 
+import itertools
 import json
 
 import pytest
@@ -191,7 +192,7 @@ def test_the_categories_sum_to_the_wall_clock(drawn):
         events.append({**fields, "time": now})
     spans = ledger.timeline(events)
     assert all(span.begin < span.end for span in spans)
-    assert all(a.end <= b.begin for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end <= b.begin for a, b in itertools.pairwise(spans))
     # Only after a run has finished, time may pass that is not the run's.
     gaps = 0.0
     latest, finished = 1000.0, False

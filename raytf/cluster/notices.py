@@ -1,0 +1,307 @@
+"""Notices of preemption, as the clouds' metadata services give them to an instance: the protocols, and nothing else.
+
+Sources: AWS, "Spot Instance interruption notices", "EC2 instance rebalance recommendations" and "Use the Instance
+Metadata Service" (version 2); Google, "Spot VMs", "Live migration process" and "VM metadata"; Microsoft, "Scheduled
+Events for Linux VMs" and "Azure Instance Metadata Service".
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import json
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from raytf.errors import RaytfError, one_line
+
+#: Where all three clouds serve it, to the instance alone.
+LINK_LOCAL = "http://169.254.169.254"
+#: A service of the same machine answers in milliseconds; each request may take so long.
+TIMEOUT_SECONDS = 2.0
+#: On a machine without such a service, nothing may answer at all.
+DETECT_SECONDS = 0.5
+#: Seconds from the notice to the end, where the service does not say: AWS 2 minutes, Google 30 s for a preemption and
+#: 60 s for maintenance (an hour for some machines with GPUs).
+AWS_SECONDS, GCP_SECONDS, GCP_MAINTENANCE_SECONDS = 120.0, 30.0, 60.0
+
+#: The longest that AWS gives; it is renewed a minute before.
+_TOKEN_SECONDS, _TOKEN_MARGIN_SECONDS = 21600, 60.0
+_AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+_AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_MOST_BYTES = 1 << 20
+
+
+class MetadataError(RaytfError):
+    """The metadata service cannot be reached, or answers what no cloud documents. A watch goes on."""
+
+    retryable = True
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a cloud says of this instance's future.
+
+    Attributes:
+        cloud: aws, gcp or azure.
+        kind: what is announced, in the cloud's own words; the same for every look at the same notice.
+        text: the same for people.
+        seconds: until it happens, seen from the look; None where nobody knows.
+        leaves: whether the instance, or all that runs on it, is going to end; else it is only a warning.
+    """
+
+    cloud: str
+    kind: str
+    text: str
+    seconds: float | None
+    leaves: bool = True
+
+
+class Source(Protocol):
+    """A cloud's metadata service."""
+
+    cloud: str
+
+    def is_here(self) -> bool:
+        """Whether the service at this address is that of this cloud. Never raises."""
+        ...
+
+    def look(self) -> Iterator[Notice]:
+        """All notices that hold now, the most urgent first.
+
+        Raises:
+            MetadataError: it does not answer, or not as documented; perhaps after it has given some.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer: its status, headers by lower-case name, and body as text."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+
+class Endpoint:
+    """A metadata service's address. Requests go there directly: no proxy of the environment must see them.
+
+    Args:
+        url: http://HOST[:PORT][/PREFIX].
+        timeout: seconds of silence after which a request is given up.
+    """
+
+    def __init__(self, url: str, timeout: float):
+        parts = urllib.parse.urlsplit(url)
+        self._host, self._port, self._prefix = parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
+        self._timeout = timeout
+
+    def request(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+        """Ask once.
+
+        Raises:
+            MetadataError: nothing answers in time, or not HTTP.
+        """
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
+        try:
+            connection.request(method, self._prefix + path, headers=dict(headers))
+            answer = connection.getresponse()
+            text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
+            return Answer(answer.status, {name.lower(): value for name, value in answer.headers.items()}, text)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise MetadataError(f"{method} {path}: {type(error).__name__} {one_line(error, 200)}") from None
+        finally:
+            connection.close()
+
+
+class Aws:
+    """EC2's instance metadata, version 2: a token first, which each request shows."""
+
+    cloud = "aws"
+
+    def __init__(self, endpoint: Endpoint, now: Callable[[], float] = time.time):
+        self._endpoint, self._now = endpoint, now
+        self._token, self._renew_at = "", float("-inf")
+
+    def is_here(self) -> bool:
+        return _succeeds(self._new_token)
+
+    def look(self) -> Iterator[Notice]:
+        text = self._get("/latest/meta-data/spot/instance-action")
+        if text is not None:
+            said = _document(text, "spot/instance-action")
+            action = str(said.get("action"))
+            at = _iso_time(said.get("time"))
+            left = AWS_SECONDS if at is None else max(0.0, at - self._now())
+            yield Notice("aws", f"instance-action {action}", f"AWS will {action} it (spot interruption)", left)
+        text = self._get("/latest/meta-data/events/recommendations/rebalance")
+        if text is not None:
+            _document(text, "events/recommendations/rebalance")
+            text = "AWS recommends to leave it (rebalance recommendation); it may live for hours"
+            yield Notice("aws", "rebalance recommendation", text, None, leaves=False)
+
+    def _get(self, path: str) -> str | None:
+        """What lies there; None as long as nothing does."""
+        for _ in range(2):
+            if self._now() >= self._renew_at:
+                self._new_token()
+            answer = self._endpoint.request("GET", path, {"X-aws-ec2-metadata-token": self._token})
+            if answer.status != 401:
+                break
+            self._renew_at = float("-inf")  # the service has forgotten it, or its clock runs otherwise
+        return None if answer.status == 404 else _ok(answer, path).text
+
+    def _new_token(self) -> None:
+        path = "/latest/api/token"
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECONDS)}
+        self._token = _ok(self._endpoint.request("PUT", path, headers), path).text.strip()
+        if not re.fullmatch(r"[\w+/=-]+", self._token, re.ASCII):
+            raise MetadataError(f"{path} does not hold a token")
+        self._renew_at = self._now() + _TOKEN_SECONDS - _TOKEN_MARGIN_SECONDS
+
+
+class Gcp:
+    """Compute Engine's metadata server."""
+
+    cloud = "gcp"
+    _flavor: Mapping[str, str] = {"Metadata-Flavor": "Google"}
+
+    def __init__(self, endpoint: Endpoint):
+        self._endpoint = endpoint
+
+    def is_here(self) -> bool:
+        return _succeeds(lambda: self._get("preempted"))
+
+    def look(self) -> Iterator[Notice]:
+        preempted = self._get("preempted")
+        if preempted not in ("TRUE", "FALSE"):
+            raise MetadataError(f"instance/preempted is {preempted[:60]!r}, expected TRUE or FALSE")
+        if preempted == "TRUE":
+            yield Notice("gcp", "preempted", "Google Cloud preempts it", GCP_SECONDS)
+        event = self._get("maintenance-event")
+        if event.startswith("TERMINATE"):
+            text = "Google Cloud ends it for maintenance of its host"
+            yield Notice("gcp", f"maintenance-event {event}", text, GCP_MAINTENANCE_SECONDS)
+        elif event.startswith("MIGRATE"):
+            text = "Google Cloud moves it to another host, where it goes on"
+            yield Notice("gcp", f"maintenance-event {event}", text, None, leaves=False)
+        elif event != "NONE":
+            raise MetadataError(f"maintenance-event is {event[:60]!r}, expected NONE, MIGRATE... or TERMINATE...")
+
+    def _get(self, key: str) -> str:
+        path = f"/computeMetadata/v1/instance/{key}"
+        answer = _ok(self._endpoint.request("GET", path, self._flavor), path)
+        if answer.headers.get("metadata-flavor") != "Google":
+            raise MetadataError(f"{path}: the answer is not from Google's metadata server")
+        return answer.text.strip()
+
+
+class Azure:
+    """Azure's scheduled events. They are never acknowledged, since that would start them at once."""
+
+    cloud = "azure"
+    _headers: Mapping[str, str] = {"Metadata": "true"}
+    #: Event -> what it does, and whether that ends what runs there.
+    _events: Mapping[str, tuple[str, bool]] = {
+        "Preempt": ("Azure evicts it (spot)", True),
+        "Terminate": ("Azure deletes it", True),
+        "Reboot": ("Azure reboots it", True),
+        "Redeploy": ("Azure moves it to another host and reboots it", True),
+        "Freeze": ("Azure pauses it for some seconds", False),
+    }
+
+    def __init__(self, endpoint: Endpoint, now: Callable[[], float] = time.time):
+        self._endpoint, self._now = endpoint, now
+
+    def is_here(self) -> bool:
+        return _succeeds(self._own_name)
+
+    def look(self) -> Iterator[Notice]:
+        name = self._own_name()
+        document = _document(self._get(_AZURE_EVENTS), "scheduledevents")
+        events = document.get("Events")
+        if not isinstance(events, list):
+            raise MetadataError("scheduledevents: there is no list Events")
+        # All instances of a group are told of the events of each.
+        own = [self._notice(event) for event in events if isinstance(event, dict) and self._concerns(event, name)]
+        yield from sorted(own, key=lambda notice: not notice.leaves)
+
+    def _concerns(self, event: Mapping[str, Any], name: str) -> bool:
+        resources = event.get("Resources")
+        named = {str(resource).casefold() for resource in resources} if isinstance(resources, list) else set()
+        is_open = event.get("EventStatus", "Scheduled") in ("Scheduled", "Started")
+        return is_open and event.get("EventType") in self._events and name.casefold() in named
+
+    def _notice(self, event: Mapping[str, Any]) -> Notice:
+        kind = event["EventType"]
+        text, leaves = self._events[kind]
+        at = _http_time(event.get("NotBefore"))  # empty once it has started
+        left = max(0.0, at - self._now()) if at is not None else 0.0
+        return Notice("azure", f"{kind} {event.get('EventId', '')}".strip(), text, left if leaves else None, leaves)
+
+    def _own_name(self) -> str:
+        name = self._get(_AZURE_NAME).strip()
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise MetadataError(f"compute/name is {name[:60]!r}, expected the name of a machine")
+        return name
+
+    def _get(self, path: str) -> str:
+        return _ok(self._endpoint.request("GET", path, self._headers), path).text
+
+
+def sources(url: str, timeout: float) -> dict[str, Source]:
+    """A client of each cloud's protocol for one address, by the cloud's name."""
+    endpoint = Endpoint(url, timeout)
+    return {"aws": Aws(endpoint), "gcp": Gcp(endpoint), "azure": Azure(endpoint)}
+
+
+def detect(url: str, timeout: float = DETECT_SECONDS) -> str | None:
+    """The name of the cloud whose metadata service is at an address; None where there is none, or it is silent."""
+    return next((cloud for cloud, source in sources(url, timeout).items() if source.is_here()), None)
+
+
+def _succeeds(request: Callable[[], object]) -> bool:
+    try:
+        request()
+    except MetadataError:
+        return False
+    return True
+
+
+def _ok(answer: Answer, path: str) -> Answer:
+    if answer.status != 200:
+        raise MetadataError(f"{path}: HTTP status {answer.status}")
+    return answer
+
+
+def _document(text: str, what: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise MetadataError(f"{what} holds {text[:60]!r}, expected a JSON object")
+    return document
+
+
+def _iso_time(text: object) -> float | None:
+    """Unix time of `2017-09-18T08:22:00Z`; None where it is something else."""
+    try:
+        at = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _http_time(text: object) -> float | None:
+    """Unix time of `Mon, 19 Sep 2016 18:29:47 GMT`; None where it is something else."""
+    try:
+        return email.utils.parsedate_to_datetime(str(text)).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,122 @@
+"""`raytf watch -- COMMAND ...`: runs a Ray node that leaves in time: on SIGTERM as on a cloud's notice."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import tyro
+
+from raytf.cluster import watch
+from raytf.cluster.supervise import Command, Raylet
+from raytf.config import NoticeSection
+from raytf.errors import ClusterError, ConfigError
+
+#: Between two looks whether a Ray node is up, and whether its workers have left.
+_NODE_SECONDS = 0.5
+#: Seconds of the margin that are left for SIGKILL to take effect.
+_KILL_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Run a Ray node that leaves in time, e.g. as the first process of a pod: raytf watch -- ray start --block ...
+
+    On SIGTERM, which Kubernetes sends before it kills a pod, Ray is told to leave the node; the command is ended once
+    no Ray Train worker runs here, at the latest when the grace period is nearly over. The clouds' notices are watched
+    too.
+    """
+
+    command: tyro.conf.Positional[tuple[str, ...]] = ()
+    """What to run, after `--`; it must stay in the foreground, as `ray start --block` does."""
+    grace_seconds: float = 30.0
+    """From SIGTERM to SIGKILL: terminationGracePeriodSeconds of the pod."""
+    margin_seconds: float = 5.0
+    """Left of that for the command to end by itself."""
+    notices: tyro.conf.OmitArgPrefixes[NoticeSection] = field(default_factory=NoticeSection)
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: says which flag, what was expected and how to mend it.
+        """
+        if not self.command:
+            raise ConfigError("there is nothing to run. Expected: raytf watch -- ray start --block --address=HEAD:6379")
+        if not _KILL_SECONDS < self.margin_seconds < self.grace_seconds < float("inf"):
+            raise ConfigError(
+                f"--grace-seconds {self.grace_seconds:g} --margin-seconds {self.margin_seconds:g}: expected a margin "
+                f"above {_KILL_SECONDS:g} s and below the grace period."
+            )
+        self.notices.check()
+
+
+def main(flags: Watch) -> None:
+    """Run the command; exits with its code, 128 + N where signal N ended it."""
+    flags.check()
+    command = Command(flags.command)
+    watching = False
+    while command.code is None:
+        raylet = None if watching else command.raylet()
+        if raylet is not None:
+            watching = True
+            _watch_notices(flags.notices, raylet)
+        asked = command.wait(3600.0 if watching else _NODE_SECONDS)
+        if asked == signal.SIGTERM:
+            _leave(command, flags.grace_seconds, flags.margin_seconds)
+        elif asked is not None:
+            command.send(asked)
+    sys.exit(command.code if command.code >= 0 else 128 - command.code)
+
+
+def _leave(command: Command, grace: float, margin: float) -> None:
+    """Have Ray leave this node, and end the command before the grace period is over."""
+    end = time.monotonic() + grace
+    last = end - margin
+    raylet = command.raylet()
+    if raylet is not None:
+        _say(f"SIGTERM: Ray is told to leave node {raylet.node_id[:8]}, which ends in {grace:.0f} s")
+        # Not here: Ray may take its time to answer, and the grace period runs.
+        threading.Thread(target=_drain, args=(raylet, last - time.monotonic()), daemon=True).start()
+        _wait_for_workers(command, last)
+    command.send(signal.SIGTERM)
+    while command.code is None and (left := end - _KILL_SECONDS - time.monotonic()) > 0:
+        asked = command.wait(left)
+        if asked is not None:
+            command.send(asked)
+    command.send(signal.SIGKILL)
+
+
+def _wait_for_workers(command: Command, last: float) -> None:
+    workers = command.workers()
+    while command.code is None and workers and (left := last - time.monotonic()) > 0:
+        if command.wait(min(_NODE_SECONDS, left)) is not None:
+            return  # asked again: at once, then
+        workers = command.workers()
+    _say(f"{workers or 'no'} Ray Train worker{'s' if workers > 1 else ''} left here; ending the command")
+
+
+def _drain(raylet: Raylet, seconds: float) -> None:
+    try:
+        watch.drain_node(raylet.head, raylet.node_id, "kubernetes: SIGTERM", seconds)
+    except ClusterError as error:
+        _say(str(error))
+
+
+def _watch_notices(notices: NoticeSection, raylet: Raylet) -> None:
+    watch.start(
+        notices,
+        raylet.node_id,
+        f"{socket.gethostname()} ({raylet.node_id[:8]})",
+        _say,
+        lambda **fields: None,
+        lambda reason, seconds: watch.drain_node(raylet.head, raylet.node_id, reason, seconds),
+    )
+
+
+def _say(message: str) -> None:
+    print(f"raytf watch: {message}", file=sys.stderr, flush=True)
