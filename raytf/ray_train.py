@@ -25,10 +25,11 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 from raytf import warm
 from raytf.config import ClusterSection
 from raytf.elastic import Move, Resizer, View, is_preemption
-from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
+from raytf.errors import WorkerLostError
 from raytf.examine import Answer, knock
 from raytf.exclusion import Exclusion, without
-from raytf.retry import Cause, Failure, Retry
+from raytf.failures import classify, worker_errors
+from raytf.retry import Cause, Retry
 from raytf.watch import Watch, explain_loss
 
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
@@ -269,12 +270,6 @@ class ScalingPolicy(ElasticScalingPolicy):
         """End a group that hangs, by raising what says so, and note who is slow."""
         assert self._watch is not None
         for straggler in self._watch.look(worker_group_state.workers):
-            self._run_monitor.say.remote(
-                f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
-                "long as its peers"
-            )
-            told = {"rank": straggler.rank, "node": straggler.node, "ratio": straggler.ratio}
-            self._run_monitor.event.remote("straggler", told)
             if self._flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
@@ -369,7 +364,7 @@ class FailurePolicy(DefaultFailurePolicy):
         hung = self._frozen(error)
         if hung is not None:
             error.worker_failures = hung.worker_failures
-        ranks, failure = _classify(error)
+        ranks, failure = classify(error)
         if failure.cause is not Cause.ERROR and self._is_preemption(error):
             error.raytf_verdict = _Verdict(0.0, [])
             return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
@@ -417,36 +412,3 @@ class FailurePolicy(DefaultFailurePolicy):
             return ray.get(getattr(self._run_monitor, question).remote(), timeout=10)
         except ray.exceptions.RayError:
             return otherwise
-
-
-def _classify(error: Any) -> tuple[list[int], Failure]:
-    """Ranks to blame, and what failed."""
-    ranks = sorted(getattr(error, "worker_failures", {}))
-    errors = dict(zip(ranks, worker_errors(error), strict=True))
-    dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
-    for rank, e in errors.items():
-        if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
-            continue  # a dying peer can make TensorFlow raise anything
-        text, kind = one_line(e, 200).rstrip("."), type(e).__name__
-        return [rank], Failure(Cause.ERROR, text, f"{kind}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
-    hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
-    if hung:
-        return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
-    if dead:
-        lost = any("its node has died" in str(errors[rank]) for rank in dead)
-        text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
-        return dead, Failure(Cause.NODE_LOST if lost else Cause.WORKER_DIED, text)
-    if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
-        return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
-    first = next(iter(errors.values()), getattr(error, "controller_failure", error))
-    cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
-    return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
-
-
-def worker_errors(error: Exception) -> list[BaseException]:
-    """What was raised or happened in each worker, out of what Ray Train wrapped it in, by rank."""
-    found = []
-    for _, failure in sorted(getattr(error, "worker_failures", {}).items()):
-        inner = getattr(failure, "_base_exc", failure)  # what the worker's code raised
-        found.append(getattr(inner, "health_check_failure", inner))  # why Ray could not reach the worker
-    return found

@@ -25,11 +25,12 @@ from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, StorageError, one_line
+from raytf.failures import worker_errors
 from raytf.job import Job, Sources
 from raytf.lease import Lease
 from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
-from raytf.ray_train import MwmsConfig, Trainer, worker_errors
+from raytf.ray_train import MwmsConfig, Trainer
 from raytf.storage import Storage
 
 _POLL_SECONDS = 0.3

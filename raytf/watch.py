@@ -78,7 +78,7 @@ class Watch:
             self._guard = None
 
     def look(self, workers: Sequence[Any]) -> list[Straggler]:
-        """Look at a group that runs, without waiting for anything; new stragglers.
+        """Look at a group that runs, without waiting for anything; new stragglers, of which user and ledger are told.
 
         Args:
             workers: Ray Train's, by rank.
@@ -110,7 +110,15 @@ class Watch:
         elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
             suspects = [s.beat for s in sightings if s.beat.rank in look.suspects]
             group.examination, group.examined_at = Examination(suspects), now
-        return group.stragglers.look([s.beat for s in sightings])
+        slow = group.stragglers.look([s.beat for s in sightings])
+        for straggler in slow:
+            self._monitor.say.remote(
+                f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
+                "long as its peers"
+            )
+            told = {"rank": straggler.rank, "node": straggler.node, "ratio": straggler.ratio}
+            self._monitor.event.remote("straggler", told)
+        return slow
 
     def _hear(self, now: float) -> bool:
         """Ask for sightings now and then; whether there are new ones."""

@@ -1,0 +1,46 @@
+"""What failed, out of what Ray Train wraps it in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
+from raytf.retry import Cause, Failure
+
+#: How Ray says that an actor's node is gone.
+_NODE_DIED = "its node has died"
+
+
+def classify(error: Any) -> tuple[list[int], Failure]:
+    """Ranks to blame, and what failed."""
+    ranks = sorted(getattr(error, "worker_failures", {}))
+    errors = dict(zip(ranks, worker_errors(error), strict=True))
+    dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
+    for rank, e in errors.items():
+        if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
+            continue  # a dying peer can make TensorFlow raise anything
+        text, kind = one_line(e, 200).rstrip("."), type(e).__name__
+        return [rank], Failure(Cause.ERROR, text, f"{kind}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
+    hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
+    if hung:
+        return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
+    if dead:
+        lost = any(_NODE_DIED in str(errors[rank]) for rank in dead)
+        text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
+        return dead, Failure(Cause.NODE_LOST if lost else Cause.WORKER_DIED, text)
+    if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
+        return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
+    first = next(iter(errors.values()), getattr(error, "controller_failure", error))
+    cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
+    return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
+
+
+def worker_errors(error: Exception) -> list[BaseException]:
+    """What was raised or happened in each worker, out of what Ray Train wrapped it in, by rank."""
+    found = []
+    for _, failure in sorted(getattr(error, "worker_failures", {}).items()):
+        inner = getattr(failure, "_base_exc", failure)  # what the worker's code raised
+        found.append(getattr(inner, "health_check_failure", inner))  # why Ray could not reach the worker
+    return found

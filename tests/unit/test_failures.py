@@ -1,0 +1,58 @@
+"""What failed is told from what Ray Train wraps it in: its own classes, as it makes them."""
+
+from __future__ import annotations
+
+import pytest
+from ray.exceptions import RayActorError
+from ray.train import WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
+from ray.train.v2.api.exceptions import ControllerError
+
+from raytf.errors import DataError, HangError, JobError, StorageError, WorkerLostError
+from raytf.failures import classify
+from raytf.retry import Cause
+
+
+def died(text: str = "its worker process has died") -> WorkerHealthCheckFailedError:
+    return WorkerHealthCheckFailedError("a worker health check failed", RayActorError(error_msg=text))
+
+
+def job_error(step: int | None) -> JobError:
+    error = JobError("a callback raised KeyError: 'a'.")
+    error.step = step
+    return error
+
+
+LOST = WorkerLostError("Connection reset")
+
+
+@pytest.mark.parametrize(
+    ("failures", "ranks", "cause", "final", "words"),
+    [
+        ({0: LOST, 1: died()}, [1], Cause.WORKER_DIED, False, "workers were lost (1 worker process died)"),
+        ({0: died(), 1: died()}, [0, 1], Cause.WORKER_DIED, False, "2 worker processes died"),
+        ({0: died("The actor died because its node has died."), 2: LOST}, [0], Cause.NODE_LOST, False, "1 worker"),
+        ({0: LOST, 3: LOST}, [], Cause.PEER_LOST, False, "a peer does not answer"),
+        ({2: HangError("rank 2 ...")}, [2], Cause.HANG, False, "a worker hung (rank 2)"),
+        ({0: LOST, 1: job_error(40)}, [1], Cause.ERROR, False, "a callback raised KeyError: 'a'"),
+        ({0: job_error(40), 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
+        ({0: LOST, 1: DataError("labels")}, [1], Cause.ERROR, True, "labels"),
+        ({0: StorageError("no answer", "unreachable")}, [0], Cause.STORAGE, False, "StorageError: no answer"),
+        ({0: OSError("odd")}, [0], Cause.OTHER, False, "OSError: odd"),
+    ],
+)
+def test_causes(failures, ranks, cause, final, words):
+    found, failure = classify(WorkerGroupError("Training failed", failures))
+    assert (found, failure.cause, failure.is_final) == (ranks, cause, final)
+    assert words in failure.text
+
+
+def test_an_error_of_the_job_carries_its_type_text_and_step():
+    _, failure = classify(WorkerGroupError("Training failed", {0: job_error(40)}))
+    assert (failure.signature, failure.step) == ("JobError: a callback raised KeyError: 'a'.", 40)
+
+
+def test_a_group_that_does_not_start():
+    ranks, failure = classify(ControllerError(WorkerGroupStartupFailedError("one of the actors failed")))
+    assert (ranks, failure.cause) == ([], Cause.START)
+    assert "one of the actors failed" in failure.text
