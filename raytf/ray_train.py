@@ -4,7 +4,6 @@ another attempt, and the driver's ear."""
 from __future__ import annotations
 
 import dataclasses
-import socket
 import time
 import types
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import (
     ElasticScalingPolicy,
@@ -22,13 +22,13 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf import warm
+from raytf import raylets, warm
 from raytf.elastic import Move, Resizer, View
 from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
 from raytf.progress import Status
 
-#: Seconds within which the raylet of a living node accepts a connection.
-_KNOCK_SECONDS = 1.0
+#: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
+_END_SECONDS = 0.5
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 #: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
@@ -115,7 +115,17 @@ class Trainer(TensorflowTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
-        return [c for c in made if type(c).__name__ not in _LEFT_OUT]
+        return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [Teardown()]
+
+
+class Teardown(WorkerGroupCallback):
+    """Ends the workers that hang before Ray waits for them."""
+
+    def before_worker_group_shutdown(self, worker_group: Any) -> None:
+        answers = {worker.actor.shutdown.remote(): worker.actor for worker in worker_group.get_workers()}
+        hanging = ray.wait(list(answers), num_returns=len(answers), timeout=_END_SECONDS)[1]
+        for answer in hanging:
+            ray.kill(answers[answer])
 
 
 class ScalingPolicy(ElasticScalingPolicy):
@@ -222,11 +232,9 @@ class ScalingPolicy(ElasticScalingPolicy):
         except ray.exceptions.RayError:
             return None
         self._staying = set(staying)
-        usable = {
-            node: resources
-            for node, resources in reserved.items()
-            if node in staying and (not knock or _answers(staying[node]))
-        }
+        asked = {node: about for node, about in staying.items() if node in reserved}
+        answering = raylets.answering(asked.values()) if knock else set(asked)
+        usable = {node: resources for node, resources in reserved.items() if node in answering}
         unusable = super()._count_possible_workers({n: r for n, r in reserved.items() if n not in usable})
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
@@ -235,14 +243,6 @@ class ScalingPolicy(ElasticScalingPolicy):
                 return self._look(knock, again=False)
         self._nodes = sorted(usable)
         return super()._count_possible_workers(usable)
-
-
-def _answers(node: dict[str, Any]) -> bool:
-    try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _KNOCK_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 class FailurePolicy(DefaultFailurePolicy):

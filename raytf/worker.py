@@ -138,7 +138,9 @@ class Worker:
         self.group = Group()
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.storage = Storage(job.run_uri)
-        self.attempt = ray.train.collective.broadcast_from_rank_zero(new_attempt())
+        # Ray's way would wait for an actor that starts with the group.
+        name = self.group.broadcast([np.frombuffer(new_attempt().encode(), np.uint8)])[0]
+        self.attempt = name.tobytes().decode()
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
