@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
@@ -10,6 +11,16 @@ from dataclasses import dataclass
 SETTLE_SECONDS = 4.0
 #: Seconds after which a run follows a cluster that still changes.
 PATIENCE_SECONDS = 8.0
+
+
+def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
+    """Workers that fit into what a node has free.
+
+    Args:
+        free: amounts by resource.
+        each: of one worker, some of it above 0.
+    """
+    return int(min(free.get(name, 0) // amount for name, amount in each.items() if amount))
 
 
 class Move(enum.Enum):

@@ -23,12 +23,14 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
 from raytf import raylets, warm
-from raytf.elastic import Move, Resizer, View
+from raytf.elastic import Move, Resizer, View, fitting
 from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
 from raytf.progress import Status
 
 #: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
 _END_SECONDS = 0.5
+#: Seconds in which Ray hears that the resources of a group that has ended are free.
+_FREE_SECONDS = 1.0
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 #: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
@@ -204,8 +206,19 @@ class ScalingPolicy(ElasticScalingPolicy):
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
         self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
+        self._wait_until_free(num_workers)
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+
+    def _wait_until_free(self, workers: int) -> None:
+        # What the last group had is free a moment after its end. A placement group that is asked for sooner takes
+        # longer, since Ray tries again ever more seldom.
+        each, deadline = self.scaling_config._resources_per_worker_not_none, time.monotonic() + _FREE_SECONDS
+        while time.monotonic() < deadline:
+            free = ray._private.state.available_resources_per_node()
+            if sum(fitting(free.get(node, {}), each) for node in self._nodes) >= workers:
+                break
+            time.sleep(0.02)
 
     def _resize(self, workers: int) -> ResizeDecision:
         self._resizer.started(workers, time.monotonic())
@@ -215,12 +228,12 @@ class ScalingPolicy(ElasticScalingPolicy):
         # What is reserved on a node that is about to go is asked for once more, elsewhere.
         return self.scaling_config.max_workers + self._unusable_workers
 
-    def _look(self, knock: bool, again: bool = True) -> int | None:
+    def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
         """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
 
         Args:
             knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
-            again: look once more where that changes what is asked for.
+            known: which of them did a moment ago, in a second look after what is asked for has changed.
         """
         try:
             reserved = ray.get(
@@ -232,15 +245,17 @@ class ScalingPolicy(ElasticScalingPolicy):
         except ray.exceptions.RayError:
             return None
         self._staying = set(staying)
-        asked = {node: about for node, about in staying.items() if node in reserved}
-        answering = raylets.answering(asked.values()) if knock else set(asked)
-        usable = {node: resources for node, resources in reserved.items() if node in answering}
+        answers = dict(known or {})
+        unasked = [about for node, about in staying.items() if node in reserved and node not in answers]
+        answering = raylets.answering(unasked) if knock else {about["NodeID"] for about in unasked}
+        answers |= {about["NodeID"]: about["NodeID"] in answering for about in unasked}
+        usable = {node: resources for node, resources in reserved.items() if answers.get(node)}
         unusable = super()._count_possible_workers({n: r for n, r in reserved.items() if n not in usable})
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
             self._send_resource_request()
-            if again:  # a spare node may be reserved now
-                return self._look(knock, again=False)
+            if known is None:  # a spare node may be reserved now
+                return self._look(knock, answers)
         self._nodes = sorted(usable)
         return super()._count_possible_workers(usable)
 

@@ -11,11 +11,11 @@ from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 _pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
 _PYTHON = 0  # of its enumeration of languages
 #: Seconds within which the raylet of a living node answers, also on a loaded machine.
-_ANSWER_SECONDS, _START_SECONDS = 2.0, 10.0
+_ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
 
 
 def answering(nodes: Iterable[dict[str, Any]]) -> set[str]:
-    """Ids of the nodes whose raylet answers within 2 s; all are asked at once.
+    """Ids of the nodes whose raylet answers within 1.5 s; all are asked at once.
 
     A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
 

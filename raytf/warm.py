@@ -28,6 +28,7 @@ from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR as _HOO
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf import raylets
+from raytf.elastic import fitting
 
 #: What a warm process takes, and what a node keeps free beside them, bytes.
 PROCESS_BYTES, SPARE_BYTES = 700 << 20, 2 << 30
@@ -377,11 +378,7 @@ class Keeper:
 
     def _room(self, staying: set[str]) -> dict[str, int]:
         free = ray._private.state.available_resources_per_node()
-        return {
-            node: int(min(has.get(name, 0) // amount for name, amount in self._resources.items() if amount))
-            for node, has in free.items()
-            if node in staying
-        }
+        return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
 
     def _start_helper(self) -> None:
         # Each group has an actor of Ray Train beside it, on the controller's node; the next one's finds a process too.
