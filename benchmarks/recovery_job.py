@@ -1,4 +1,4 @@
-"""The job that `benchmarks/recovery.py` disturbs: the MNIST network, and a line for each call of steps that was made."""
+"""The job that `benchmarks/recovery.py` disturbs: the MNIST network, and a line for each call of steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Job:
     """Train the network of jobs/mnist.py, and note when each step was made."""
 
     notes: str
-    """File on this machine that gets `begin SECONDS` for each start of a group, and `STEP SECONDS` for each call of steps."""
+    """File that gets `begin SECONDS` for each start of a group, and `STEP SECONDS` for each call of steps."""
     data: str = "auto"
     """auto (MNIST where it can be had, else digits), mnist, digits, or a path or URI of IDX, .npz or Parquet files."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
@@ -13,6 +13,16 @@ SETTLE_SECONDS = 4.0
 PATIENCE_SECONDS = 8.0
 #: Seconds before a node with notice goes at which a run that cannot leave it saves once more.
 LAST_SAVE_SECONDS = 10.0
+
+
+def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
+    """Workers that fit into what a node has free.
+
+    Args:
+        free: amounts by resource.
+        each: of one worker, some of it above 0.
+    """
+    return int(min(free.get(name, 0) // amount for name, amount in each.items() if amount))
 
 
 class Move(enum.Enum):

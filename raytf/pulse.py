@@ -164,6 +164,10 @@ class WatchedGroup:
         with self._pulse.doing(Activity.TRANSFER if values.nbytes > _LARGE else Activity.COLLECTIVE):
             return self._group.sum(values)
 
+    def share(self, data: bytes) -> bytes:
+        with self._pulse.doing(Activity.TRANSFER):
+            return self._group.share(data)
+
     def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         with self._pulse.doing(Activity.TRANSFER):
             return self._group.broadcast(arrays)

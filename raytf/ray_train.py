@@ -13,6 +13,7 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import (
     ElasticScalingPolicy,
@@ -22,16 +23,19 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf import warm
+from raytf import raylets, warm
 from raytf.config import ClusterSection
-from raytf.elastic import Move, Resizer, View, is_preemption
+from raytf.elastic import Move, Resizer, View, fitting, is_preemption
 from raytf.errors import WorkerLostError
-from raytf.examine import Answer, knock
 from raytf.exclusion import Exclusion, without
 from raytf.failures import classify, worker_errors
 from raytf.retry import Cause, Retry
 from raytf.watch import Watch, explain_loss
 
+#: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
+_END_SECONDS = 0.5
+#: Seconds in which Ray hears that the resources of a group that has ended are free.
+_FREE_SECONDS = 1.0
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 #: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
@@ -125,7 +129,17 @@ class Trainer(TensorflowTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
-        return [c for c in made if type(c).__name__ not in _LEFT_OUT]
+        return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [Teardown()]
+
+
+class Teardown(WorkerGroupCallback):
+    """Ends the workers that hang before Ray waits for them."""
+
+    def before_worker_group_shutdown(self, worker_group: Any) -> None:
+        answers = {worker.actor.shutdown.remote(): worker.actor for worker in worker_group.get_workers()}
+        hanging = ray.wait(list(answers), num_returns=len(answers), timeout=_END_SECONDS)[1]
+        for answer in hanging:
+            ray.kill(answers[answer])
 
 
 class ScalingPolicy(ElasticScalingPolicy):
@@ -255,8 +269,19 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
         self._noticed = {}
         self._run_monitor.set_noticed.remote({})
+        self._wait_until_free(num_workers)
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+
+    def _wait_until_free(self, workers: int) -> None:
+        # What the last group had is free a moment after its end. A placement group that is asked for sooner takes
+        # longer, since Ray tries again ever more seldom.
+        each, deadline = self.scaling_config._resources_per_worker_not_none, time.monotonic() + _FREE_SECONDS
+        while time.monotonic() < deadline:
+            free = ray._private.state.available_resources_per_node()
+            if sum(fitting(free.get(node, {}), each) for node in self._nodes) >= workers:
+                break
+            time.sleep(0.02)
 
     def _resize(self, workers: int) -> ResizeDecision:
         self._resizer.started(workers, time.monotonic())
@@ -286,12 +311,12 @@ class ScalingPolicy(ElasticScalingPolicy):
         possible = count({i: usable[i] for i in chosen})
         return without(chosen, self._slow, possible, lambda n: count({i: usable[i] for i in n}))
 
-    def _look(self, knock: bool, again: bool = True) -> int | None:
+    def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
         """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
 
         Args:
             knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
-            again: look once more where that changes what is asked for.
+            known: which of them did a moment ago, in a second look after what is asked for has changed.
         """
         try:
             reserved = ray.get(
@@ -303,11 +328,11 @@ class ScalingPolicy(ElasticScalingPolicy):
         except ray.exceptions.RayError:
             return None
         self._staying = set(staying)
-        usable = {
-            node: resources
-            for node, resources in reserved.items()
-            if node in staying and (not knock or _answers(staying[node]))
-        }
+        answers = dict(known or {})
+        unasked = [about for node, about in staying.items() if node in reserved and node not in answers]
+        answering = raylets.answering(unasked) if knock else {about["NodeID"] for about in unasked}
+        answers |= {about["NodeID"]: about["NodeID"] in answering for about in unasked}
+        usable = {node: resources for node, resources in reserved.items() if answers.get(node)}
         chosen = self._choose(usable)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
         unwanted = {n: r for n, r in reserved.items() if n not in usable or n in self._slow}
@@ -315,8 +340,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
             self._send_resource_request()
-            if again:  # a spare node may be reserved now
-                return self._look(knock, again=False)
+            if known is None:  # a spare node may be reserved now
+                return self._look(knock, answers)
         self._nodes = sorted(usable)
         return super()._count_possible_workers(usable)
 
@@ -330,10 +355,6 @@ def _why_to_park(view: View, is_slow: bool, fewest: int) -> str:
     why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
     why = "a node is slow, and another one is there" if is_slow else why
     return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"
-
-
-def _answers(node: dict[str, Any]) -> bool:
-    return knock(node) is Answer.LIVES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 import ray
-import ray.train
-import ray.train.collective
 import tensorflow as tf
 
 from raytf.checkpoint import memory, policy, slots
@@ -33,7 +31,7 @@ class Ranks(Protocol):
 
     def sum(self, values: np.ndarray) -> np.ndarray: ...
 
-    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]: ...
+    def share(self, data: bytes) -> bytes: ...
 
 
 class Snapshots:
@@ -79,10 +77,10 @@ class Snapshots:
 
     def find(self, attempts: list[str], at_least: int) -> list[policy.Generation]:
         """Snapshots of some attempts, of a step or a later one, that some node holds whole; the same on all ranks."""
-        found = None
+        found = []
         if self._group.rank == 0 and self._every != 0:
             found = policy.generations(memory.survey(self._run_uri), set(attempts))
-        found = ray.train.collective.broadcast_from_rank_zero(found) or []
+        found = pickle.loads(self._group.share(pickle.dumps(found)))
         return [generation for generation in found if generation.step >= at_least]
 
     def load(self, generation: policy.Generation) -> Checkpoint:
@@ -132,13 +130,8 @@ class Snapshots:
             state: (values, arrays, files) on rank 0, None on the others.
         """
         began = time.perf_counter()
-        raw = np.zeros(0, np.uint8) if state is None else np.frombuffer(pickle.dumps(state), np.uint8)
-        if self._group.world_size == 1:
-            self._rank_zero = raw
-            return
-        size = int(self._group.sum(np.array([len(raw)], np.float64))[0])
-        own = raw if self._group.rank == 0 else np.zeros(size, np.uint8)
-        (self._rank_zero,) = self._group.broadcast([own])
+        raw = self._group.share(b"" if state is None else pickle.dumps(state))
+        self._rank_zero = np.frombuffer(raw, np.uint8)
         self._sharing_seconds = time.perf_counter() - began
 
     def copy(self, step: int, live: dict[str, Any], slow_key: Any, slow: Callable[[], Any], rows: np.ndarray) -> None:

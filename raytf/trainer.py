@@ -412,7 +412,7 @@ def _watching(
 def _cluster(config: TrainConfig) -> Iterator[bool]:
     """Connect to Ray, or start one here. Yields whether it was started here."""
     # One report each 2 s is what the default allows; a poll costs the controller little.
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")
     # `ray_train.ScalingPolicy` follows notices of preemption: with Ray's watcher the run would stop to wait for the end
     # of the node, and count it as a failure.

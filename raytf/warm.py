@@ -27,6 +27,9 @@ import ray
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR as _HOOK
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytf import raylets
+from raytf.elastic import fitting
+
 #: What a warm process takes, and what a node keeps free beside them, bytes.
 PROCESS_BYTES, SPARE_BYTES = 700 << 20, 2 << 30
 #: What `ps` shows of a warm process; Ray writes over it when a worker takes the process.
@@ -88,7 +91,7 @@ class Shelf:
     def here(cls) -> Shelf:
         """That of this process's node and job."""
         context = ray.get_runtime_context()
-        session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+        session = Path(_worker().node.get_session_dir_path())
         return cls(session / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
     def ask(self, count: int) -> None:
@@ -132,6 +135,10 @@ class Shelf:
         return found
 
 
+def _worker() -> Any:
+    return ray._private.worker.global_worker
+
+
 def _lives(path: Path, since: float) -> bool:
     try:
         # A younger process has got the number of a dead one.
@@ -153,7 +160,7 @@ def environment(quiet: bool) -> dict[str, str]:
     """
     from ray._private.runtime_env.setup_hook import decode_function_key
 
-    driver = ray._private.worker.global_worker
+    driver = _worker()
     # Ray Train's workers have room for one hook: the job's own is called by ours.
     others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(_HOOK)
     hook = _make_hook(list(driver.core_worker.get_job_config().py_driver_sys_path), others)
@@ -195,7 +202,7 @@ def get_warm() -> None:
     """Import what workers need if this process was started ahead; it can be taken all the while, and is used then."""
     if not Shelf.here().claim(os.getpid()):
         return  # a worker waits for this one
-    ray._raylet.setproctitle(TITLE)
+    ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]
     import numpy  # noqa: F401  # starts threads, which would inherit the priority below and keep it
 
     # A thread's own priority ends with it, while a process without privileges could not raise its again.
@@ -258,7 +265,8 @@ def prepare(workers: int, runtime_env: str = "") -> Answer:
     count, why = missing(workers, shelf.count(), _free_bytes())
     if count:
         shelf.ask(count)
-        _start(count, runtime_env)
+        node, job = _worker().node, ray.get_runtime_context().get_job_id()
+        raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, _KEEP_SECONDS)
     return Answer(not count, why, runtime_env)
 
 
@@ -267,23 +275,6 @@ def _free_bytes() -> int:
 
     # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
     return min(psutil.virtual_memory().available, estimate_available_memory())
-
-
-def _start(count: int, runtime_env: str) -> None:
-    from ray._private.grpc_utils import init_grpc_channel
-    from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
-
-    node = ray._private.worker.global_worker.node
-    request = node_manager_pb2.PrestartWorkersRequest(
-        language=common_pb2.Language.PYTHON,
-        job_id=bytes.fromhex(ray.get_runtime_context().get_job_id()),
-        keep_alive_duration_secs=_KEEP_SECONDS,
-        num_workers=count,
-    )
-    request.runtime_env_info.serialized_runtime_env = runtime_env
-    host = f"[{node.node_ip_address}]" if ":" in node.node_ip_address else node.node_ip_address
-    with init_grpc_channel(f"{host}:{node.node_manager_port}") as channel:
-        node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=10)
 
 
 # -- in Ray Train's controller -----------------------------------------------------------------------------------------
@@ -357,6 +348,7 @@ class Keeper:
         self._schedule = Schedule()
         self._group: list[Any] = []
         self._runtime_env = ""
+        self._has_helper = False
         self._answers: dict[Any, str] = {}
         self._told: set[str] = set()
 
@@ -369,7 +361,7 @@ class Keeper:
         """
         group = [worker.actor for worker in workers]
         if group != self._group:
-            self._group, self._answers = group, {}
+            self._group, self._answers, self._has_helper = group, {}, False
             self._schedule.restart()
         self._collect()
         counts = Counter(worker.metadata.node_id for worker in workers)
@@ -381,16 +373,19 @@ class Keeper:
             spares = spare_nodes(self._room(staying), counts)
             for node in self._schedule.due(list(spares)):
                 there = NodeAffinitySchedulingStrategy(node, soft=False)
-                task = ray.remote(num_cpus=0, max_retries=0)(prepare).options(scheduling_strategy=there)
+                task: Any = ray.remote(num_cpus=0, max_retries=0)(prepare).options(scheduling_strategy=there)
                 self._answers[task.remote(spares[node], self._runtime_env)] = node
 
     def _room(self, staying: set[str]) -> dict[str, int]:
         free = ray._private.state.available_resources_per_node()
-        return {
-            node: int(min(has.get(name, 0) // amount for name, amount in self._resources.items() if amount))
-            for node, has in free.items()
-            if node in staying
-        }
+        return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
+
+    def _start_helper(self) -> None:
+        # Each group has an actor of Ray Train beside it, on the controller's node; the next one's finds a process too.
+        context, node = ray.get_runtime_context(), _worker().node
+        env = context.get_runtime_env_string()
+        raylets.prestart(node.node_ip_address, node.node_manager_port, context.get_job_id(), env, 1, _KEEP_SECONDS)
+        self._has_helper = True
 
     def _collect(self) -> None:
         if not self._answers:
@@ -401,6 +396,8 @@ class Keeper:
                 answer: Answer = ray.get(ref)
             except ray.exceptions.RayError:  # it died, and the group will be replaced
                 continue
+            if answer.runtime_env and not self._has_helper:
+                self._start_helper()
             self._schedule.answered(node, answer.ready)
             self._runtime_env = answer.runtime_env or self._runtime_env
             if answer.why and node not in self._told:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import ray
 import ray.train
-import ray.train.collective
 
 from raytf import warm
 from raytf.checkpoint import manifest, policy
@@ -179,9 +178,9 @@ class Worker:
         self.group = WatchedGroup(Group(), pulse)
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.storage = Storage(job.run_uri)
-        self.attempt, self._attempts, self._known_step = ray.train.collective.broadcast_from_rank_zero(
-            _begin_attempt(job) if self.rank == 0 else None
-        )
+        # Ray's way to broadcast would wait for an actor that starts with the group.
+        begun = json.dumps(_begin_attempt(job)).encode() if self.rank == 0 else b""
+        self.attempt, self._attempts, self._known_step = json.loads(self.group.share(begun))
         _phases.mark("rendezvous")
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
         watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
@@ -438,9 +437,8 @@ class Worker:
         return None
 
     def _list_durable(self) -> list[str]:
-        return ray.train.collective.broadcast_from_rank_zero(
-            manifest.list_complete(self.storage) if self.rank == 0 else None
-        )
+        names = manifest.list_complete(self.storage) if self.rank == 0 else []
+        return json.loads(self.group.share(json.dumps(names).encode()))
 
     def _check_identity(self, found: Any) -> None:
         difference = differences(found.document["identity"], self.identity)

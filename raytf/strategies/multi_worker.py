@@ -13,6 +13,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
+
+#: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
+#: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
+_HEARTBEAT_TIMEOUT_MS = 6000
 
 
 class Group:
@@ -25,10 +31,18 @@ class Group:
     """
 
     def __init__(self) -> None:
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        resolver = self.strategy.cluster_resolver
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         self.rank = int(resolver.task_id or 0)
         self.world_size = max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
+        if self.world_size > 1:
+            # The strategy would configure the same service with TensorFlow's time.
+            context.context().configure_coordination_service(
+                service_type="standalone",
+                service_leader="/job:worker/replica:0/task:0",
+                heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
+                coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=self.world_size)],
+            )
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self._sum_vector = tf.function(self.all_reduce, reduce_retracing=True, autograph=False)
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -40,6 +54,14 @@ class Group:
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum of an array over all workers, now."""
         return values if self.world_size == 1 else self._sum_vector(tf.convert_to_tensor(values)).numpy()
+
+    def share(self, data: bytes) -> bytes:
+        """Rank 0's bytes, of any length, on every worker."""
+        if self.world_size == 1:
+            return data
+        length = int(self.sum(np.array([len(data) if self.rank == 0 else 0], np.float64))[0])
+        own = data if self.rank == 0 else bytes(length)
+        return self.broadcast([np.frombuffer(own, np.uint8)])[0].tobytes()
 
     def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""

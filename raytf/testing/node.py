@@ -40,6 +40,10 @@ class Node:
         """Its Ray Train workers, the oldest first."""
         return processes.titled(self.processes(), processes.WORKER)
 
+    def warm(self) -> list[psutil.Process]:
+        """Its warm processes, which wait for the next group or get ready to, the oldest first."""
+        return processes.titled(self.processes(), processes.WARM)
+
     def raylet(self) -> psutil.Process | None:
         """Its raylet; None where it has died."""
         return next(iter(processes.titled(self.processes(), processes.RAYLET)), None)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-#: What Ray calls the processes of Ray Train, and its raylets.
-WORKER, CONTROLLER, RAYLET = "RayTrainWorker", "TrainController", "raylet/raylet"
+#: What Ray calls the processes of Ray Train, and its raylets; and raytf those that wait for the next group.
+WORKER, CONTROLLER, RAYLET, WARM = "RayTrainWorker", "TrainController", "raylet/raylet", "raytf warm"
 
 
 def family(pid: int) -> list[psutil.Process]:

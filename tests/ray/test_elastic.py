@@ -12,7 +12,7 @@ import pytest
 import raytf
 from benchmarks import law
 from raytf.testing import ElasticCluster, Fault, FaultPlan, Job, Kind
-from raytf.testing.processes import environment
+from raytf.testing.processes import environment, wait_until
 from tests.ray.conftest import MNIST_JOB, ROOT, result_of
 from tests.ray.test_resume import attempts
 
@@ -82,13 +82,20 @@ def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic,
     job.until(lambda: job.status["step"] >= at + 60, PATIENCE)
     assert len(attempts(folder)) == 2
     busy = [node for node in elastic.nodes if node is not spare]
+    job.until(lambda: all(len(node.warm()) == 1 for node in elastic.nodes), PATIENCE)
+    ready = {node.warm()[0].pid for node in (spare, busy[1])}
     busy[0].kill()
     lost = time.monotonic()
     job.until(lambda: len(attempts(folder)) == 3 and trains(job, 2), PATIENCE)
     print(f"training went on {time.monotonic() - lost:.1f} s after a node was lost")
+    # In processes that were there before, which others replace.
+    assert {worker.pid for worker in elastic.workers()} == ready
+    job.until(lambda: all(len(node.warm()) == 1 for node in elastic.nodes), PATIENCE)
     busy[1].kill()
     job.until(lambda: trains(job, 1), PATIENCE)
     job.wait(PATIENCE)
+    # What waited for a next group goes with the run, while the nodes stay.
+    wait_until(lambda: not [p for node in elastic.nodes for p in node.warm()], "warm processes are gone", 30)
     result = result_of(folder)
     assert [a["world_size"] for a in attempts(folder)] == [1, 2, 2, 1]
     assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * 30

@@ -23,7 +23,8 @@ LOSSES = """
     import json, os, ray, ray.train
     from ray.train import WorkerGroupError
     from raytf.errors import JobError, WorkerLostError
-    from raytf.ray_train import FailurePolicy, Monitor
+    from raytf.monitor import Monitor
+    from raytf.ray_train import FailurePolicy
 
     @ray.remote(num_cpus=0)
     class Worker:
@@ -48,7 +49,7 @@ LOSSES = """
     ):
         monitor = ray.remote(num_cpus=0)(Monitor).remote()
         monitor.set_noticed.remote(noticed)
-        policy = FailurePolicy(ray.train.FailureConfig(max_failures=0), monitor)
+        policy = FailurePolicy(ray.train.FailureConfig(max_failures=0), monitor, None)
         decisions = [policy.make_decision(WorkerGroupError("lost", failures)).name for _ in range(3)]
         _, lines, events = ray.get(monitor.read.remote())
         print("LOSS", json.dumps([decisions, lines, events]))
@@ -76,6 +77,7 @@ def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(tmp_path:
         "nodes": ["n1"],
         "text": "node n1 is gone, as announced",
         "preemption": True,
+        "silent": 0.0,
     }
 
 

@@ -1,0 +1,71 @@
+"""Ray's raylets, asked directly: whether they answer, and for processes ahead of need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+
+_pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
+_PYTHON = 0  # of its enumeration of languages
+#: Seconds within which the raylet of a living node answers, also on a loaded machine.
+_ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
+
+
+def answering(nodes: Iterable[dict[str, Any]]) -> set[str]:
+    """Ids of the nodes whose raylet answers within 1.5 s; all are asked at once.
+
+    A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
+
+    Args:
+        nodes: as of `ray.nodes()`.
+    """
+    asked = []
+    for node in nodes:
+        channel = _channel(node["NodeManagerAddress"], node["NodeManagerPort"])
+        stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
+        answer = stub.GetWorkerPIDs.future(_pb.GetWorkerPIDsRequest(), timeout=_ANSWER_SECONDS)
+        asked.append((node["NodeID"], channel, answer))
+    found = set()
+    for node_id, channel, answer in asked:
+        try:
+            answer.result()
+            found.add(node_id)
+        except grpc.RpcError:
+            pass
+        channel.close()
+    return found
+
+
+def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, keep_seconds: int) -> None:
+    """Have a node's raylet start worker processes that nothing waits for.
+
+    Ray gives them to actors of the same job with the very same runtime environment.
+
+    Args:
+        host, port: of the raylet.
+        job_id: hexadecimal; they end with the job.
+        runtime_env: serialized.
+        count: of processes. Of those that would start at once beyond the node's CPUs, Ray drops some.
+        keep_seconds: for which they are kept although nothing uses them.
+
+    Raises:
+        grpc.RpcError: it does not answer.
+    """
+    request = _pb.PrestartWorkersRequest(
+        language=_PYTHON,
+        job_id=bytes.fromhex(job_id),
+        keep_alive_duration_secs=keep_seconds,
+        num_workers=count,
+    )
+    request.runtime_env_info.serialized_runtime_env = runtime_env
+    with _channel(host, port) as channel:
+        node_manager_pb2_grpc.NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_START_SECONDS)
+
+
+def _channel(host: str, port: int) -> grpc.Channel:
+    from ray._private.grpc_utils import init_grpc_channel
+
+    return init_grpc_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
