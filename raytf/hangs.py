@@ -281,4 +281,5 @@ def blamed_for_loss(sightings: Collection[Sighting], answered: Collection[int], 
         answered: ranks of which something is known: an error of theirs, or their death.
         seconds: of silence.
     """
-    return [s.beat for s in sightings if s.beat.rank not in answered and s.age > seconds]
+    there = [s for s in sightings if s.beat.activity is not Activity.DONE]
+    return [s.beat for s in there if s.beat.rank not in answered and s.age > seconds]

@@ -156,14 +156,16 @@ def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroup
     suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
     if not suspects:
         return None
-    examination = Examination([s.beat for s in sightings])
-    deadline = time.monotonic() + _LOSS_SECONDS
-    found = examination.collect(_LOSS_SECONDS)
+    began, examination = time.monotonic(), Examination([s.beat for s in sightings])
     frozen = {Evidence.STOPPED: "frozen (its process was stopped)", Evidence.SILENT_NODE: "its node does not answer"}
-    blamed = [beat for beat in suspects if found[beat.rank].evidence in frozen]
-    if not blamed:
-        return None
-    waited = _LOSS_SECONDS - (deadline - time.monotonic())
+    is_over = False
+    while not is_over:
+        found = examination.collect(0.2)
+        blamed = [beat for beat in suspects if found[beat.rank].evidence in frozen]
+        waited = time.monotonic() - began
+        is_over = examination.is_complete or waited >= _LOSS_SECONDS
+        if not blamed and (is_over or all(found[beat.rank].evidence is not None for beat in suspects)):
+            return None  # dead rather than frozen, and Ray has only not said so yet
     ages = {s.beat.rank: s.age for s in sightings}
     evidence = found[blamed[0].rank].evidence
     assert evidence is not None

@@ -275,5 +275,6 @@ def test_beats_of_older_groups_are_void():
 
 
 def test_who_neither_answered_nor_beat_is_looked_at_when_a_peer_is_lost():
-    seen = [Sighting(beat(0), 9.0), Sighting(beat(1), 9.0), Sighting(beat(2), 0.4)]
+    left = Sighting(beat(3, activity=Activity.DONE), 9.0)
+    seen = [Sighting(beat(0), 9.0), Sighting(beat(1), 9.0), Sighting(beat(2), 0.4), left]
     assert [b.rank for b in blamed_for_loss(seen, [0], 3.0)] == [1]

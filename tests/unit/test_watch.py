@@ -1,109 +1,47 @@
-"""`raytf watch` around plain commands: exit codes, signals, orphans. tests/ray/test_notices.py runs it around Ray."""
+"""What is said of a hang: who, where, how long, and the frames that tell a user something."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from raytf.hangs import Activity, Beat, Finding
+from raytf.watch import describe, innermost
 
-import psutil
-import pytest
+#: Of `py-spy dump`, shortened.
+STACKS = """Process 20642: ray::RayTrainWorker
+Python v3.11.7 (/usr/bin/python3.11)
 
-from raytf.testing import Job
-
-WATCH = [sys.executable, "-c", "from raytf.main import main; main()", "watch", "--notices", "off"]
-
-
-@pytest.fixture
-def start(tmp_path: Path):
-    jobs: list[Job] = []
-
-    def begin(*arguments: str) -> Job:
-        jobs.append(Job([*WATCH, *arguments], tmp_path / f"log-{len(jobs)}"))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        job.close()
+Thread 20642 (idle): "MainThread"
+    Worker.main_loop (ray/_private/worker.py:1069)
+Thread 20994 (idle): "TrainingThread(train_fn_with_final_checkpoint_flush)"
+    quick_execute (tensorflow/python/eager/execute.py:53)
+    TrainStep.__call__ (raytf/step.py:261)
+    Worker.train (raytf/worker.py:262)
+    RayTrainWorker.run_train_fn (ray/train/v2/_internal/execution/worker_group/worker.py:152)
+    Thread.run (threading.py:982)
+Thread 21417 (idle): "raytf-input_0"
+    Event.wait (threading.py:629)
+    Warehouse.take (job.py:42)
+    Pipeline._gather (raytf/data/pipeline.py:126)
+    _WorkItem.run (concurrent/futures/thread.py:58)
+    Thread.run (threading.py:982)"""
 
 
-def python(code: str) -> tuple[str, ...]:
-    return ("--", sys.executable, "-c", code)
+def beat(rank: int) -> Beat:
+    return Beat(1, rank, 2, "n", f"10.0.0.{rank}", 100 + rank, step=36)
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [("raise SystemExit(0)", 0), ("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)],
-)
-def test_the_exit_code_is_the_command_s(start: Callable[..., Job], code: str, expected: int):
-    assert start(*python(code)).ended(60) == expected
-
-
-def test_arguments_after_the_dashes_are_the_command_s_alone(start: Callable[..., Job]):
-    job = start(
-        "--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--grace-seconds", "3", "--use-gpu", "--", "x"
+def test_the_thread_that_is_stuck_is_shown_without_libraries_frames():
+    shown = innermost(STACKS, Activity.STEP)
+    assert shown.startswith(
+        "TrainStep.__call__ (raytf/step.py:261) < Worker.train (raytf/worker.py:262) < Thread.run ("
     )
-    assert job.wait(60) == "['--grace-seconds', '3', '--use-gpu', '--', 'x']\n"
+    assert innermost(STACKS, Activity.INPUT).startswith("Event.wait (threading.py:629) < Warehouse.take (job.py:42) < ")
+    assert innermost("no stacks: py-spy is not installed", Activity.STEP) == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "there is nothing to run"),
-        (["--", "/no/such/program"], "cannot run '/no/such/program'"),
-        (["--grace-seconds", "5", "--margin-seconds", "6", "--", "true"], "expected a margin"),
-        (["--grace-seconds", "nan", "--", "true"], "expected a margin"),
-        (["--notice-url", "host", "--", "true"], "--notice-url host"),
-    ],
-)
-def test_a_refusal_is_one_line(arguments: list[str], words: str):
-    done = subprocess.run([*WATCH, *arguments], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_sigterm_without_a_node_of_ray_is_passed_on_at_once(start: Callable[..., Job]):
-    job = start(*python("import time; print('up', flush=True); time.sleep(600)"))
-    job.until(lambda: "up" in job.output)
-    began = time.monotonic()
-    job.process.terminate()
-    assert job.ended(60) == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 20
-
-
-def test_other_signals_are_passed_on(start: Callable[..., Job]):
-    code = """
-import signal, time
-for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
-    signal.signal(number, lambda n, _: print("got", n, flush=True))
-print("up", flush=True)
-while True: time.sleep(0.1)
-"""
-    job = start(*python(code))
-    job.until(lambda: "up" in job.output)
-    for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
-        job.process.send_signal(number)
-        job.until(lambda number=number: f"got {int(number)}" in job.output)
-
-
-def test_a_command_that_ignores_sigterm_is_killed_before_the_grace_period_is_over(start: Callable[..., Job]):
-    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
-    job = start("--grace-seconds", "6", "--margin-seconds", "3", *python(code))
-    job.until(lambda: "up" in job.output)
-    began = time.monotonic()
-    job.process.terminate()
-    assert job.ended(60) == 128 + signal.SIGKILL
-    assert 4 <= time.monotonic() - began < 15
-
-
-def test_orphans_are_reaped(start: Callable[..., Job]):
-    # The middle one ends and leaves its child to the watch, where it ends as well.
-    code = "import subprocess, time; subprocess.run(['sh', '-c', 'sleep 0.3 & echo pid $!']); time.sleep(600)"
-    job = start(*python(code))
-    job.until(lambda: "pid" in job.output and job.output.endswith("\n"))
-    orphan = int(job.output.split("pid ")[1].split()[0])
-    job.until(lambda: not psutil.pid_exists(orphan), 30)
+def test_those_to_blame_are_named_with_their_nodes():
+    one = Finding((beat(1),), 31.4, "input", "stuck waiting for data")
+    assert describe(one) == (
+        "rank 1 on node 10.0.0.1 (pid 101) has made no progress for 31 s at step 36: stuck waiting for data"
+    )
+    both = describe(Finding((beat(0), beat(1)), 27.0, "collective", "all workers wait for each other"))
+    assert both.startswith("rank 0 on node 10.0.0.0 (pid 100), rank 1 on node 10.0.0.1 (pid 101) have made no progress")
