@@ -22,10 +22,11 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf import raylets, warm
+from raytf import raylets
 from raytf.elastic import Move, Resizer, View, fitting
 from raytf.errors import JobError, RaytfError, WorkerLostError, one_line
 from raytf.progress import Status
+from raytf.supply import Supply
 
 #: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
 _END_SECONDS = 0.5
@@ -156,7 +157,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._unusable_workers = 0
         self._told_at = float("-inf")
         resources = scaling_config._resources_per_worker_not_none
-        self._keeper = warm.Keeper(resources, lambda text: monitor.say.remote(text)) if warm_workers else None
+        self._supply = Supply(resources, lambda text: monitor.say.remote(text)) if warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
@@ -188,8 +189,8 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         if possible is None:
             return NoopDecision()
-        if self._keeper is not None:
-            self._keeper.keep(worker_group_state.workers, self._staying)
+        if self._supply is not None:
+            self._supply.keep(worker_group_state.workers, self._staying)
         mine = {worker.metadata.node_id for worker in worker_group_state.workers}
         workers = worker_group_state.num_workers
         view = View(time.monotonic(), workers, possible, bool(mine - self._staying), parked)
