@@ -23,13 +23,14 @@ from ray.train.v2._internal.execution.scaling_policy import (
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
-from raytf import raylets, warm
+from raytf import raylets
 from raytf.config import ClusterSection
 from raytf.elastic import Move, Resizer, View, fitting, is_preemption
 from raytf.errors import WorkerLostError
 from raytf.exclusion import Exclusion, without
 from raytf.failures import classify, worker_errors
 from raytf.retry import Cause, Retry
+from raytf.supply import Supply
 from raytf.watch import Watch, explain_loss
 
 #: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
@@ -179,7 +180,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._unusable_workers = 0
         self._told_at = float("-inf")
         resources = scaling_config._resources_per_worker_not_none
-        self._keeper = warm.Keeper(resources, lambda text: monitor.say.remote(text)) if flags.warm_workers else None
+        self._supply = Supply(resources, lambda text: monitor.say.remote(text)) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
@@ -225,8 +226,8 @@ class ScalingPolicy(ElasticScalingPolicy):
             return NoopDecision()
         if possible is None:
             return NoopDecision()
-        if self._keeper is not None:
-            self._keeper.keep(worker_group_state.workers, self._staying)
+        if self._supply is not None:
+            self._supply.keep(worker_group_state.workers, self._staying)
         workers = worker_group_state.num_workers
         nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
         mine, end = set(nodes.values()), self._heed(nodes)

@@ -71,6 +71,13 @@ def test_gpu_switches(run, args, expected):
     assert json.loads(done.stdout)["cluster"]["use_gpu"] is expected
 
 
+@pytest.mark.parametrize(("args", "expected"), [([], True), (["--no-warm-workers"], False)])
+def test_warm_workers_can_be_switched_off(run, args, expected):
+    done = run(*args)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["cluster"]["warm_workers"] is expected
+
+
 def test_flags_have_no_prefixes(run):
     done = run("--run", "a", "--workers", "1:4", "--epochs", "2", "--global-batch-size", "64", "--jit", "--keep", "9")
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+from ray import cloudpickle
 
-from raytf.warm import PROCESS_BYTES, SPARE_BYTES, Schedule, Shelf, missing, spare_nodes
+from raytf.supply import Schedule, spare_nodes
+from raytf.warm import PROCESS_BYTES, SPARE_BYTES, Shelf, _make_hook, missing
 
 PLENTY = 1 << 40
 
@@ -132,3 +134,13 @@ class TestSchedule:
 )
 def test_spare_nodes_are_enough_for_the_node_that_runs_most(room, group, spares):
     assert spare_nodes(room, group) == spares
+
+
+def test_the_hook_does_no_harm_where_raytf_is_not_found(tmp_path: Path):
+    (tmp_path / "hook").write_bytes(cloudpickle.dumps(_make_hook([str(tmp_path)], None)))
+    # Isolated: without PYTHONPATH and the present folder; and a raytf that cannot be imported stands in the way.
+    (tmp_path / "raytf.py").write_text("raise ImportError('not this one')")
+    code = f"from ray import cloudpickle; cloudpickle.load(open({str(tmp_path / 'hook')!r}, 'rb'))(); print('goes on')"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120)
+    assert "goes on" in done.stdout, done.stderr
+    assert "not this one" in done.stderr
