@@ -52,7 +52,7 @@ _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
 _PARK_SECONDS = 0.1
 
 
-def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool) -> None:
+def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool, jit: bool) -> None:
     """Prepare this worker's process for MultiWorkerMirroredStrategy, before any TensorFlow operation.
 
     Args:
@@ -61,12 +61,18 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow.
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
+        jit: XLA compiles; what it compiled stays on the node for the next group.
     """
     warm.become_worker()
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if jit:
+        compiled = warm.session_folder() / "raytf-xla"
+        compiled.mkdir(exist_ok=True)
+        flags = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
+        os.environ["TF_XLA_FLAGS"] = flags.strip()
     import tensorflow as tf
 
     if exact:
