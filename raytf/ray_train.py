@@ -54,11 +54,13 @@ class MwmsConfig(BackendConfig):
         threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow.
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow refuse operations without a deterministic kernel.
+        jit: keep what XLA compiled for the next group.
     """
 
     threads: int = 0
     quiet: bool = True
     exact: bool = False
+    jit: bool = False
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -82,7 +84,7 @@ class _MwmsBackend(Backend):
         addresses = worker_group.execute(_free_address)
         started = [
             worker_group.execute_single_async(
-                rank, worker.set_up, addresses, rank, config.threads, config.quiet, config.exact
+                rank, worker.set_up, addresses, rank, config.threads, config.quiet, config.exact, config.jit
             )
             for rank in range(len(worker_group))
         ]

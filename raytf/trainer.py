@@ -227,7 +227,9 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
         monitor=job.monitor,
         run_uri=run.uri,
         flags=config.cluster,
-        backend_config=MwmsConfig(max(1, int(cpus)), quiet=not verbose, exact=config.compute.exact),
+        backend_config=MwmsConfig(
+            max(1, int(cpus)), quiet=not verbose, exact=config.compute.exact, jit=config.compute.jit
+        ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
             use_gpu=use_gpu,

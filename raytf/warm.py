@@ -88,8 +88,7 @@ class Shelf:
     def here(cls) -> Shelf:
         """That of this process's node and job."""
         context = ray.get_runtime_context()
-        session = Path(this_process().node.get_session_dir_path())
-        return cls(session / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
+        return cls(session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
     def ask(self, count: int) -> None:
         """So many are about to be started."""
@@ -135,6 +134,11 @@ class Shelf:
 def this_process() -> Any:
     """Ray's view of the present process."""
     return ray._private.worker.global_worker
+
+
+def session_folder() -> Path:
+    """A folder of this node that lasts as long as its Ray."""
+    return Path(this_process().node.get_session_dir_path())
 
 
 def _lives(path: Path, since: float) -> bool:

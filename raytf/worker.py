@@ -62,7 +62,7 @@ _PARK_SECONDS = 0.1
 _PROBE_SECONDS = 0.05
 
 
-def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool) -> None:
+def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool, jit: bool) -> None:
     """Prepare this worker's process for MultiWorkerMirroredStrategy, before any TensorFlow operation.
 
     Args:
@@ -71,6 +71,7 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow.
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
+        jit: XLA compiles; what it compiled stays on the node for the next group.
     """
     global _phases
     _phases = Phases()
@@ -79,6 +80,11 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if jit:
+        compiled = warm.session_folder() / "raytf-xla"
+        compiled.mkdir(exist_ok=True)
+        flags = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
+        os.environ["TF_XLA_FLAGS"] = flags.strip()
     import tensorflow as tf
 
     if exact:
