@@ -16,7 +16,7 @@ import ray.train.collective
 import tensorflow as tf
 
 from raytf.checkpoint import memory, policy, slots
-from raytf.checkpoint.format import shares
+from raytf.checkpoint.codec import shares
 from raytf.checkpoint.manifest import Checkpoint
 
 #: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.

@@ -510,13 +510,13 @@ class Worker:
         )
 
     def _begin_save(self) -> None:
-        from raytf.checkpoint import format
+        from raytf.checkpoint import codec, format
 
         # So that what is in memory is never older than what is on storage.
         self._copy(self.callbacks.active)
         values, arrays = self.callbacks.state()
         sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self.named.items()}
-        own = format.snapshot(self.named, format.shares(sizes, self.world_size)[self.rank])
+        own = format.snapshot(self.named, codec.shares(sizes, self.world_size)[self.rank])
         document = {
             "identity": self.identity,
             "train_seconds": self.train_seconds,
