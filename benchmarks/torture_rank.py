@@ -1,5 +1,5 @@
-"""A rank that trains nothing: it counts steps, copies its state into memory and onto storage with raytf's own code, says
-where it is, and dawdles there until somebody kills it."""
+"""A rank that trains nothing: it counts steps, copies its state into memory and onto storage with raytf's own code,
+says where it is, and dawdles there until somebody kills it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FaultyStorage(Storage):
 
 
 class Teller:
-    """Tells the torturer where this rank is, in each of its two lanes: `main` (the loop) and `save` (the background)."""
+    """Tells the torturer where this rank is, in its two lanes: `main` (the loop) and `save` (the background)."""
 
     def __init__(self, fd: int, plan: Plan, rank: int):
         self._fd, self._plan, self._lock = fd, plan, threading.Lock()
@@ -83,9 +83,8 @@ class WatchedStorage(FaultyStorage):
     def put(self, name: str, data: bytes | memoryview) -> None:
         moment = "manifest" if name.endswith(manifest.FILE) else "upload"
         self.teller.enter("save", moment)
-        if self.lies and moment == "manifest":
-            return
-        super().put(name, data)
+        if not (self.lies and moment == "manifest"):
+            super().put(name, data)
         self.teller.dawdle(moment, 0.3)
         if moment == "manifest":
             self.teller.enter("save", "retention")
@@ -127,7 +126,7 @@ class Group:
         return np.frombuffer(data)
 
 
-def run(
+def run_rank(
     plan: Plan, rank: int, links: list[socket.socket], fd: int, storage: WatchedStorage, size: int, memory: Memory
 ) -> None:
     """Count steps until killed; when another rank is killed, wait for the same.
@@ -154,7 +153,8 @@ def _train(
     teller.enter("main", "restore")
     found = restore(storage, memory)
     teller.dawdle("restore")
-    teller.tell("restored", found.tier, found.step, found.tries, state.differs(found.step, found.tensors or state.tensors))
+    if found.tier != "new" and (wrong := state.differs(found.step, found.tensors)):
+        teller.tell("broken", f"a rank restored step {found.step} from {found.tier}: {wrong}")
     step, saved = found.step, found.step
     if list(group.sum([step, step * step])) != [plan.ranks * step, plan.ranks * step * step]:
         teller.tell("broken", f"ranks restored different steps, this one {step}")

@@ -18,7 +18,7 @@ from raytf.errors import CheckpointError, StorageError
 from raytf.storage import Storage
 
 #: Restores that storage refuses are tried again so often, as new groups would.
-_TRIES = 60
+_TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -110,31 +110,30 @@ def restore(run: Storage, memory: Memory) -> Found:
 def _restore(run: Storage, memory: Memory) -> Found:
     found = Found()
     names = manifest.list_complete(run)
-    least = max([policy.split_name(name)[0] for name in names], default=0)
-    for generation in memory.generations():
-        if generation.step >= least:
-            try:
-                tensors = memory.load(generation)
-            except CheckpointError as error:
-                found.skipped[f"memory {generation.step}"] = str(error)
-                continue
-            return Found("memory", generation.step, "", tensors)
-    found.skipped.clear()
-    for name in names:
+    for candidate in policy.candidates(memory.generations(), names):
         try:
-            loaded = durable.load(run, name)
+            if isinstance(candidate, str):
+                loaded = durable.load(run, candidate)
+                found.tier, found.step, found.name, found.tensors = "durable", loaded.step, candidate, loaded.tensors
+            else:
+                found.tensors = memory.load(candidate)
+                found.tier, found.step = "memory", candidate.step
+            return found
         except CheckpointError as error:
-            found.skipped[name] = str(error)
-            continue
-        found.tier, found.step, found.name, found.tensors = "durable", loaded.step, name, loaded.tensors
-        return found
+            if isinstance(candidate, str):
+                found.skipped[candidate] = str(error)
     if names:
         raise CheckpointError(f"none of {len(names)} checkpoints can be restored: {found.skipped}")
     return found
 
 
-def examine(run: Storage, memory: Memory, size: int) -> dict[str, Any]:
+def examine(run: Storage, plain: Storage, memory: Memory, size: int) -> dict[str, Any]:
     """A restore, and then all else that looks whole, byte by byte; JSON values.
+
+    Args:
+        run: as the ranks have it, with its faults.
+        plain: the same without faults.
+        size: of the state, bytes.
 
     Returns:
         tier, step, tries, skipped of the restore; `memory` and `durable`, the newest right step in each (-1: none);
@@ -154,11 +153,10 @@ def examine(run: Storage, memory: Memory, size: int) -> dict[str, Any]:
             bad[f"memory {generation.step}"] = wrong
         else:
             newest = max(newest, generation.step)
-    plain = Storage(run.uri)
     valid = []
-    for name in _patiently(lambda: manifest.list_complete(plain)):
+    for name in manifest.list_complete(plain):
         try:
-            loaded = _patiently(lambda name=name: durable.load(plain, name))
+            loaded = durable.load(plain, name)
             wrong = state.differs(loaded.step, loaded.tensors) or (
                 "" if policy.split_name(name)[0] == loaded.step else "its name has another step"
             )
@@ -168,7 +166,7 @@ def examine(run: Storage, memory: Memory, size: int) -> dict[str, Any]:
             bad[name] = wrong
         else:
             valid.append(name)
-    files = _patiently(lambda: plain.list(manifest.FOLDER, recursive=True))
+    files = plain.list(manifest.FOLDER, recursive=True)
     folders = {f.partition("/")[0] for f in files if not f.endswith("/")}
     return {
         "tier": found.tier,
@@ -195,31 +193,20 @@ def damage(run: Storage, valid: list[str], seed: str) -> dict[str, Any]:
     harmed: dict[str, str] = {}
     for name in draw.sample(valid, draw.randint(1, len(valid) - 1)):
         folder = f"{manifest.FOLDER}/{name}"
-        files = _patiently(lambda folder=folder: [f for f in run.list(folder) if f.endswith((".safetensors", manifest.FILE))])
-        file = draw.choice(files)
+        file = draw.choice([f for f in run.list(folder) if f.endswith((".safetensors", manifest.FILE))])
         kind = draw.choice(["flipped bit", "truncated file", "deleted file"])
         path = f"{folder}/{file}"
         if kind == "deleted file":
-            _patiently(lambda path=path: run.delete(path))
+            run.delete(path)
         else:
-            data = bytearray(_patiently(lambda path=path: run.get(path)))
+            data = bytearray(run.get(path))
             if kind == "flipped bit":
                 data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
             else:
                 del data[draw.randrange(len(data)) :]
-            _patiently(lambda path=path, data=data: run.put(path, bytes(data)))
+            run.put(path, bytes(data))
         harmed[name] = f"{kind}: {'manifest' if file == manifest.FILE else 'share'}"
     return {"harmed": harmed, "newest": next(name for name in valid if name not in harmed)}
-
-
-def _patiently(call: Any) -> Any:
-    for _ in range(_TRIES):
-        try:
-            return call()
-        except StorageError as error:
-            last = error
-            time.sleep(0.01)
-    raise last
 
 
 def _mapped(path: str) -> Any:

@@ -65,7 +65,8 @@ class State:
     def fill(self, step: int) -> None:
         """Set all tensors, in place, to what they are after a step."""
         for i, (base, tensor) in enumerate(zip(self._bases, self.tensors.values(), strict=False)):
-            tensor[...] = (base + np.uint32((step * 2246822519 + i * 3266489917) % 2**32)) >> np.uint32(8 if i % 5 else 9)
+            values = base + np.uint32((step * 2246822519 + i * 3266489917) % 2**32)
+            tensor[...] = values >> np.uint32(8)  # what fits into float32
         self.tensors["optimizer/iterations"][...] = step
 
     def differs(self, step: int, tensors: dict[str, np.ndarray]) -> str:

@@ -77,13 +77,12 @@ class Snapshots:
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
-    def find(self, attempts: list[str], at_least: int) -> list[policy.Generation]:
-        """Snapshots of some attempts, of a step or a later one, that some node holds whole; the same on all ranks."""
+    def find(self, attempts: list[str]) -> list[policy.Generation]:
+        """Snapshots of some attempts that some node holds whole, newest first; the same on all ranks."""
         found = None
         if self._group.rank == 0 and self._every != 0:
             found = policy.generations(memory.survey(self._run_uri), set(attempts))
-        found = ray.train.collective.broadcast_from_rank_zero(found) or []
-        return [generation for generation in found if generation.step >= at_least]
+        return ray.train.collective.broadcast_from_rank_zero(found) or []
 
     def load(self, generation: policy.Generation) -> Checkpoint:
         """The state, verified, with `files` of callbacks in its document where they are small.
