@@ -14,7 +14,7 @@ import ray
 import tensorflow as tf
 
 from raytf.checkpoint import memory, policy, slots
-from raytf.checkpoint.format import shares
+from raytf.checkpoint.codec import shares
 from raytf.checkpoint.manifest import Checkpoint
 
 #: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
@@ -75,13 +75,12 @@ class Snapshots:
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
-    def find(self, attempts: list[str], at_least: int) -> list[policy.Generation]:
-        """Snapshots of some attempts, of a step or a later one, that some node holds whole; the same on all ranks."""
+    def find(self, attempts: list[str]) -> list[policy.Generation]:
+        """Snapshots of some attempts that some node holds whole, newest first; the same on all ranks."""
         found = []
         if self._group.rank == 0 and self._every != 0:
             found = policy.generations(memory.survey(self._run_uri), set(attempts))
-        found = pickle.loads(self._group.share(pickle.dumps(found)))
-        return [generation for generation in found if generation.step >= at_least]
+        return pickle.loads(self._group.share(pickle.dumps(found)))
 
     def load(self, generation: policy.Generation) -> Checkpoint:
         """The state, verified, with `files` of callbacks in its document where they are small.

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -409,37 +409,41 @@ class Worker:
 
     def _choose_checkpoint(self, durable: Any) -> Any:
         """The newest checkpoint that every rank could read whole, in memory or on storage; None for a new run."""
-        names = None if self._known_step is not None else self._list_durable()
-        least = self._known_step if names is None else max([policy.split_name(n)[0] for n in names], default=0)
-        for generation in self.snapshots.find(self._attempts, least or 0):
+        snapshots = self.snapshots.find(self._attempts)
+        # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
+        newer = [] if self._known_step is None else [s for s in snapshots if s.step >= self._known_step]
+        found = self._first_that_loads(durable, newer)
+        if found is None:
+            names = self._list_durable()
+            rest = [snapshot for snapshot in snapshots if snapshot not in newer]
+            found = self._first_that_loads(durable, policy.candidates(rest, names))
+            if found is None and names:
+                raise CheckpointError(
+                    f"none of the {len(names)} checkpoints of run {self.config.run.run!r} can be restored; the reasons "
+                    "are above. Mend them, or choose another --run name to begin anew."
+                )
+        return found
+
+    def _first_that_loads(self, durable: Any, candidates: Sequence[policy.Generation | str]) -> Any:
+        """The first of some snapshots and checkpoints that every rank can read whole, or None."""
+        for candidate in candidates:
             found, problem = None, ""
             try:
-                found = self.snapshots.load(generation)
-            except CheckpointError as error:
+                if isinstance(candidate, str):
+                    found = durable.load(self.storage, candidate)
+                else:
+                    found = self.snapshots.load(candidate)
+            except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
             if self._sum([float(found is not None)])[0] == self.world_size and found is not None:
                 self._check_identity(found)
                 return found
-            self.reporter.say(f"a snapshot is skipped: {problem or 'another rank could not read it'}")
-        names = self._list_durable() if names is None else names
-        for name in names:
-            found, problem = None, ""
-            try:
-                found = durable.load(self.storage, name)
-            except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
-                problem = str(error)
-            everywhere = self._sum([float(found is not None)])[0] == self.world_size
-            if found is None or not everywhere:
-                self.damaged.append(name)
-                self.reporter.say(f"checkpoint {name} is skipped: {problem or 'another rank could not read it'}")
-                continue
-            self._check_identity(found)
-            return found
-        if names:
-            raise CheckpointError(
-                f"none of the {len(names)} checkpoints of run {self.config.run.run!r} can be restored; the reasons are "
-                "above. Mend them, or choose another --run name to begin anew."
-            )
+            problem = problem or "another rank could not read it"
+            if isinstance(candidate, str):
+                self.damaged.append(candidate)
+                self.reporter.say(f"checkpoint {candidate} is skipped: {problem}")
+            else:
+                self.reporter.say(f"a snapshot is skipped: {problem}")
         return None
 
     def _list_durable(self) -> list[str]:
@@ -548,13 +552,13 @@ class Worker:
         )
 
     def _begin_save(self) -> None:
-        from raytf.checkpoint import format
+        from raytf.checkpoint import codec, format
 
         # So that what is in memory is never older than what is on storage.
         self._copy(self.callbacks.active)
         values, arrays = self.callbacks.state()
         sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self.named.items()}
-        own = format.snapshot(self.named, format.shares(sizes, self.world_size)[self.rank])
+        own = format.snapshot(self.named, codec.shares(sizes, self.world_size)[self.rank])
         document = {
             "identity": self.identity,
             "train_seconds": self.train_seconds,

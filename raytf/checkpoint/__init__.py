@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold (format), when and which (policy), and their durable copy (durable)."""
+"""Checkpoints: what they hold (format, codec), when and which (policy), and their durable copy (durable)."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from raytf.checkpoint import format, manifest, policy
+from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
 from raytf.errors import CheckpointError, StorageError
 from raytf.storage import Storage
@@ -48,7 +48,7 @@ def load(run: Storage, name: str) -> Checkpoint:
                 f"checkpoint {name}: {share['file']} is damaged "
                 f"({len(data)} of {share['bytes']} bytes, or a wrong checksum)."
             )
-        return format.decode(data)
+        return codec.decode(data)
 
     with ThreadPoolExecutor(max(1, min(8, len(body["shares"])))) as pool:
         parts = list(pool.map(read, body["shares"]))
@@ -165,7 +165,7 @@ class Saver:
         bad = [n for n in tensors if n in finite and not np.isfinite(tensors[n]).all()]
         if bad:
             raise CheckpointError(f"{bad[0]} holds NaN or infinite values; such a state is not saved.")
-        data = format.encode(tensors)
+        data = codec.encode(tensors)
         file = f"share-{self._rank:05d}"
         self._run.put(f"{FOLDER}/{name}/{file}.safetensors", data)
         share = {"file": f"{file}.safetensors", "bytes": len(data), "crc32": zlib.crc32(data), "names": sorted(tensors)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import safetensors.numpy
 
 from raytf import model as models
 from raytf.errors import CheckpointError
@@ -29,37 +28,9 @@ def variables(model: keras.Model) -> dict[str, keras.Variable]:
     return named
 
 
-def shares(sizes: dict[str, int], world_size: int) -> list[list[str]]:
-    """Names for each rank to write: the largest tensor goes to the rank with the fewest bytes so far (Graham's LPT)."""
-    loads = [0] * world_size
-    split: list[list[str]] = [[] for _ in range(world_size)]
-    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        rank = loads.index(min(loads))
-        split[rank].append(name)
-        loads[rank] += sizes[name]
-    return split
-
-
 def snapshot(named: dict[str, keras.Variable], names: list[str]) -> dict[str, np.ndarray]:
     """Copies of some variables' values that later steps do not change."""
     return {name: np.array(keras.ops.convert_to_numpy(named[name]), copy=True) for name in names}
-
-
-def encode(tensors: dict[str, np.ndarray]) -> bytes:
-    """Tensors as a safetensors file."""
-    return safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in tensors.items()})
-
-
-def decode(data: bytes) -> dict[str, np.ndarray]:
-    """Tensors of a safetensors file.
-
-    Raises:
-        CheckpointError: the bytes are no safetensors file.
-    """
-    try:
-        return safetensors.numpy.load(data)
-    except Exception as error:  # safetensors' own error class is not public
-        raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
 
 
 def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) -> None:

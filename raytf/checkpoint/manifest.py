@@ -38,9 +38,9 @@ class Checkpoint:
 
 def list_complete(run: Storage) -> list[str]:
     """Names of checkpoints that have a manifest, newest first."""
-    names = [n.rstrip("/") for n in run.list(FOLDER) if n.endswith("/")]
-    ordered = policy.restore_order([n for n in names if policy.split_name(n)[0] >= 0])
-    return [n for n in ordered if run.exists(f"{FOLDER}/{n}/{FILE}")]
+    # One list of all files: to look each folder up would cost a request for each that was ever left unfinished.
+    names = [f.removesuffix(f"/{FILE}") for f in run.list(FOLDER, recursive=True) if f.endswith(f"/{FILE}")]
+    return policy.restore_order([n for n in names if "/" not in n and policy.split_name(n)[0] >= 0])
 
 
 def dump(document: dict[str, Any]) -> bytes:

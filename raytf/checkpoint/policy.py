@@ -166,6 +166,19 @@ def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str]
     return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
 
 
+def candidates(found: Collection[Generation], complete: Collection[str]) -> list[Generation | str]:
+    """Snapshots in memory and names of checkpoints on storage, best to restore first: the latest step, whatever becomes
+    of those before it; of equal steps the one in memory.
+
+    Args:
+        found: what `generations` returned.
+        complete: names of checkpoints.
+    """
+    both: list[tuple[int, int, Generation | str]] = [(g.step, 1, g) for g in found]
+    both += [(split_name(name)[0], 0, name) for name in restore_order(complete)]
+    return [one for _, _, one in sorted(both, key=lambda entry: entry[:2], reverse=True)]
+
+
 #: Share of the run time that snapshots in memory may cost, where their cadence is chosen by itself.
 SNAPSHOT_SHARE = 0.008
 #: The cadence as long as that cost is not known.

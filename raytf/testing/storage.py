@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ class StorageProxy:
     Attributes:
         endpoint: HOST:PORT of the forwarder, from entry on.
         writes: of objects so far; those that failed count once, however often they were tried again.
+        requests: that came while a share of them was to fail, and how many of them `failed`.
     """
 
     def __init__(self, target: str, hold_seconds: float = 20.0):
@@ -42,7 +44,9 @@ class StorageProxy:
         self._failed_at: dict[str, float] = {}
         self._to_skip = self._to_fail = 0
         self._delay, self._is_down = 0.0, False
-        self.writes = 0
+        self._share, self._draw, self._tries = 0.0, random.Random(), 1
+        self._left: dict[tuple[str, str], int] = {}
+        self.writes = self.requests = self.failed = 0
         self.endpoint = ""
 
     def __enter__(self) -> StorageProxy:
@@ -78,6 +82,18 @@ class StorageProxy:
         with self._lock:
             self._to_skip, self._to_fail = after, count
 
+    def fail_share(self, share: float, seed: int = 0, tries: int = 1) -> None:
+        """Answer 500 to a share of all requests of any kind, at random, from now on.
+
+        Args:
+            share: in [0, 1]; 0 ends it.
+            tries: of the same request (method and path) that fail in a row: clients try by themselves a few times, and
+                show a failure only when all tries failed.
+        """
+        with self._lock:
+            self._share, self._draw, self._tries = share, random.Random(seed), tries
+            self._left.clear()
+
     def delay(self, seconds: float) -> None:
         """Let every request wait so long, from now on."""
         self._delay = seconds
@@ -94,14 +110,15 @@ class StorageProxy:
         time.sleep(self._delay)
         if self._is_down:
             request.close_connection = True
-        elif self._fails(request):
+        elif self._fails(request) or self._is_unlucky(request):
             for _ in _body(request):
                 pass
             request.send_response_only(500)
             request.send_header("Content-Type", "application/xml")
             request.send_header("Content-Length", str(len(_FAILURE)))
             request.end_headers()
-            request.wfile.write(_FAILURE)
+            if request.command != "HEAD":
+                request.wfile.write(_FAILURE)
         else:
             connection = http.client.HTTPConnection(self._target, timeout=120)
             try:
@@ -111,6 +128,20 @@ class StorageProxy:
                 request.close_connection = True  # as a server does that dies
             finally:
                 connection.close()
+
+    def _is_unlucky(self, request: BaseHTTPRequestHandler) -> bool:
+        with self._lock:
+            if not self._share:
+                return False
+            self.requests += 1
+            key = (request.command, request.path)
+            left = self._left.pop(key, 0)
+            if not left and self._draw.random() < self._share:
+                left = self._tries
+            if left > 1:
+                self._left[key] = left - 1
+            self.failed += left > 0
+            return left > 0
 
     def _fails(self, request: BaseHTTPRequestHandler) -> bool:
         address = urlsplit(request.path)

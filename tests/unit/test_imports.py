@@ -23,8 +23,11 @@ LIGHT_MODULES = [
     "raytf.progress",
     "raytf.runlog",
     "raytf.storage",
+    "raytf.checkpoint.codec",
+    "raytf.checkpoint.durable",
     "raytf.checkpoint.manifest",
     "raytf.checkpoint.policy",
+    "raytf.checkpoint.slots",
 ]
 
 

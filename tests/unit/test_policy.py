@@ -10,6 +10,7 @@ from raytf.checkpoint.policy import (
     Phase,
     Votes,
     advance,
+    candidates,
     generations,
     name_of,
     restore_order,
@@ -174,3 +175,12 @@ def test_what_another_run_of_the_same_name_left_is_not_restored():
 )
 def test_cadence_of_snapshots(asked, copy, step, every):
     assert snapshot_every(asked, copy, step) == every
+
+
+def test_candidates_are_the_latest_steps_of_both_tiers():
+    held = {"node": [Held(40, A, 0, 1, path="x"), Held(30, A, 0, 1, path="y")]}
+    forty, thirty = generations(held, None)
+    names = [name_of(50, A), name_of(40, B), name_of(40, A), name_of(35, A)]
+    # Should the one of step 50 be damaged, what is in memory of step 40 is still later than step 35 on storage.
+    assert candidates([thirty, forty], reversed(names)) == [names[0], forty, *names[1:], thirty]
+    assert candidates([], []) == []
