@@ -8,7 +8,10 @@ import sys
 from raytf.command import cli
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "show": ("show", "what became of a run, and where its time went"),
+    "report": ("report", "draw a run as a page: timeline, restarts, ledger"),
+}
 
 
 def main(args: list[str] | None = None) -> None:

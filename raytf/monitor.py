@@ -140,10 +140,12 @@ def _summary(status: Status) -> dict[str, Any]:
     return {
         "phase": status.phase,
         "step": status.step,
+        "total": status.total,
         "workers": status.workers,
         "loss": status.metrics.get("loss"),
         "samples_per_second": status.samples_per_second,
         "checkpoint": status.checkpoint,
         "snapshot": status.snapshot,
+        "snapshot_bytes": status.snapshot_bytes,
         "stall": status.stall_seconds,
     }
