@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -115,9 +116,16 @@ class History:
 
     @property
     def wall_clock(self) -> float:
-        """Seconds from the first event to the last one, less what lies between two runs of a finished one."""
-        gaps = sum(b.begin - a.end for a, b in zip(self.spans, self.spans[1:], strict=False))
-        return self.spans[-1].end - self.spans[0].begin - gaps if self.spans else 0.0
+        """Seconds from the first event to the last one, less those between the end of a run that had finished and the
+        start of the driver that was to train it further. From the events alone: what is booked is compared with it."""
+        if not self.events:
+            return 0.0
+        gaps = (
+            after["time"] - before["time"]
+            for before, after in itertools.pairwise(self.events)
+            if before.get("outcome") == "finished" and after.get("state") == "started"
+        )
+        return self.events[-1]["time"] - self.events[0]["time"] - sum(gaps)
 
     @property
     def begin(self) -> float:
@@ -244,7 +252,7 @@ def describe(event: Event) -> str:
         case "fault":
             ending = " (preemption)" if get("preemption") else "" if get("retry", True) else "; the run ends"
             text = str(get("text") or str(get("cause")).replace("_", " "))
-            return text + _of("ranks", get("ranks")) + _of("nodes", _short(get("nodes"))) + ending
+            return text + _of("rank", get("ranks")) + _of("node", _short(get("nodes"))) + ending
         case "hang":
             return f"rank {get('rank')} hangs: {get('text', '')}{_of('where', get('where'))}"
         case "attempt":
