@@ -50,7 +50,9 @@ def main(arguments: Arguments) -> None:
         gap = arguments.steps_a_fault
         faults = [Fault(gap * (i + 1), kind, seconds=8.0) for i, kind in enumerate(FAULTS)]
         # A node to take the place of each that goes.
-        joins = [Fault(fault.step + 1, Kind.ADD, at_once=True) for fault in faults if fault.kind in (Kind.NODE, Kind.DRAIN)]
+        joins = [
+            Fault(fault.step + 1, Kind.ADD, at_once=True) for fault in faults if fault.kind in (Kind.NODE, Kind.DRAIN)
+        ]
         plan = FaultPlan(sorted(faults + joins, key=lambda fault: fault.step))
         command = [sys.executable, str(ROOT / "jobs" / "mnist.py"), "--data", arguments.data, "--workers", "1:2"]
         command += ["--steps", str(gap * (len(faults) + 1)), "--resize-every-seconds", "5"]
@@ -72,7 +74,9 @@ def judge(run: str, outside: float, html: Path) -> int:
     events = ledger.read(Storage(run))
     booked = sum(ledger.account(ledger.timeline(events)).values())
     clock = events[-1]["time"] - events[0]["time"]
-    print(f"the ledger's sum is {booked:.1f} s; from its first to its last event {clock:.1f} s; from outside {outside:.1f} s")
+    print(
+        f"the ledger's sum is {booked:.1f} s; from its first to its last event {clock:.1f} s; from outside {outside:.1f} s"
+    )
     return 0 if abs(booked - clock) <= 0.01 * clock else 1
 
 

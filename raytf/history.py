@@ -191,7 +191,9 @@ def _is_run(run: Storage) -> bool:
 
 
 def _no_run(run: Storage) -> str:
-    text = f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/default"
+    text = (
+        f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/default"
+    )
     names = [n.rstrip("/") for n in run.list() if n.endswith("/")]
     runs = [name for name in names[:20] if run.list(f"{name}/{runlog.ATTEMPTS}") or run.list(f"{name}/{ledger.FOLDER}")]
     return f"{text}; below it there are {', '.join(runs[:8])}." if runs else f"{text}."

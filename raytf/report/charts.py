@@ -14,6 +14,10 @@ from raytf.report.series import Curve, clock_ticks, ticks
 _WIDE, _HIGH = 1000.0, 100.0
 #: A curve is drawn on a logarithmic scale where its greatest value is so many times the least.
 _LOGARITHMIC = 40.0
+#: What is to be seen in the band of categories however short it was, and how wide it is then at least.
+_SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8
+#: Share of a run of many restarts for which no worker may train without that being drawn.
+_SHORT = 0.005
 #: Marks of a kind that are still drawn as broad ones.
 _BROAD = 60
 
@@ -64,7 +68,9 @@ class Scale:
         return found if len(found) > 1 else [10.0**self._low, 10.0**self._high]
 
 
-def panel(caption: str, about: str, height: int, drawing: str, labels: Sequence[tuple[float, str]], extra: str = "") -> str:
+def panel(
+    caption: str, about: str, height: int, drawing: str, labels: Sequence[tuple[float, str]], extra: str = ""
+) -> str:
     """A figure.
 
     Args:
@@ -88,7 +94,7 @@ def panel(caption: str, about: str, height: int, drawing: str, labels: Sequence[
 def axis(frame: Frame) -> str:
     """Labels of time under all panels."""
     spans = []
-    for i, at in enumerate(clock_ticks(frame.seconds, 11)):
+    for i, at in enumerate(clock_ticks(frame.seconds, 8)):
         share = at / frame.seconds
         if share <= 0.97:  # a label at the very end would stick out
             odd = ' class="odd"' if i % 2 else ""
@@ -98,7 +104,7 @@ def axis(frame: Frame) -> str:
 
 def grid(frame: Frame, scale: Scale | None = None, values: Iterable[float] = ()) -> str:
     """Thin lines at the labels of both directions."""
-    path = "".join(f"M{frame.x(frame.begin + at)} 0V{_HIGH:g}" for at in clock_ticks(frame.seconds, 11))
+    path = "".join(f"M{frame.x(frame.begin + at)} 0V{_HIGH:g}" for at in clock_ticks(frame.seconds, 8))
     path += "".join(f"M0 {scale.y(value)}H{_WIDE:g}" for value in values) if scale else ""
     return f'<path class="grid" d="{path}"/>'
 
@@ -121,11 +127,10 @@ def band(frame: Frame, pieces: Sequence[tuple[float, float, str]]) -> str:
     rects = []
     for begin, end, category in pieces:
         x = frame.x(begin)
-        rects.append(
-            f'<rect x="{x}" y="0" width="{max(0.4, frame.x(end) - x):.2f}" height="{_HIGH:g}" fill="var(--{category})"/>'
-        )
+        width = max(_LEAST if category in _SEEN else 0.0, frame.x(end) - x)
+        rects.append(f'<rect x="{x}" y="0" width="{width:.2f}" height="{_HIGH:g}" fill="var(--{category})"/>')
     about = f"{len(pieces)} pieces of time, colored by category; the ledger below has their sums."
-    return panel("Time by category", about, 30, "".join(rects), [])
+    return panel("Time by category", about, 30, f'<g shape-rendering="crispEdges">{"".join(rects)}</g>', [])
 
 
 def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
@@ -136,13 +141,26 @@ def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
     path = f"M{frame.x(changes[0][0])} {scale.y(changes[0][1])}" if changes else ""
     path += "".join(f"H{frame.x(at)}V{scale.y(workers)}" for at, workers in changes[1:])
     shape = f"{path}V{_HIGH:g}H{frame.x(changes[0][0])}Z" if changes else ""
+    if len(changes) > 2 * _BROAD:
+        changes = _bridged(changes, _SHORT * frame.seconds)
+    many = " many" if len(changes) > 2 * _BROAD else ""
     drawing = (
         f'{grid(frame, scale, values)}<path class="fill" fill="var(--training)" d="{shape}"/>'
-        f'<path class="line" stroke="var(--training)" d="{path}"/>'
+        f'<path class="line{many}" stroke="var(--training)" d="{path}"/>'
     )
     worlds = sorted({workers for _, workers in changes if workers})
     about = f"Workers that train over time: between {worlds[0]} and {worlds[-1]}." if worlds else "No worker trained."
     return panel("World size", about, 84, drawing, [(scale.share(v), f"{v:.0f}") for v in values])
+
+
+def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple[float, int]]:
+    """Changes without short times in which no worker trained: a thousand of them would hide the rest."""
+    kept: list[tuple[float, int]] = []
+    for (at, workers), after in zip(changes, [*changes[1:], None], strict=True):
+        is_short = workers == 0 and after is not None and after[0] - at < seconds
+        if not (is_short and kept):
+            kept.append((at, workers))
+    return kept
 
 
 def loss(frame: Frame, curve: Curve, breaks: Sequence[float]) -> str:
@@ -154,7 +172,7 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float]) -> str:
     low, high = float(curve.low.min()), float(curve.high.max())
     is_log = low > 0 and high / low >= _LOGARITHMIC
     room = 0.0 if is_log else 0.06 * (high - low)
-    scale = Scale(min(low - room, max(0.0, low - room)) if low >= 0 else low - room, high + room, is_log)
+    scale = Scale(max(0.0, low - room) if low >= 0 else low - room, high + room, is_log)
     values = scale.ticks(4)
     drawing = [grid(frame, scale, values)]
     points = [(frame.x(t), scale.y(v)) for t, v in zip(curve.times, curve.values, strict=True)]
@@ -179,10 +197,11 @@ def ages(frame: Frame, found: dict[str, list[tuple[float, float]]], breaks: Sequ
     values = ticks(0, most, 4)
     drawing, legend, about = [grid(frame, scale, values)], [], []
     for i, (name, rows) in enumerate(found.items()):
+        many = " many" if len(rows) > 10 * _BROAD else ""
         color, dashed = ("checkpoint", "") if i == 0 else ("redone", " dashed")
         for part in _parts([t for t, _ in rows], breaks):
             path = _line([(frame.x(t), scale.y(age)) for t, age in rows[part]])
-            drawing.append(f'<path class="line{dashed}" stroke="var(--{color})" d="{path}"/>')
+            drawing.append(f'<path class="line{many}{dashed}" stroke="var(--{color})" d="{path}"/>')
         swatch = "dash" if dashed else "rule"
         legend.append(f'<li><i class="swatch {swatch}" style="color:var(--{color})"></i>{escape(name)}</li>')
         if rows:

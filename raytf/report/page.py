@@ -18,6 +18,8 @@ from raytf.report import charts, series
 #: What is no training, and interrupts a curve where it takes more than this share of the page's width.
 _BREAK_SHARE = 0.004
 _PHASE_COLORS = 10
+#: Rows of a table that are shown all at once.
+_LONG = 40
 _LANES = {
     "fault": ("faults", "fault"),
     "notice": ("notices", "notice"),
@@ -116,6 +118,7 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
         and end - begin > _BREAK_SHARE * frame.seconds
     ]
     rows = [(name, color, [h.time for h in run.happenings if h.sort == s]) for s, (name, color) in _LANES.items()]
+    rows = [row for row in rows if row[2] or row[0] == "faults"]
     found = {
         "on storage": series.ages(run.spans, run.events, "checkpoint"),
         "in memory": series.ages(run.spans, run.events, "snapshot"),
@@ -184,20 +187,28 @@ def _restarts(run: History) -> str:
     rows = "".join(_restart(r, run.begin, colors, longest) for r in run.restarts)
     head = "".join(
         f'<th class="{c}">{name}</th>'
-        for name, c in [("at", "n"), ("why", ""), ("workers", "n"), ("state from", ""), ("step", "n"), ("redone", "n")]
+        for name, c in [("at", "n"), ("why", ""), ("workers", "n"), ("state", ""), ("step", "n"), ("redone", "n")]
         + [("seconds", "n"), ("phases", "")]
     )
     return (
         f"<section><h2>Starts and restarts</h2><p>{text}</p>{_legend(list(colors.items()))}"
-        '<div class="scroll tall" tabindex="0" role="region" aria-label="Starts and restarts">'
+        f"{_box('Starts and restarts', len(run.restarts))}"
         f'<table class="stack"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
+
+
+def _box(name: str, rows: int) -> str:
+    """The beginning of what holds a table; a long one scrolls by itself."""
+    tall = " tall" if rows > _LONG else ""
+    return f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{name}">'
 
 
 def _restart(r: Restart, begin: float, colors: dict[str, str], longest: float) -> str:
     told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in r.phases.items())
     parts = "".join(
-        f'<i style="flex:{seconds:.3f};background:{colors[name]}"></i>' for name, seconds in r.phases.items() if seconds > 0
+        f'<i style="flex:{seconds:.3f};background:{colors[name]}"></i>'
+        for name, seconds in r.phases.items()
+        if seconds > 0
     )
     bar = f'<div class="bar" role="img" aria-label="{escape(told)}" title="{escape(told)}" style="width:{r.seconds / longest:.1%}">'
     return (
@@ -214,7 +225,7 @@ def _events(run: History) -> str:
     rows = "".join(_event(h, run.begin) for h in run.happenings)
     return (
         f"<section><h2>Events</h2><p>All {len(run.happenings):,} of them.</p>"
-        '<div class="scroll tall" tabindex="0" role="region" aria-label="Events"><table class="stack"><thead><tr>'
+        f'{_box("Events", len(run.happenings))}<table class="stack"><thead><tr>'
         '<th class="n">at</th><th class="n">step</th><th>kind</th><th>what</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div></section>"
     )

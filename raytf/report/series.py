@@ -105,7 +105,9 @@ def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, 
 def loss_of_events(events: Sequence[Event], most: int = MOST_POINTS) -> Curve:
     """The running loss that the signs of life carried, for a run that has not written that of its steps."""
     found = [(e["time"], e["loss"], e.get("step") or 0) for e in events if isinstance(e.get("loss"), (int, float))]
-    times, losses, steps = (np.array(column, np.float64) for column in zip(*found, strict=True)) if found else [np.empty(0)] * 3
+    times, losses, steps = (
+        (np.array(column, np.float64) for column in zip(*found, strict=True)) if found else [np.empty(0)] * 3
+    )
     known = np.isfinite(losses)
     return _thin(times[known], losses[known], steps[known], most)
 
@@ -124,7 +126,9 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
     return Curve(times[starts], means, low, high, steps[starts])
 
 
-def ages(spans: Sequence[Span], events: Sequence[Event], field: str, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+def ages(
+    spans: Sequence[Span], events: Sequence[Event], field: str, most: int = MOST_POINTS
+) -> list[tuple[float, float]]:
     """(time, seconds) since the run was last at the step of its newest copy: what a failure would cost.
 
     Args:
@@ -161,7 +165,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     size = 10.0 ** np.floor(np.log10(raw))
     unit = next(size * k for k in (1, 2, 5, 10) if size * k >= raw * 0.999)
     first = np.ceil(low / unit - 1e-9) * unit
-    return [float(x) for x in np.arange(first, high + unit * 1e-6, unit)]
+    return [float(x) + 0.0 for x in np.arange(first, high + unit * 1e-6, unit)]  # + 0.0: not -0
 
 
 _CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
