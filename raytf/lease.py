@@ -126,12 +126,37 @@ class Lease:
         return json.dumps({**self.owner, "beat": self._beat}).encode()
 
     def _read(self) -> dict | None:
-        data = self._run.get_or_none(LEASE_FILE)
-        try:
-            holder = json.loads(data) if data else None
-        except ValueError:
-            return None
-        return holder if isinstance(holder, dict) and "id" in holder else None
+        return _holder(self._run)
+
+
+def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Whether a live process owns a run. Watches for its next beat, some seconds, where nothing else tells.
+
+    Args:
+        heard_at, now: when the owner last wrote to the ledger, and now, seconds of the epoch.
+    """
+    first = _holder(run)
+    if first is None:
+        return False
+    if first.get("boot") == _boot_id():
+        return process_start(first.get("pid", 0)) == first.get("started")
+    if abs(now - heard_at) < STALE_SECONDS:
+        return True
+    for _ in range(3):
+        sleep(RENEW_SECONDS)
+        holder = _holder(run)
+        if holder != first:
+            return holder is not None
+    return False
+
+
+def _holder(run: Storage) -> dict | None:
+    data = run.get_or_none(LEASE_FILE)
+    try:
+        holder = json.loads(data) if data else None
+    except ValueError:
+        return None
+    return holder if isinstance(holder, dict) and "id" in holder else None
 
 
 def process_start(pid: int) -> str | None:

@@ -38,7 +38,7 @@ class Ledger:
     """
 
     def __init__(self, run: Storage, name: str | None = None):
-        self._run, self._name = run, name or new_attempt()
+        self._run, self.name = run, name or new_attempt()
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._events: deque[Event] = deque(maxlen=MOST_WAITING)  # of the present file and later ones
         self._file = 0
@@ -63,7 +63,7 @@ class Ledger:
                     self._is_new = not is_last
                 text = "".join(json.dumps(event) + "\n" for event in part)
                 try:
-                    self._run.put(f"{FOLDER}/{self._name}-{self._file:04d}.jsonl", text.encode())
+                    self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}.jsonl", text.encode())
                 except StorageError:
                     with self._lock:
                         self._is_new = True
@@ -76,11 +76,15 @@ class Ledger:
                     self._file, self._is_new = self._file + 1, bool(self._events)
 
 
-def read(run: Storage) -> list[Event]:
-    """All events of a run, in the order of its drivers; a line that is cut off is left out."""
+def read(run: Storage, before: str | None = None) -> list[Event]:
+    """All events of a run, in the order of its drivers; a line that is cut off is left out.
+
+    Args:
+        before: a driver's name; only what earlier ones wrote.
+    """
     events = []
     for name in run.list(FOLDER):
-        if name.endswith(".jsonl"):
+        if name.endswith(".jsonl") and (before is None or name < before):
             for line in run.get(f"{FOLDER}/{name}").decode(errors="replace").splitlines():
                 try:
                     event = json.loads(line)
@@ -133,7 +137,7 @@ _PHASES = {"training": "training", "validating": "validation", "resizing": "resi
 _FINISHING = ("testing", "exporting", "saving")
 
 
-class _Timeline:
+class Timeline:
     """Goes through events in order and cuts the time between them."""
 
     def __init__(self) -> None:
@@ -158,6 +162,11 @@ class _Timeline:
         else:
             self._book(event, time)
         self._change(event, kind)
+
+    def take(self) -> list[Span]:
+        """The spans since the last call."""
+        taken, self.spans = self.spans, []
+        return taken
 
     def _book(self, event: Event, time: float) -> None:
         assert self._now is not None
@@ -218,7 +227,7 @@ class _Timeline:
 
 def timeline(events: Sequence[Event]) -> list[Span]:
     """Cut a run's time into spans; they touch, but where a run that had finished was later given more steps."""
-    line = _Timeline()
+    line = Timeline()
     for event in events:
         line.add(event)
     return line.spans

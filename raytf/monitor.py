@@ -36,6 +36,7 @@ class Monitor:
         self._status: Status | None = None
         self._messages: list[str] = []
         self._events: list[dict[str, Any]] = []
+        self._measured: dict[str, float] = {}
         self._reached = 0
         self._noticed: dict[int, str] = {}
         self._ticket = self._tickets = 0
@@ -86,6 +87,14 @@ class Monitor:
             if self._starts > 1:
                 self.say(f"restarted in {describe(fields['phases'])}")
         self._events.append({"time": self._epoch(), "kind": kind, **fields})
+
+    def measure(self, values: dict[str, float]) -> None:
+        """What only the driver knows and TensorBoard shows."""
+        self._measured = values
+
+    def measured(self) -> dict[str, float]:
+        """What the driver last measured."""
+        return self._measured
 
     def reached(self) -> int:
         """The latest global step that was ever reported."""
@@ -149,10 +158,12 @@ def _summary(status: Status) -> dict[str, Any]:
     return {
         "phase": status.phase,
         "step": status.step,
+        "total": status.total,
         "workers": status.workers,
         "loss": status.metrics.get("loss"),
         "samples_per_second": status.samples_per_second,
         "checkpoint": status.checkpoint,
         "snapshot": status.snapshot,
+        "snapshot_bytes": status.snapshot_bytes,
         "stall": status.stall_seconds,
     }

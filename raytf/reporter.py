@@ -17,6 +17,8 @@ from raytf.storage import Storage
 _STATUS_SECONDS = 0.5
 #: Between two questions to the driver's monitor whether the ranks shall save and wait.
 _ASK_SECONDS = 0.25
+#: Between two questions for what the driver measures.
+_MEASURE_SECONDS = 5.0
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
 #: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
@@ -44,6 +46,9 @@ class Reporter:
         self._question: Any = None
         self._asked_at = 0.0
         self._ticket = 0
+        self._measuring: Any = None
+        self._measured_at = 0.0
+        self._measured: dict[str, float] = {}
 
     @property
     def files(self) -> str:
@@ -159,6 +164,15 @@ class Reporter:
         ray.train.report(metrics)
         self._reported_at = time.monotonic()
 
+    def _measures(self) -> dict[str, float]:
+        """Goodput and restarts, as the driver last knew them; never waits."""
+        now = time.monotonic()
+        if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
+            self._measuring, self._measured_at = self._job.monitor.measured.remote(), now
+        elif self._measuring is not None and ray.wait([self._measuring], timeout=0)[0]:
+            self._measured, self._measuring = ray.get(self._measuring), None
+        return self._measured
+
     def scalars(self, values: dict[str, float], step: int) -> None:
         """Write numbers for TensorBoard; from rank 0. A disk that is full ends that, not training."""
         import tensorflow as tf
@@ -170,7 +184,8 @@ class Reporter:
                 folder = self._tensorboard.path
                 self._writer = tf.summary.create_file_writer(folder, filename_suffix=f".{self._attempt}")
             with self._writer.as_default(step):
-                for name, value in values.items():
+                more = {"world_size": float(self._world_size), **self._measures()}
+                for name, value in {**values, **more}.items():
                     tf.summary.scalar(name, value)
         except tf.errors.OpError as error:
             self._tensorboard = None

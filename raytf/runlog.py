@@ -101,8 +101,8 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
     )
     for name in segments:
         start = int(name.partition("-")[0])
-        for late in [s for s in rows if s >= start]:
-            del rows[late]
+        while rows and (last := next(reversed(rows))) >= start:  # rows are in the order of their steps
+            del rows[last]
         for line in csv.DictReader(io.StringIO(run.get(f"{STEPS}/{name}").decode())):
             rows[int(line["step"])] = [float(line[c]) for c in _COLUMNS]
     table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(_COLUMNS))

@@ -11,14 +11,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, ledger, runlog, warm
+from raytf import checks, ledger, metrics, runlog, warm
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
@@ -28,6 +28,7 @@ from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelEr
 from raytf.failures import worker_errors
 from raytf.job import Job, Sources
 from raytf.lease import Lease
+from raytf.metrics import Figures, Metrics
 from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
 from raytf.ray_train import MwmsConfig, Trainer
@@ -166,7 +167,7 @@ def _until_done(
     display: Display,
     status_file: StatusFile,
     lease: Lease,
-    book: ledger.Ledger,
+    book: _Book,
 ) -> dict[str, Any]:
     """Train; with another connection to Ray where its controller dies while the run makes progress."""
     reached, fruitless, shared = -1, 0, ray.is_initialized()
@@ -194,7 +195,7 @@ def _train(
     display: Display,
     status_file: StatusFile,
     lease: Lease,
-    book: ledger.Ledger,
+    book: _Book,
 ) -> dict[str, Any]:
     config = job.config
     use_gpu = checks.check_cluster(config, local, display.say)
@@ -209,7 +210,7 @@ def _train(
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
-    with _watching(monitor, display, status_file, lease, book):
+    with _watching(monitor, display, status_file, lease, book), _exported(job.config.run.run, monitor, book):
         outcome = _fit(_trainer(job, run, use_gpu), monitor)
     document = outcome.return_value
     if document is None:
@@ -340,10 +341,31 @@ def _driver(state: str, **fields: Any) -> dict[str, Any]:
     return {"time": time.time(), "kind": "driver", "state": state, **fields}
 
 
+class _Book(ledger.Ledger):
+    """The ledger of this driver, and the figures of the run."""
+
+    def __init__(self, run: Storage):
+        super().__init__(run)
+        self.figures = Figures()
+        self._has_earlier = False
+
+    def add(self, events: Iterable[ledger.Event]) -> None:
+        events = list(events)
+        super().add(events)
+        self.figures.add(events)
+
+    def read_earlier(self) -> None:
+        """Take what the drivers before this one wrote into the figures, where storage lets."""
+        if not self._has_earlier:
+            self._has_earlier = True
+            with contextlib.suppress(StorageError):
+                self.figures.update(ledger.read(self._run, before=self.name))
+
+
 @contextlib.contextmanager
-def _booked(run: Storage) -> Iterator[ledger.Ledger]:
+def _booked(run: Storage) -> Iterator[_Book]:
     """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
-    book, stop = ledger.Ledger(run), threading.Event()
+    book, stop = _Book(run), threading.Event()
     book.add([_driver("started", pid=os.getpid(), host=socket.gethostname())])
 
     def write() -> None:
@@ -363,7 +385,7 @@ def _booked(run: Storage) -> Iterator[ledger.Ledger]:
         book.flush()
 
 
-def _add_times(document: dict[str, Any], run: Storage, book: ledger.Ledger) -> None:
+def _add_times(document: dict[str, Any], run: Storage, book: _Book) -> None:
     """Where the run's time went, and its goodput; not where the ledger cannot be read."""
     book.flush()
     with contextlib.suppress(StorageError):
@@ -376,9 +398,7 @@ def _add_times(document: dict[str, Any], run: Storage, book: ledger.Ledger) -> N
 
 
 @contextlib.contextmanager
-def _watching(
-    monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: ledger.Ledger
-) -> Iterator[None]:
+def _watching(monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: _Book) -> Iterator[None]:
     stop = threading.Event()
 
     def show() -> None:
@@ -408,6 +428,31 @@ def _watching(
         thread.join(5)
         with contextlib.suppress(ray.exceptions.RayError):
             show()
+
+
+@contextlib.contextmanager
+def _exported(run: str, monitor: Any, book: _Book) -> Iterator[None]:
+    """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which nothing holds up."""
+    stop = threading.Event()
+
+    def export() -> None:
+        book.read_earlier()
+        exported = Metrics(run, book.figures)
+        while True:
+            exported.show()
+            with contextlib.suppress(ray.exceptions.RayError):
+                monitor.measure.remote({"goodput": book.figures.goodput, "restarts": float(book.figures.restarts)})
+            if stop.wait(metrics.SECONDS):
+                break
+        exported.show()
+
+    thread = threading.Thread(target=export, daemon=True, name="raytf-metrics")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,39 @@
+"""`raytf report RUN --html FILE`: a run as a page."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from raytf import history, runlog
+from raytf.errors import ConfigError, StorageError
+from raytf.report.page import draw
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draw a run as one HTML page that needs no network: timeline, restarts by phases, ledger, events."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default."""
+    html: str = "report.html"
+    """The page, a local file; one that is there is replaced."""
+
+
+def main(flags: Report) -> None:
+    """Run the command."""
+    run = history.load(flags.run)
+    steps = None
+    with contextlib.suppress(StorageError):  # a page without that curve is better than none
+        steps = runlog.read_steps(flags.run)
+    page = draw(run, steps)
+    try:
+        Path(flags.html).expanduser().write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--html {flags.html} cannot be written: {error.strerror or error}. Give a file in a folder that exists."
+        ) from error
+    print(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")

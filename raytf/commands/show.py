@@ -1,0 +1,166 @@
+"""`raytf show RUN`: what became of a run, and where its time went."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from raytf import history, phases
+from raytf.history import Happening, History
+from raytf.ledger import CATEGORIES
+from raytf.progress import clock_text
+
+#: Saves of this number in a row are told one by one; more become one line.
+_SAVES_IN_A_ROW = 2
+_STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
+#: Where the output is no terminal: wide enough for what is said of an event.
+_PLAIN_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show the state of a run, where its time went, and what happened."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default."""
+    json: bool = False
+    """Print one JSON document instead."""
+
+
+def main(flags: Show) -> None:
+    """Run the command."""
+    run = history.load(flags.run)
+    if flags.json:
+        print(json.dumps(document(run), indent=1))
+        return
+    console = Console(highlight=False)
+    show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH))
+
+
+def document(run: History) -> dict[str, Any]:
+    """A history as JSON; times in seconds since the run's first event."""
+    return {
+        "name": run.name,
+        "place": run.place,
+        "state": run.state,
+        "why": run.why,
+        "began": run.begin,
+        "step": run.step,
+        "total": run.total,
+        "redone": run.redone,
+        "samples_per_second": run.samples_per_second,
+        "metrics": run.metrics,
+        "goodput": run.goodput,
+        "seconds": run.seconds,
+        "booked_seconds": sum(run.seconds.values()),
+        "wall_clock_seconds": run.wall_clock,
+        "restarts": [
+            {**asdict(r), "time": r.time - run.begin, "seconds": r.seconds} for r in run.restarts if not r.is_first
+        ],
+        "events": [{**asdict(h), "time": h.time - run.begin} for h in run.happenings],
+    }
+
+
+def show(run: History, console: Console) -> None:
+    """Print a history as tables."""
+    console.print(Text(f"run {run.name} in {run.place}"), soft_wrap=True)
+    for line in headline(run):
+        console.print(Text(line), soft_wrap=True)
+    if run.seconds:
+        console.print(_account(run))
+    if run.restarts:
+        console.print(_restarts(run))
+    if run.happenings:
+        console.print(_events(run))
+    if not run.events:
+        console.print("this run has no ledger: it was made by a version of raytf that did not write one")
+
+
+def headline(run: History) -> list[str]:
+    """What matters most, in two or three lines."""
+    steps = f"{run.step} steps" if run.total in (None, run.step) else f"{run.step} of {run.total} steps"
+    first = f"{run.state}{f' ({run.why})' if run.why else ''}: {steps}"
+    if run.redone:
+        first += f", {run.redone} redone"
+    if run.samples_per_second:
+        first += f", {run.samples_per_second:,.0f} samples/s"
+    restarts = sum(not r.is_first for r in run.restarts)
+    first += f", {restarts} restart{'' if restarts == 1 else 's'}"
+    lines = [first]
+    if run.metrics:
+        lines.append(", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items()))
+    if run.seconds:
+        lines.append(f"goodput {run.goodput:.1%} of {run.wall_clock:.1f} s")
+    return lines
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+
+
+def _account(run: History) -> Table:
+    booked, clock = sum(run.seconds.values()), run.wall_clock
+    table = _table("\nwhere the time went")
+    table.add_column("category")
+    table.add_column("seconds", justify="right")
+    table.add_column("%", justify="right")
+    table.add_column("what")
+    for category, seconds in run.seconds.items():
+        table.add_row(category, f"{seconds:.1f}", f"{seconds / booked:.1%}", CATEGORIES[category])
+    table.add_section()
+    table.add_row("sum", f"{booked:.1f}", f"{booked / clock:.1%}" if clock else "", f"of {clock:.1f} s of wall clock")
+    return table
+
+
+def _restarts(run: History) -> Table:
+    table = _table("starts of worker groups")
+    for name in ("at", "seconds", "workers", "from step", "redone"):
+        table.add_column(name, justify="right")
+    table.add_column("state")
+    table.add_column("why")
+    table.add_column("phases")
+    for r in run.restarts:
+        parts = phases.describe(r.phases).partition(": ")[2]
+        numbers = (f"+{clock_text(r.time - run.begin)}", f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
+        table.add_row(*map(str, numbers), r.tier, Text(r.cause), parts)
+    return table
+
+
+def _events(run: History) -> Table:
+    table = _table("events")
+    table.add_column("at", justify="right")
+    table.add_column("step", justify="right")
+    table.add_column("kind")
+    table.add_column("what")
+    for group in _in_groups(run.happenings):
+        first, last = group[0], group[-1]
+        at = f"+{clock_text(first.time - run.begin)}"
+        if len(group) > _SAVES_IN_A_ROW:
+            text = f"{len(group)} checkpoints, the last one of step {last.step} at +{clock_text(last.time - run.begin)}"
+            table.add_row(at, str(first.step), "save", text)
+            continue
+        for h in group:
+            step = "" if h.step is None else str(h.step)
+            at = f"+{clock_text(h.time - run.begin)}"
+            table.add_row(at, step, Text(h.kind, style=_STYLES.get(h.sort, "")), Text(h.text))
+    return table
+
+
+def _in_groups(happenings: list[Happening]) -> Iterator[list[Happening]]:
+    """Saves that follow each other together, all else alone."""
+    group: list[Happening] = []
+    for h in happenings:
+        if group and (h.kind != "save" or group[-1].kind != "save"):
+            yield group
+            group = []
+        group.append(h)
+    if group:
+        yield group
