@@ -9,6 +9,7 @@ last write, and storage that is away loses nothing as long as the driver lives.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections import deque
@@ -34,46 +35,59 @@ class Ledger:
 
     Args:
         run: the run's folder.
-        name: of this driver, unlike that of any other; names sort by time.
+        name: of this driver, unlike that of any other; names sort by the order of drivers. By default made from the
+            number of those before and the time.
+        most_waiting: events that wait for storage at most; of more, the oldest are lost.
+
+    Raises:
+        StorageError: storage refuses to say which drivers there were.
     """
 
-    def __init__(self, run: Storage, name: str | None = None):
-        self._run, self.name = run, name or new_attempt()
+    def __init__(self, run: Storage, name: str | None = None, most_waiting: int = MOST_WAITING):
+        self._run, self._most = run, most_waiting
+        # Clocks of machines differ, so time alone would not order their drivers.
+        drivers = {file.rpartition("-")[0] for file in run.list(FOLDER)} if name is None else ()
+        self.name = name or f"{len(drivers):06d}-{new_attempt()}"
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._events: deque[Event] = deque(maxlen=MOST_WAITING)  # of the present file and later ones
+        #: Of the present file and later ones.
+        self._events: deque[Event] = deque()
         self._file = 0
-        self._is_new = False
+        #: Events of the present file that are on storage, and a number that changes with every event.
+        self._written, self._added, self._seen = 0, 0, 0
 
     def add(self, events: Iterable[Event]) -> None:
         """Note events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
         with self._lock:
-            before = len(self._events)
-            self._events.extend(events)
-            self._is_new |= len(self._events) != before
+            for event in events:
+                self._events.append(event)
+                self._added += 1
+            while len(self._events) - self._written > self._most:
+                # Of what waits, the oldest: what is written belongs to a file that is written again.
+                del self._events[self._written]
 
     def flush(self) -> bool:
         """Have all that was added on storage. False where storage refuses; it is tried again with the next flush."""
         with self._writing:
             while True:
                 with self._lock:
-                    if not self._is_new:
+                    if self._seen == self._added:
                         return True
-                    part = [self._events[i] for i in range(min(FILE_EVENTS, len(self._events)))]
-                    is_last = len(self._events) < FILE_EVENTS
-                    self._is_new = not is_last
+                    part, seen = list(itertools.islice(self._events, FILE_EVENTS)), self._added
+                    self._written = len(part)  # from now on they are not among those that wait
                 text = "".join(json.dumps(event) + "\n" for event in part)
                 try:
                     self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}.jsonl", text.encode())
                 except StorageError:
-                    with self._lock:
-                        self._is_new = True
                     return False
-                if is_last:
-                    return True
+                if len(part) < FILE_EVENTS:
+                    self._seen = seen
+                    continue
                 with self._lock:
                     for _ in part:
                         self._events.popleft()
-                    self._file, self._is_new = self._file + 1, bool(self._events)
+                    self._written, self._file = 0, self._file + 1
+                    if not self._events:
+                        self._seen = self._added
 
 
 def read(run: Storage, before: str | None = None) -> list[Event]:
@@ -149,12 +163,16 @@ class Timeline:
         self._workers = self._step = self._highest = 0
         self._stall = 0.0
         self._has_ended = False
+        #: What the clock of the present driver is behind that of the ones before.
+        self._behind = 0.0
 
     def add(self, event: Event) -> None:
         kind = event["kind"]
-        # Another driver's clock may be behind; time does not go back.
-        time = event["time"] if self._now is None else max(self._now, event["time"])
         starts = kind == "driver" and event.get("state") == "started"
+        if starts and self._now is not None:
+            self._behind = max(0.0, self._now - event["time"])
+        time = event["time"] + self._behind
+        time = time if self._now is None else max(self._now, time)
         if self._now is None or (starts and self._has_ended):
             self._now = time
         elif starts:

@@ -81,6 +81,54 @@ def test_storage_that_is_away_loses_nothing(tmp_path):
     assert [e["time"] for e in ledger.read(run)] == list(range(1200))
 
 
+def test_of_more_than_can_wait_the_oldest_are_lost_and_nothing_twice(tmp_path):
+    run = Broken(str(tmp_path))
+    book = ledger.Ledger(run, "a", most_waiting=700)
+    book.add([event(t) for t in range(10)])
+    assert book.flush()
+    run.is_away = True
+    for t in range(10, 3000):
+        book.add([event(t)])
+        if t % 50 == 0:
+            assert not book.flush()
+    run.is_away = False
+    assert book.flush()
+    found = [int(e["time"]) for e in ledger.read(run)]
+    assert found[:10] == list(range(10)), "what was written stays"
+    assert found[-700:] == list(range(2300, 3000)), "the newest that wait are kept"
+    assert found == sorted(set(found))
+    book.add([event(3000)])
+    assert book.flush()
+    assert int(ledger.read(run)[-1]["time"]) == 3000
+
+
+class Racing(Storage):
+    """Storage to which more comes while it writes."""
+
+    def put(self, name, data):
+        super().put(name, data)
+        if self.more:
+            self.book.add(self.more.pop(0))
+
+
+def test_what_comes_while_a_file_is_written_is_kept(tmp_path):
+    run = Racing(str(tmp_path))
+    book = run.book = ledger.Ledger(run, "a", most_waiting=600)
+    run.more = [[event(t) for t in range(i, i + 300)] for i in range(500, 2300, 300)]
+    book.add([event(t) for t in range(500)])
+    assert book.flush()
+    assert [int(e["time"]) for e in ledger.read(run)] == list(range(2300))
+
+
+def test_drivers_are_ordered_whatever_their_clocks_say(tmp_path):
+    run = Storage(str(tmp_path))
+    for time in (1000, 500, 2000):
+        book = ledger.Ledger(run)
+        book.add([event(time)])
+        assert book.flush()
+    assert [e["time"] for e in ledger.read(run)] == [1000, 500, 2000]
+
+
 def test_a_line_that_is_cut_off_is_left_out(tmp_path):
     run = Storage(str(tmp_path))
     run.put(f"{ledger.FOLDER}/a-0000.jsonl", (json.dumps(event(1)) + '\n{"time": 2, "ki').encode())
@@ -149,6 +197,12 @@ def test_between_two_drivers_the_run_is_down_unless_it_had_finished():
     assert "down" not in seconds(*begin, ended(11), started(20), ended(21))
 
 
+def test_the_time_of_a_driver_whose_clock_is_behind_counts():
+    first = (started(1000), phase(1010, "training"), event(1100, step=100))
+    second = (started(900), phase(910, "training", 100), event(1000, step=200), ended(1000))
+    assert seconds(*first, *second) == {"training": 180, "startup": 20}
+
+
 def test_world_sizes_and_steps_of_spans():
     spans = ledger.timeline(
         [started(0), phase(5, "training", 10, 2), event(9, step=30), phase(10, "resizing", 40), ended(12)]
@@ -195,9 +249,12 @@ def test_the_categories_sum_to_the_wall_clock(drawn):
     assert all(a.end <= b.begin for a, b in itertools.pairwise(spans))
     # Only after a run has finished, time may pass that is not the run's.
     gaps = 0.0
-    latest, finished = 1000.0, False
+    # A driver's own clock counts from where the one before was.
+    latest, finished, behind = 1000.0, False, 0.0
     for e in events[1:]:
-        time = max(latest, e["time"])
+        if e["kind"] == "driver" and e["state"] == "started":
+            behind = latest - e["time"] if e["time"] < latest else 0.0
+        time = max(latest, e["time"] + behind)
         if e["kind"] == "driver" and e["state"] == "started" and finished:
             gaps += time - latest
         if e["kind"] == "driver":
