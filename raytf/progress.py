@@ -25,6 +25,21 @@ PLAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
+class SaveTrouble:
+    """Saves fail.
+
+    Attributes:
+        seconds: since the first in a row failed.
+        retry_seconds: to the next try.
+        why: the last failed, in short.
+    """
+
+    seconds: float
+    retry_seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
 class Status:
     """Where a run is, as rank 0 last said.
 
@@ -38,6 +53,7 @@ class Status:
         snapshot: step of the newest copy of the state in memory, or None.
         snapshot_bytes: that the copies take on each node.
         phase: what goes on, where it is not training.
+        trouble: that checkpoints cannot be saved, or None.
     """
 
     step: int
@@ -52,6 +68,7 @@ class Status:
     snapshot: int | None = None
     snapshot_bytes: int = 0
     phase: str = "training"
+    trouble: SaveTrouble | None = None
 
 
 def describe(status: Status) -> str:
@@ -62,6 +79,9 @@ def describe(status: Status) -> str:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     parts.append(f"{status.workers} worker{'s' if status.workers != 1 else ''}")
     parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
+    if status.trouble is not None:
+        since, again = clock_text(status.trouble.seconds), clock_text(status.trouble.retry_seconds)
+        parts.append(f"saving fails since {since} ({status.trouble.why}), next try in {again}")
     if status.snapshot is not None:
         parts.append(f"in memory step {status.snapshot} ({status.snapshot_bytes / 2**20:,.0f} MiB a node)")
     if status.phase != "training":

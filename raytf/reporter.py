@@ -10,7 +10,7 @@ import ray.train
 
 from raytf.errors import one_line
 from raytf.job import Job
-from raytf.progress import Status
+from raytf.progress import SaveTrouble, Status
 from raytf.runlog import Folder
 from raytf.storage import Storage
 
@@ -70,6 +70,12 @@ class Reporter:
             if folder is not None:
                 folder.upload()
 
+    def upload_anew(self) -> None:
+        """Have the next upload copy all files: a late write may have replaced newer ones."""
+        for folder in (self._files, self._tensorboard):
+            if folder is not None:
+                folder.forget()
+
     def is_status_due(self) -> bool:
         return self._rank == 0 and time.monotonic() - self._status_at >= _STATUS_SECONDS
 
@@ -84,6 +90,7 @@ class Reporter:
         metrics: dict[str, float] | None = None,
         snapshot: int | None = None,
         snapshot_bytes: int = 0,
+        trouble: SaveTrouble | None = None,
     ) -> None:
         """Tell the driver where the run is; from rank 0."""
         if self._rank != 0:
@@ -105,6 +112,7 @@ class Reporter:
             snapshot=snapshot,
             snapshot_bytes=snapshot_bytes,
             phase=phase,
+            trouble=trouble,
         )
         job.monitor.update.remote(status)
         self._status_at, self._status_step = now, step

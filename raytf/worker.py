@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import threading
 import time
 from collections import deque
@@ -36,10 +37,12 @@ from raytf.errors import (
     RunMismatchError,
     StorageError,
     WorkerLostError,
+    brief,
     one_line,
 )
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
+from raytf.progress import SaveTrouble, clock_text
 from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
@@ -54,7 +57,7 @@ _PREFETCH = 2
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
 #: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
-_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
+_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
 #: Seconds between two looks of waiting ranks whether to go on.
 _PARK_SECONDS = 0.1
 #: Seconds for which a shard alone is measured, now and then.
@@ -257,7 +260,10 @@ class Worker:
             self.reporter.say_here,
             restored=None if chosen is None or "rows" in chosen.document else chosen.name,
             damaged=self.damaged,
+            late=self.reporter.upload_anew,
         )
+        #: Rank 0's: the others learn by the votes when to save.
+        self.outage = policy.Outage(random.random)
         checkpoints = self.config.checkpoints
         self.cadence = policy.Cadence.of(checkpoints.checkpoint_every_steps, checkpoints.checkpoint_every_seconds)
         self.saved_step, self.saved_at = self.step, time.monotonic()
@@ -462,8 +468,9 @@ class Worker:
             ends_epoch = stop % self.plan.steps_per_epoch == 0
             flags[_SHARE] = self._is_news or (self.callbacks.active and ends_epoch) or self.callbacks.has_batch_hooks
             flags[_PROBE] = self.world_size > 1 and self.pulse.is_probe_due()
-            idle = self.saver.phase is policy.Phase.IDLE
-            flags[_WANT_SAVE] = idle and self.cadence.is_due(stop, time.monotonic(), self.saved_step, self.saved_at)
+            idle, now = self.saver.phase is policy.Phase.IDLE, time.monotonic()
+            due = self.cadence.is_due(stop, now, self.saved_step, self.saved_at)
+            flags[_WANT_SAVE] = idle and self.outage.allows(now, due)
             if not self.config.compute.steps_per_call and self._seconds_per_step:
                 wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
                 flags[_CALL_STEPS] = 2 ** int(np.log2(wanted))
@@ -475,18 +482,31 @@ class Worker:
         if event is policy.Event.BEGIN:
             self._begin_save()
         elif event is policy.Event.COMMIT:
-            self.saver.commit(self.saving_step)
+            self.saver.commit()
         elif event is policy.Event.FAILED:
-            self.saver.drop()
-            self.reporter.say(
-                f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays"
-            )
+            self._save_failed()
         elif event is policy.Event.DONE:
+            self.saver.done()
             self.durable_step = self.saving_step
+            if self.outage.failures:
+                lasted = clock_text(time.monotonic() - self.outage.since)
+                self.reporter.say(f"saving works again: step {self.saving_step} is on storage, after {lasted}")
+                self.outage.end()
             if self.rank != 0:
                 self.log.forget(self.saving_step)
             with self.pulse.doing(Activity.REPORT):
                 self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
+
+    def _save_failed(self) -> None:
+        if not self.outage.failures:
+            self.reporter.say(
+                f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays, "
+                "and saving is tried again"
+            )
+        failure = self.saver.failure
+        if self.saver.drop():
+            self.log = self.log.renewed()  # the old one may still be written
+        self.outage.fail(time.monotonic(), "another worker's part" if failure is None else brief(failure))
 
     def _copy(self, share_rank_zero: bool) -> None:
         """Copy the present state into the memory of this rank's node; every rank does at the same step."""
@@ -526,12 +546,13 @@ class Worker:
             "callbacks": values,
             "world_size": self.world_size,
         }
-        rows = self.log.take() if self.rank == 0 else np.empty((0, 4))
+        log = self.log
+        rows = log.take() if self.rank == 0 else np.empty((0, 4))
 
         def first() -> None:
             if self.rank == 0:
                 self._note()
-            self.log.write(rows)
+            log.write(rows)
             self.reporter.upload()
 
         trainable = {id(v) for v in self.model.trainable_variables}
@@ -541,6 +562,7 @@ class Worker:
 
     def _finish_saving(self) -> None:
         """Have the last state on storage, whatever it takes."""
+        self.show("saving")
         if not self._save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self.step}, could not be saved: "
@@ -632,7 +654,12 @@ class Worker:
             metrics,
             snapshot=self.snapshots.step,
             snapshot_bytes=self.snapshots.bytes,
+            trouble=self._trouble(),
         )
+
+    def _trouble(self) -> SaveTrouble | None:
+        outage, now = self.outage, time.monotonic()
+        return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:
         from raytf.evaluation import Evaluator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 #: The cadence where the user gives none.
@@ -31,6 +31,60 @@ class Cadence:
         by_steps = self.every_steps is not None and step // self.every_steps > saved_step // self.every_steps
         by_time = self.every_seconds is not None and seconds - saved_seconds >= self.every_seconds
         return by_steps or by_time
+
+
+#: Seconds to the first new try after a save that failed, and the most between two tries.
+RETRY_SECONDS, MOST_RETRY_SECONDS = 5.0, 300.0
+#: A save may take so long, or so many times as long as the last good one.
+DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 10.0
+
+
+def deadline(good_seconds: float) -> float:
+    """Seconds after which a save is given up, when the last good one took `good_seconds`; 0 for none yet."""
+    return max(DEADLINE_SECONDS, DEADLINE_FACTOR * good_seconds)
+
+
+def retry_pause(failures: int, chance: float) -> float:
+    """Seconds to the next try after so many failures in a row: doubled with each, half of it by chance ("equal jitter",
+    M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
+
+    Args:
+        failures: 1 or more.
+        chance: in [0, 1).
+    """
+    return min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures - 1, 32)) * (1 + chance) / 2
+
+
+class Outage:
+    """Saves that failed in a row, and when to try again.
+
+    Args:
+        random: numbers in [0, 1).
+
+    Attributes:
+        failures: in a row.
+        since: time of the first, in seconds.
+        retry_at: time of the next try.
+        why: the last failed.
+    """
+
+    def __init__(self, random: Callable[[], float]):
+        self._random = random
+        self.failures, self.since, self.retry_at, self.why = 0, 0.0, float("-inf"), ""
+
+    def fail(self, now: float, why: str) -> None:
+        if not self.failures:
+            self.since = now
+        self.failures += 1
+        self.retry_at, self.why = now + retry_pause(self.failures, self._random()), why
+
+    def end(self) -> None:
+        """A save is complete."""
+        self.failures, self.retry_at = 0, float("-inf")
+
+    def allows(self, now: float, due: bool) -> bool:
+        """Whether to save at time `now`: where the last try failed, not sooner than `retry_at`, and then due or not."""
+        return now >= self.retry_at if self.failures else due
 
 
 class Phase(enum.Enum):

@@ -7,12 +7,15 @@ from raytf.checkpoint.policy import (
     Cadence,
     Event,
     Held,
+    Outage,
     Phase,
     Votes,
     advance,
+    deadline,
     generations,
     name_of,
     restore_order,
+    retry_pause,
     snapshot_every,
     split_name,
     to_delete,
@@ -174,3 +177,34 @@ def test_what_another_run_of_the_same_name_left_is_not_restored():
 )
 def test_cadence_of_snapshots(asked, copy, step, every):
     assert snapshot_every(asked, copy, step) == every
+
+
+@pytest.mark.parametrize(
+    ("failures", "least", "most"),
+    [(1, 2.5, 5), (2, 5, 10), (3, 10, 20), (7, 150, 300), (99, 150, 300), (9999, 150, 300)],
+)
+def test_pauses_between_tries(failures, least, most):
+    assert retry_pause(failures, 0.0) == least
+    assert retry_pause(failures, 1.0) == most
+
+
+@pytest.mark.parametrize(("good", "seconds"), [(0, 120), (11, 120), (13, 130), (60, 600)])
+def test_a_save_has_a_deadline(good, seconds):
+    assert deadline(good) == seconds
+
+
+def test_an_outage_holds_saves_back_until_it_ends():
+    outage = Outage(lambda: 0.0)
+    assert outage.allows(0, due=True)
+    assert not outage.allows(0, due=False)
+    outage.fail(100, "storage is full")
+    assert (outage.failures, outage.since, outage.retry_at, outage.why) == (1, 100, 102.5, "storage is full")
+    assert not outage.allows(102, due=True)
+    assert outage.allows(102.5, due=False)
+    outage.fail(103, "storage cannot be reached")
+    assert (outage.failures, outage.since, outage.retry_at) == (2, 100, 108)
+    outage.end()
+    assert outage.allows(103, due=True)
+    assert not outage.allows(200, due=False)
+    outage.fail(300, "again")
+    assert (outage.since, outage.retry_at) == (300, 302.5)

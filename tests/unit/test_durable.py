@@ -1,0 +1,181 @@
+"""Saving: what fails or hangs is given up, never complete, and never in the way of the next save."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from raytf.checkpoint import durable, manifest, policy
+from raytf.checkpoint.manifest import FOLDER
+from raytf.storage import Storage
+from raytf.testing import StorageProxy
+
+ATTEMPT = "20260101T000000.000-aaaaaa"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Ranks:
+    """All ranks of a group in this process; their votes are added as the gradients' sum would."""
+
+    def __init__(self, run, world_size=2, **more):
+        self.said, self.clock = [], Clock()
+        more = {"keep": 3, "say": self.said.append, "clock": self.clock, "attempt": ATTEMPT, **more}
+        self.savers = [durable.Saver(run, rank, world_size, **more) for rank in range(world_size)]
+
+    def begin(self, step, **more):
+        for rank, saver in enumerate(self.savers):
+            saver.begin(step, {f"w{rank}": np.full(10, step, np.float32)}, {"step": step}, **more)
+            saver.phase = policy.Phase.WRITING
+
+    def advance(self):
+        """One step of the protocol, on every rank."""
+        votes = [saver.votes() for saver in self.savers]
+        names = ("want", "written", "committed", "failed")
+        total = policy.Votes(*(sum(getattr(v, name) for v in votes) for name in names))
+        for saver in self.savers:
+            saver.phase, event = policy.advance(saver.phase, total, len(self.savers))
+            if event is policy.Event.COMMIT:
+                saver.commit()
+            elif event is policy.Event.FAILED:
+                saver.drop()
+            elif event is policy.Event.DONE:
+                saver.done()
+        return event
+
+    def finish(self):
+        """How the save under way ends."""
+        while True:
+            event = self.advance()
+            if event in (policy.Event.DONE, policy.Event.FAILED):
+                return event
+            time.sleep(0.01)
+
+    def save(self, step, **more):
+        self.begin(step, **more)
+        return self.finish()
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def fail(message):
+    def call():
+        raise OSError(message)
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Storage(str(tmp_path / "run"))
+
+
+def folders(run):
+    return [n.rstrip("/") for n in run.list(FOLDER) if n.endswith("/")]
+
+
+def test_what_is_saved_is_read(run):
+    ranks = Ranks(run)
+    assert ranks.save(7) is policy.Event.DONE
+    found = durable.load(run, ranks.savers[0].name)
+    assert (found.step, found.document) == (7, {"step": 7})
+    assert {name: value.tolist() for name, value in found.tensors.items()} == {"w0": [7] * 10, "w1": [7] * 10}
+    assert ranks.said == []
+
+
+def test_a_failed_save_is_removed_and_said_once(run):
+    ranks = Ranks(run)
+    assert ranks.save(1) is policy.Event.DONE
+    for step in (2, 3, 4):
+        assert ranks.save(step, first=fail("the disk is full")) is policy.Event.FAILED
+    assert sorted(ranks.said) == ["rank 0: the disk is full", "rank 1: the disk is full"][: len(ranks.said)]
+    assert ranks.said
+    until(lambda: len(folders(run)) == 1)
+    assert ranks.save(5) is policy.Event.DONE
+    assert ranks.save(6, first=fail("again")) is policy.Event.FAILED
+    assert "again" in ranks.said[-1]
+    assert [policy.split_name(n)[0] for n in manifest.list_complete(run)] == [5, 1]
+
+
+def test_a_state_with_nan_is_not_saved(run):
+    ranks = Ranks(run, world_size=1)
+    ranks.savers[0].begin(1, {"w": np.array([1, np.nan])}, {}, finite=["w"])
+    ranks.savers[0].phase = policy.Phase.WRITING
+    assert ranks.finish() is policy.Event.FAILED
+    assert "w holds NaN" in ranks.said[0]
+
+
+def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):
+    """The first save hangs in a store that answers no more; the next one goes past it."""
+    direct = Storage(s3("run"))
+    with StorageProxy(s3_endpoint) as proxy:
+        ended = threading.Event()
+        ranks = Ranks(Storage(s3("run").replace(s3_endpoint, proxy.endpoint)), late=ended.set)
+        proxy.delay(4)
+        ranks.begin(1)
+        ranks.clock.now = policy.DEADLINE_SECONDS - 1
+        assert ranks.advance() is policy.Event.NOTHING
+        ranks.clock.now = policy.DEADLINE_SECONDS + 1
+        assert ranks.advance() is policy.Event.FAILED
+        assert "did not take the checkpoint within 120 s" in ranks.said[0]
+        proxy.delay(0)
+        assert ranks.save(2) is policy.Event.DONE
+        assert ended.wait(60)
+        assert [policy.split_name(n)[0] for n in manifest.list_complete(direct)] == [2]
+
+
+def test_a_manifest_that_comes_late_makes_no_checkpoint(s3, s3_endpoint):
+    direct = Storage(s3("run"))
+    with StorageProxy(s3_endpoint) as proxy:
+        ended = threading.Event()
+        ranks = Ranks(Storage(s3("run").replace(s3_endpoint, proxy.endpoint)), world_size=1, late=ended.set)
+        ranks.begin(1)
+        until(lambda: ranks.savers[0].votes().written)
+        proxy.delay(2)
+        assert ranks.advance() is policy.Event.COMMIT
+        ranks.clock.now = policy.DEADLINE_SECONDS + 1
+        assert ranks.advance() is policy.Event.FAILED
+        assert not ended.is_set()
+        proxy.delay(0)
+        assert ended.wait(60)
+        assert manifest.list_complete(direct) == []
+
+
+def test_saves_that_hang_take_a_bounded_memory(run):
+    ranks, release = Ranks(run, world_size=1), threading.Event()
+    for step in (1, 2):
+        ranks.begin(step, first=lambda: release.wait(60))
+        ranks.clock.now += policy.DEADLINE_SECONDS + 1
+        assert ranks.advance() is policy.Event.FAILED
+    ranks.begin(3)
+    assert ranks.advance() is policy.Event.FAILED  # at once: nothing was begun
+    assert "2 earlier writes hang still" in str(ranks.savers[0].failure)
+    release.set()
+    until(lambda: all(job.done() for job in ranks.savers[0]._lingering.values()))
+    assert ranks.save(4) is policy.Event.DONE
+    assert [policy.split_name(n)[0] for n in manifest.list_complete(run)] == [4]
+
+
+def test_a_store_known_to_be_slow_is_given_more_time(run):
+    ranks = Ranks(run, world_size=1)
+    ranks.begin(1)
+    ranks.clock.now = 50
+    assert ranks.finish() is policy.Event.DONE
+    release = threading.Event()
+    ranks.begin(2, first=lambda: release.wait(60))
+    ranks.clock.now += 499
+    assert ranks.advance() is policy.Event.NOTHING
+    ranks.clock.now += 2
+    assert ranks.advance() is policy.Event.FAILED
+    release.set()
