@@ -13,24 +13,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import hashlib
 import os
 import re
 import shutil
 import threading
+import time
 import urllib.parse
 import uuid
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import IO, Any, TypeVar
 
 import pyarrow.fs as pafs
 
 from raytf.errors import ConfigError, StorageError, one_line
+from raytf.s3 import S3, Conditional
 
 T = TypeVar("T")
 
 #: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
 PREFLIGHT_SECONDS = 15.0
-_CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 20.0, 3
+#: How long a swap of a local file waits for another one.
+_LOCK_SECONDS = 5.0
 
 _NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
 _SIGNS = (
@@ -44,6 +49,9 @@ _SIGNS = (
             "INVALID_CLIENT_TOKEN",
             "HTTP response code: 403",
             "HTTP status 403",
+            "AccessDenied",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
             "PERMISSION_DENIED",
             "UNAUTHENTICATED",
             "No credentials",
@@ -84,6 +92,8 @@ class Storage:
 
     def __init__(self, uri: str):
         self.uri = uri
+        self._s3: S3 | None = None
+        self._conditional: Conditional | None = None
         scheme, _, rest = uri.partition("://")
         plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
         if "://" not in uri:
@@ -102,7 +112,8 @@ class Storage:
             raise ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
         self.root = location.strip("/")
         if scheme == "s3":
-            self._fs = _s3(options, plain)
+            self._s3 = S3.of(_take(options, ("endpoint_override", "scheme", "region"), plain))
+            self._fs = self._s3.file_system()
         elif scheme in ("gs", "gcs"):
             self._fs = _gcs(options, plain)
         else:
@@ -137,11 +148,12 @@ class Storage:
         self._do("write", name, write)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one. False when there was.
+        """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
 
-        Atomic on a local file system; on an object store two writers in the same instant may both succeed, so read
-        back afterwards.
+        On an object store False may also mean that the answer to the write was lost: read what is there.
         """
+        if self._s3 is not None:
+            return self._do("create", name, lambda: self._conditionally().put(self._path(name), data, None))
         if not self.is_local:
             if self.exists(name):
                 return False
@@ -163,6 +175,70 @@ class Storage:
             return True
 
         return self._do("create", name, link)
+
+    def get_version(self, name: str) -> tuple[bytes, str] | None:
+        """The bytes of a file and what tells them from those before and after; None where there is none."""
+        if self._s3 is not None:
+            return self._do("read", name, lambda: self._conditionally().get(self._path(name)))
+        try:
+            data = self.get(name)
+        except StorageError as error:
+            if error.kind == "missing":
+                return None
+            raise
+        return data, hashlib.sha256(data).hexdigest()
+
+    def swap(self, name: str, data: bytes, version: str) -> bool:
+        """Write a file that is still of a version; whether it was written. Atomic where `is_conditional`.
+
+        On an object store False may also mean that the answer to the write was lost: read what is there.
+        """
+        if self._s3 is not None:
+            return self._do("write", name, lambda: self._conditionally().put(self._path(name), data, version))
+        with self._locked(name) if self.is_local else contextlib.nullcontext():
+            found = self.get_version(name)
+            if found is None or found[1] != version:
+                return False
+            self.put(name, data)
+            return True
+
+    def is_conditional(self) -> bool:
+        """Whether `create` and `swap` let one of several writers win; stores that are no S3 by Amazon are tried."""
+        if self._s3 is None:
+            return self.is_local
+        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+        try:
+            self.create(probe, b"raytf")
+            return not self.create(probe, b"another")
+        finally:
+            self.delete(probe)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """Alone among processes that swap a local file, also over NFS; the lock ends with its process."""
+        path = f"{self._path(name)}.tmp-lock"
+        with self._do("lock", name, lambda: _opened(path)) as file:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise StorageError(
+                            f"cannot lock {self.locate(name)}: another process has held {path} for "
+                            f"{_LOCK_SECONDS:.0f} s. It may be suspended: end it."
+                        ) from None
+                    time.sleep(0.02)
+                except OSError:
+                    break  # a file system without locks: what is left is the comparison
+            yield
+
+    def _conditionally(self) -> Conditional:
+        assert self._s3 is not None
+        if self._conditional is None:
+            self._conditional = Conditional(self._s3)
+        return self._conditional
 
     def _put_local(self, name: str, data: bytes | memoryview) -> None:
         path = self._path(name)
@@ -316,6 +392,11 @@ def classify(error: OSError) -> str:
     return "other"
 
 
+def _opened(path: str) -> IO[bytes]:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    return open(path, "ab")
+
+
 def within(seconds: float, call: Callable[[], None], where: str) -> None:
     """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted."""
     outcome: list[BaseException | None] = []
@@ -334,26 +415,6 @@ def within(seconds: float, call: Callable[[], None], where: str) -> None:
         raise StorageError(f"{where} did not answer within {seconds:.0f} s. {_MEND['unreachable']}", "unreachable")
     if outcome[0] is not None:
         raise outcome[0]
-
-
-def _s3(options: dict[str, str], uri: str) -> pafs.FileSystem:
-    arguments: dict[str, Any] = {
-        "connect_timeout": _CONNECT_SECONDS,
-        "request_timeout": _REQUEST_SECONDS,
-        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
-    }
-    arguments.update(_take(options, ("endpoint_override", "scheme", "region"), uri))
-    endpoint = arguments.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL", "")
-    if endpoint:
-        scheme, mark, host = endpoint.rpartition("://")
-        if mark:
-            arguments.setdefault("scheme", scheme)
-        arguments["endpoint_override"] = host
-        # An endpoint of one's own has no regions; without one pyarrow asks the network for the bucket's.
-        arguments.setdefault(
-            "region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
-        )
-    return pafs.S3FileSystem(**arguments)
 
 
 def _gcs(options: dict[str, str], uri: str) -> pafs.FileSystem:

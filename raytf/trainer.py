@@ -24,7 +24,7 @@ from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.job import Job, Sources
-from raytf.lease import Lease
+from raytf.lease import Lease, check_owner
 from raytf.progress import Display, StatusFile
 from raytf.ray_train import Monitor, MwmsConfig, Trainer, worker_errors
 from raytf.storage import Storage
@@ -184,12 +184,13 @@ def _train(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
-    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
+    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
     with _watching(monitor, display, status_file, lease):
         outcome = _fit(_trainer(job, run, use_gpu), monitor)
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
+    check_owner(run, lease.owner["id"])
     run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
     memory.dismiss(run.uri)
     return document

@@ -42,6 +42,7 @@ from raytf.errors import (
 )
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
+from raytf.lease import check_owner
 from raytf.progress import SaveTrouble, clock_text
 from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
@@ -261,6 +262,7 @@ class Worker:
             restored=None if chosen is None or "rows" in chosen.document else chosen.name,
             damaged=self.damaged,
             late=self.reporter.upload_anew,
+            fence=functools.partial(check_owner, self.storage, job.lease),
         )
         #: Rank 0's: the others learn by the votes when to save.
         self.outage = policy.Outage(random.random)

@@ -24,7 +24,7 @@ import numpy as np
 
 from raytf.checkpoint import format, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.errors import CheckpointError, StorageError
+from raytf.errors import CheckpointError, RunInUseError, StorageError
 from raytf.storage import Storage
 
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
@@ -92,6 +92,7 @@ class Saver:
         say: told about failures, the first in a row.
         restored: the checkpoint that this attempt began from; it stays until a newer one is complete.
         damaged: checkpoints that could not be restored.
+        fence: raises where the run belongs to another owner; asked before anything that is restored is made or deleted.
         late: called, in a thread, when a part ends after its save was given up.
         clock: injected by tests.
     """
@@ -106,11 +107,13 @@ class Saver:
         say: Callable[[str], None],
         restored: str | None = None,
         damaged: Collection[str] = (),
+        fence: Callable[[], None] = lambda: None,
         late: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._run, self._rank, self._world_size, self._attempt = run, rank, world_size, attempt
         self._keep, self._say, self._late, self._clock = keep, say, late, clock
+        self._fence = fence
         self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
         self._save: _Save | None = None
         self._job: Future[None] = Future()
@@ -256,6 +259,7 @@ class Saver:
     def _write_manifest(self, save: _Save) -> None:
         folder = f"{FOLDER}/{save.name}"
         shares = [json.loads(self._run.get(f"{folder}/share-{r:05d}.json")) for r in range(self._world_size)]
+        self._fence()
         save.check()
         manifest.write(self._run, save.name, save.step, shares, save.document)
         if save.given_up.is_set():
@@ -268,9 +272,10 @@ class Saver:
         try:
             names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
             complete = manifest.list_complete(self._run)
+            self._fence()
             for old in policy.to_delete(names, complete, self._keep, self._attempt, self._damaged, self._needed):
                 self._delete(old)
-        except StorageError as error:
+        except (StorageError, RunInUseError) as error:
             self._say(f"old checkpoints could not be deleted: {error}")
 
 

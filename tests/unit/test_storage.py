@@ -72,6 +72,26 @@ def test_create_leaves_what_is_there(storage):
     assert storage.get("lease") == b"first"
 
 
+def test_swap_writes_over_the_version_that_was_read_alone(storage):
+    assert storage.get_version("a/file") is None
+    assert not storage.swap("a/file", b"x", "any")
+    storage.put("a/file", b"one")
+    data, version = storage.get_version("a/file")
+    assert data == b"one"
+    assert storage.swap("a/file", b"two", version)
+    assert not storage.swap("a/file", b"three", version)
+    data, newer = storage.get_version("a/file")
+    assert (data, newer != version) == (b"two", True)
+    assert storage.swap("a/file", b"three", newer)
+    assert storage.list("a") == ["file"]
+
+
+def test_which_stores_have_conditions(tmp_path, s3, gcs):
+    places = [Storage(uri) for uri in (str(tmp_path), s3("runs"), gcs)]
+    assert [place.is_conditional() for place in places] == [True, True, False]
+    assert [place.list() for place in places] == [[], [], []]
+
+
 def test_list(storage):
     for name in ("b/2", "b/c/3", "a"):
         storage.put(name, b"x")
