@@ -3,7 +3,7 @@
 A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
 `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
 URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
-and never from the URI.
+and never from the URI. Where S3 refuses, they are read anew, so that keys renewed in a file serve a run under way.
 
 A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
 because an object store commits what was written when a stream is closed, also by an exception.
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 #: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
 PREFLIGHT_SECONDS = 15.0
+#: Between two readings of credentials that a store refused.
+_RENEW_SECONDS = 5.0
 #: How long a swap of a local file waits for another one.
 _LOCK_SECONDS = 5.0
 
@@ -47,6 +49,8 @@ _SIGNS = (
             "SIGNATURE_DOES_NOT_MATCH",
             "INVALID_ACCESS_KEY_ID",
             "INVALID_CLIENT_TOKEN",
+            "EXPIRED_TOKEN",
+            "ExpiredToken",
             "HTTP response code: 403",
             "HTTP status 403",
             "AccessDenied",
@@ -94,6 +98,7 @@ class Storage:
         self.uri = uri
         self._s3: S3 | None = None
         self._conditional: Conditional | None = None
+        self._renewed_at = float("-inf")
         scheme, _, rest = uri.partition("://")
         plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
         if "://" not in uri:
@@ -356,10 +361,28 @@ class Storage:
         return f"{self.root}/{name}".rstrip("/") if name else self.root
 
     def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
+        used = self._fs
+        try:
+            return call()
+        except OSError as error:
+            if not self._renew(error, used):
+                raise self._explain(what, name, error) from error
         try:
             return call()
         except OSError as error:
             raise self._explain(what, name, error) from error
+
+    def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
+        """Whether to try once more, with credentials read anew: a file system keeps those that it found in a file."""
+        # Any refusal: the answer to a HEAD does not say that it is for a key that has expired.
+        if self._s3 is None or classify(error) != "denied":
+            return False
+        if self._fs is used:
+            if time.monotonic() - self._renewed_at < _RENEW_SECONDS:
+                return False
+            self._renewed_at = time.monotonic()
+            self._fs, self._conditional = self._s3.file_system(), None
+        return True
 
     def _explain(self, what: str, name: str, error: OSError) -> StorageError:
         kind = classify(error)
