@@ -7,6 +7,7 @@ wins: PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Condition
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ _CONFLICTS = 5
 _REFUSED = ("PreconditionFailed", "412")
 _CONFLICT = ("ConditionalRequestConflict", "409")
 _MISSING = ("NoSuchKey", "404")
+#: Somebody else has aborted an upload, or the store knows of none.
+_GONE = ("NoSuchUpload", "NotImplemented")
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,23 @@ class Conditional:
                     return False
                 raise _explained(error, "PutObject") from error
         raise AssertionError
+
+    def abort_uploads(self, path: str, is_dead: Callable[[str], bool]) -> int:
+        """Abort uploads in parts below BUCKET/PREFIX; see Storage."""
+        bucket, _, prefix = path.partition("/")
+        aborted = 0
+        try:
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+                for upload in page.get("Uploads", ()):
+                    if is_dead(upload["Key"][len(prefix) :]):
+                        self._client.abort_multipart_upload(
+                            Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        aborted += 1
+        except Exception as error:
+            if _code(error) not in _GONE:
+                raise _explained(error, "ListMultipartUploads") from error
+        return aborted
 
 
 def _code(error: Exception) -> str:

@@ -23,6 +23,7 @@ from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
+from raytf.goal import Goal
 from raytf.job import Job, Sources
 from raytf.lease import Lease, check_owner
 from raytf.progress import Display, StatusFile
@@ -96,6 +97,9 @@ def fit(
     sources = Sources(records, _source(validation, "validation"), _source(test, "test"))
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
+    best = config.checkpoints.keep_best
+    if validation is None and best is not None and Goal.of(best).metric.startswith("val_"):
+        raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
     if not callable(model) or hasattr(model, "compile"):
         raise ModelError(
             f"fit(model, ...) got a {type(model).__name__}. Expected a function without arguments that returns a "

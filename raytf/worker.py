@@ -7,6 +7,7 @@ added over the ranks with the gradients. Rank 0 alone writes logs and talks to t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -30,6 +31,7 @@ from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
 from raytf.errors import (
     CheckpointError,
+    ConfigError,
     ExactnessError,
     JobError,
     NonFiniteLossError,
@@ -40,6 +42,7 @@ from raytf.errors import (
     brief,
     one_line,
 )
+from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
 from raytf.lease import check_owner
@@ -249,6 +252,12 @@ class Worker:
         #: Of the newest checkpoint on storage; None where there is none.
         self.durable_step: int | None = None
         self.log = StepLog(self.storage, self.attempt)
+        best = self.config.checkpoints.keep_best
+        self.goal = None if best is None else Goal.of(best)
+        #: The metric and the best of its values at a checkpoint on storage.
+        self.best: tuple[str, float] | None = None
+        #: Begins a save of an earlier state, that with the best value, once the one under way has ended.
+        self._waiting_save: Callable[[], None] | None = None
         self._begin(chosen, format)
         # Not sooner: the keeper drops what is no longer needed.
         self.snapshots.begin(self.named)
@@ -262,6 +271,8 @@ class Worker:
             restored=None if chosen is None or "rows" in chosen.document else chosen.name,
             damaged=self.damaged,
             late=self.reporter.upload_anew,
+            goal=self.goal,
+            over=self._attempts,
             fence=functools.partial(check_owner, self.storage, job.lease),
         )
         #: Rank 0's: the others learn by the votes when to save.
@@ -270,6 +281,7 @@ class Worker:
         self.cadence = policy.Cadence.of(checkpoints.checkpoint_every_steps, checkpoints.checkpoint_every_seconds)
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.saving_step = 0
+        self.saving_best: tuple[str, float] | None = None
         #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
         self._is_news = self.callbacks.active
         self.call_steps = self.config.compute.steps_per_call or 1
@@ -357,9 +369,24 @@ class Worker:
         if self.rank == 0:
             self.reporter.scalars({f"epoch_{k}": v for k, v in logs.items()}, self.step)
             self.reporter.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
-        if self._sum([float(self.reporter.is_report_due())])[0]:  # rank 0's answer, on every rank
+        report, best = self._sum([float(self.reporter.is_report_due()), float(self._is_best(logs))])
+        if report:  # rank 0's answers, on every rank
             with self.pulse.doing(Activity.REPORT):
                 self.reporter.report({**logs, "epoch": epoch, "step": self.step})
+        if best:
+            self._waiting_save = self._prepare_save()
+
+    def _is_best(self, logs: dict[str, float]) -> bool:
+        """Whether this state is to be kept for its metric; rank 0 knows."""
+        if self.goal is None or self.step % self.plan.steps_per_epoch:
+            return False
+        metric = self.goal.metric
+        if metric not in logs and (any(name.startswith("val_") for name in logs) or not metric.startswith("val_")):
+            raise ConfigError(f"--keep-best {metric}: there is no such metric. Expected one of {', '.join(logs)}.")
+        return self.rank == 0 and self.goal.is_better(self.goal.value(logs), self._best_value())
+
+    def _best_value(self) -> float | None:
+        return self.best[1] if self.best and self.goal and self.best[0] == self.goal.metric else None
 
     def _check_finite(self, call: Call, outcome: Any) -> None:
         bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
@@ -449,6 +476,8 @@ class Worker:
             self.history = document["history"]
             self.stopped_early = document["stopped_early"]
             self.durable_step = document.get("durable_step", chosen.step)
+            best = document.get("best")
+            self.best = None if best is None else (best[0], best[1])
             self.log.restore(document.get("rows", ()))
             self.callbacks.load_state(document["callbacks"], chosen.tensors)
             self.reporter.say(f"restored step {self.step} from checkpoint {chosen.name}")
@@ -480,6 +509,8 @@ class Worker:
 
     def _save_protocol(self, flags: np.ndarray) -> None:
         votes = policy.Votes(*(float(flags[i]) for i in (_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED)))
+        if self._waiting_save is not None:
+            votes = dataclasses.replace(votes, want=1)
         self.saver.phase, event = policy.advance(self.saver.phase, votes, self.world_size)
         if event is policy.Event.BEGIN:
             self._begin_save()
@@ -490,6 +521,7 @@ class Worker:
         elif event is policy.Event.DONE:
             self.saver.done()
             self.durable_step = self.saving_step
+            self.best = self.saving_best
             if self.outage.failures:
                 lasted = clock_text(time.monotonic() - self.outage.since)
                 self.reporter.say(f"saving works again: step {self.saving_step} is on storage, after {lasted}")
@@ -505,6 +537,7 @@ class Worker:
                 f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays, "
                 "and saving is tried again"
             )
+        self._waiting_save = None  # its try would come too soon; the next better one will be kept
         failure = self.saver.failure
         if self.saver.drop():
             self.log = self.log.renewed()  # the old one may still be written
@@ -522,6 +555,7 @@ class Worker:
             "stopped_early": self.stopped_early,
             "durable_step": self.durable_step,
             "world_size": self.world_size,
+            "best": self.best,
         }
         self.snapshots.copy(
             self.step,
@@ -532,6 +566,11 @@ class Worker:
         )
 
     def _begin_save(self) -> None:
+        begin, self._waiting_save = self._waiting_save or self._prepare_save(), None
+        begin()
+
+    def _prepare_save(self) -> Callable[[], None]:
+        """Copy the present state; what is returned begins to save it, now or later."""
         from raytf.checkpoint import format
 
         # So that what is in memory is never older than what is on storage.
@@ -548,6 +587,24 @@ class Worker:
             "callbacks": values,
             "world_size": self.world_size,
         }
+        step, best = self.step, self.best
+        if self.goal is not None:
+            value = self.goal.value_at(step, self.history)
+            if value is not None and self.goal.is_better(value, self._best_value()):
+                best = (self.goal.metric, value)
+        document["best"] = best
+        trainable = {id(v) for v in self.model.trainable_variables}
+        finite = [name for name, v in self.named.items() if id(v) in trainable]
+        return lambda: self._start_save(step, own | arrays, document, finite, best)
+
+    def _start_save(
+        self,
+        step: int,
+        tensors: dict[str, np.ndarray],
+        document: dict[str, Any],
+        finite: list[str],
+        best: tuple[str, float] | None,
+    ) -> None:
         log = self.log
         rows = log.take() if self.rank == 0 else np.empty((0, 4))
 
@@ -557,10 +614,9 @@ class Worker:
             log.write(rows)
             self.reporter.upload()
 
-        trainable = {id(v) for v in self.model.trainable_variables}
-        finite = [name for name, v in self.named.items() if id(v) in trainable]
-        self.saver.begin(self.step, own | arrays, document, finite, first)
-        self.saving_step, self.saved_step, self.saved_at = self.step, self.step, time.monotonic()
+        self.saver.begin(step, tensors, document, finite, first)
+        self.saving_step, self.saving_best = step, best
+        self.saved_step, self.saved_at = step, time.monotonic()
 
     def _finish_saving(self) -> None:
         """Have the last state on storage, whatever it takes."""
@@ -595,7 +651,7 @@ class Worker:
         self.show("training")
 
     def _drain_save(self) -> None:
-        while self.saver.phase is not policy.Phase.IDLE:
+        while self.saver.phase is not policy.Phase.IDLE or self._waiting_save is not None:
             votes = self.saver.votes()
             flags = np.zeros(_FLAGS, np.float32)
             flags[[_WRITTEN, _COMMITTED, _FAILED]] = votes.written, votes.committed, votes.failed

@@ -24,7 +24,8 @@ import numpy as np
 
 from raytf.checkpoint import format, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.errors import CheckpointError, RunInUseError, StorageError
+from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
+from raytf.goal import Goal
 from raytf.storage import Storage
 
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
@@ -92,6 +93,8 @@ class Saver:
         say: told about failures, the first in a row.
         restored: the checkpoint that this attempt began from; it stays until a newer one is complete.
         damaged: checkpoints that could not be restored.
+        goal: whose best checkpoint stays too.
+        over: attempts before this one, of which nobody writes any more.
         fence: raises where the run belongs to another owner; asked before anything that is restored is made or deleted.
         late: called, in a thread, when a part ends after its save was given up.
         clock: injected by tests.
@@ -107,13 +110,18 @@ class Saver:
         say: Callable[[str], None],
         restored: str | None = None,
         damaged: Collection[str] = (),
+        goal: Goal | None = None,
+        over: Collection[str] = (),
         fence: Callable[[], None] = lambda: None,
         late: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._run, self._rank, self._world_size, self._attempt = run, rank, world_size, attempt
         self._keep, self._say, self._late, self._clock = keep, say, late, clock
-        self._fence = fence
+        self._goal, self._over, self._fence = goal, {attempt, *over}, fence
+        #: Checkpoints that were looked at, with the metric's value.
+        self._values: dict[str, float | None] = {}
+        self._swept = False
         self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
         self._save: _Save | None = None
         self._job: Future[None] = Future()
@@ -272,11 +280,43 @@ class Saver:
         try:
             names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
             complete = manifest.list_complete(self._run)
+            damaged = {*self._damaged, *self._look(complete)}
+            needed = set(self._needed)
+            if self._goal is not None:
+                best = self._goal.best({n: self._values.get(n) for n in complete if n not in damaged})
+                needed |= set() if best is None else {best}
+            writing = [name for name, job in self._lingering.items() if not job.done()]
             self._fence()
-            for old in policy.to_delete(names, complete, self._keep, self._attempt, self._damaged, self._needed):
+            for old in policy.to_delete(
+                names, complete, self._keep, self._attempt, damaged, needed, self._over, writing
+            ):
                 self._delete(old)
+            if not self._swept:
+                past = self._over - {self._attempt}
+                self._run.abort_uploads(FOLDER, lambda file: policy.attempt_of(file.partition("/")[0]) in past)
+                self._swept = True
         except (StorageError, RunInUseError) as error:
             self._say(f"old checkpoints could not be deleted: {error}")
+
+    def _look(self, complete: list[str]) -> list[str]:
+        """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
+        damaged = []
+        for name in complete:
+            if name in self._damaged or (name in self._values and name != complete[0]):
+                continue
+            try:
+                body = manifest.read(self._run, name)
+                manifest.check_files(self._run, name, body)
+            except CheckpointError as error:
+                self._say(f"{str(error).rstrip('.')}; it counts for nothing")
+                damaged.append(name)
+            except RunMismatchError:
+                self._values[name] = None  # a newer raytf can read it
+            else:
+                history = body["document"].get("history", [])
+                self._values[name] = self._goal.value_at(body["step"], history) if self._goal else None
+        self._values = {name: value for name, value in self._values.items() if name in complete}
+        return damaged
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

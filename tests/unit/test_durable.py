@@ -2,12 +2,15 @@
 
 import threading
 import time
+import zlib
 
 import numpy as np
 import pytest
 
 from raytf.checkpoint import durable, manifest, policy
 from raytf.checkpoint.manifest import FOLDER
+from raytf.errors import CheckpointError, RunInUseError
+from raytf.goal import Goal
 from raytf.storage import Storage
 from raytf.testing import StorageProxy
 
@@ -29,9 +32,9 @@ class Ranks:
         more = {"keep": 3, "say": self.said.append, "clock": self.clock, "attempt": ATTEMPT, **more}
         self.savers = [durable.Saver(run, rank, world_size, **more) for rank in range(world_size)]
 
-    def begin(self, step, **more):
+    def begin(self, step, document=None, **more):
         for rank, saver in enumerate(self.savers):
-            saver.begin(step, {f"w{rank}": np.full(10, step, np.float32)}, {"step": step}, **more)
+            saver.begin(step, {f"w{rank}": np.full(10, step, np.float32)}, document or {"step": step}, **more)
             saver.phase = policy.Phase.WRITING
 
     def advance(self):
@@ -57,8 +60,8 @@ class Ranks:
                 return event
             time.sleep(0.01)
 
-    def save(self, step, **more):
-        self.begin(step, **more)
+    def save(self, step, document=None, **more):
+        self.begin(step, document, **more)
         return self.finish()
 
 
@@ -179,3 +182,135 @@ def test_a_store_known_to_be_slow_is_given_more_time(run):
     ranks.clock.now += 2
     assert ranks.advance() is policy.Event.FAILED
     release.set()
+
+
+def steps(run):
+    return [policy.split_name(n)[0] for n in manifest.list_complete(run)]
+
+
+def test_the_best_is_kept_beside_the_newest(run):
+    ranks = Ranks(run, keep=2, goal=Goal("val_accuracy", True))
+    history = []
+    for epoch, accuracy in enumerate([0.5, 0.9, 0.7, 0.9, float("nan"), 0.8]):
+        history.append({"step": 10 * epoch + 10, "val_accuracy": accuracy})
+        assert ranks.save(10 * epoch + 10, {"history": list(history)}) is policy.Event.DONE
+        assert ranks.save(10 * epoch + 15, {"history": list(history)}) is policy.Event.DONE  # within an epoch
+    assert steps(run) == [65, 60, 20]
+    other = Ranks(run, keep=1, attempt="20260102T000000.000-bbbbbb", goal=Goal("val_accuracy", False))
+    other.save(70)
+    assert steps(run) == [70, 60]
+
+
+def damage_newest(run, how):
+    name = manifest.list_complete(run)[0]
+    share = f"{FOLDER}/{name}/share-00000.safetensors"
+    if how == "cut":
+        run.put(share, run.get(share)[:-1])
+    elif how == "deleted":
+        run.delete(share)
+    elif how == "no JSON":
+        run.put(f"{FOLDER}/{name}/{manifest.FILE}", b"{")
+    elif how == "another save's":
+        older = manifest.list_complete(run)[1]
+        run.put(share, run.get(f"{FOLDER}/{older}/share-00000.safetensors"))
+    elif how == "another save's manifest":
+        older = manifest.list_complete(run)[1]
+        run.put(f"{FOLDER}/{name}/{manifest.FILE}", run.get(f"{FOLDER}/{older}/{manifest.FILE}"))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("cut", "share-00000.safetensors is damaged"),
+        ("deleted", "share-00000.safetensors is missing"),
+        ("no JSON", "the manifest cannot be read"),
+        ("another save's", "share-00000.safetensors is damaged"),
+        ("another save's manifest", "the manifest is that of another checkpoint"),
+    ],
+)
+def test_damage_is_reported_in_one_line(run, how, words):
+    ranks = Ranks(run)
+    for step in (1, 2):
+        ranks.save(step)
+    name = damage_newest(run, how)
+    with pytest.raises(CheckpointError, match=words) as damaged:
+        durable.load(run, name)
+    assert name in str(damaged.value)
+    assert "\n" not in str(damaged.value)
+    assert durable.load(run, manifest.list_complete(run)[1]).step == 1
+
+
+@pytest.mark.parametrize("how", ["cut", "deleted", "no JSON", "another save's manifest"])
+def test_the_last_good_one_outlives_a_newer_one_that_is_damaged(run, how):
+    first = Ranks(run)
+    for step in (1, 2):
+        first.save(step)
+    name = damage_newest(run, how)
+    later = Ranks(run, keep=2, attempt="20260102T000000.000-bbbbbb")
+    later.save(3)
+    assert steps(run) == [3, 1]
+    assert any(name in text and "counts for nothing" in text for text in later.said)
+
+
+def test_a_save_whose_files_vanish_deletes_nothing(run, monkeypatch):
+    """Storage that has lost what was just written: the one before it is worth more than ever."""
+    ranks = Ranks(run, keep=1)
+    ranks.save(1)
+    write = manifest.write
+
+    def lose(run, name, *rest):
+        write(run, name, *rest)
+        run.delete(f"{FOLDER}/{name}/share-00001.safetensors")
+
+    monkeypatch.setattr(manifest, "write", lose)
+    ranks.save(2)
+    assert steps(run) == [1]
+
+
+def test_a_checkpoint_of_a_newer_raytf_is_left_alone(run):
+    body = {"version": manifest.VERSION + 1}
+    newer = policy.name_of(0, "20250101T000000.000-cccccc")
+    data = manifest.dump({"body": body, "crc32": zlib.crc32(manifest.dump(body))})
+    run.put(f"{FOLDER}/{newer}/{manifest.FILE}", data)
+    ranks = Ranks(run, keep=2)
+    ranks.save(1)
+    assert steps(run) == [1, 0]
+
+
+def test_orphans_are_collected(run):
+    past = "20250101T000000.000-cccccc"
+    for name in (policy.name_of(99, past), policy.name_of(0, past), policy.name_of(99, "20270101T000000.000-dddddd")):
+        run.put(f"{FOLDER}/{name}/share-00000.safetensors", b"half")
+    ranks = Ranks(run, over=[past])
+    ranks.save(5)
+    assert folders(run) == [ranks.savers[0].name, policy.name_of(99, "20270101T000000.000-dddddd")]
+
+
+def test_half_uploads_are_aborted(s3, s3_endpoint):
+    import boto3
+
+    uri, past = s3("run"), "20250101T000000.000-cccccc"
+    bucket = uri.split("/")[2]
+    client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", region_name="us-east-1")
+    for attempt in (past, ATTEMPT):
+        key = f"run/{FOLDER}/{policy.name_of(3, attempt)}/share-00000.safetensors"
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    ranks = Ranks(Storage(uri), world_size=1, over=[past])
+    assert ranks.save(5) is policy.Event.DONE
+    left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+    assert left == [f"run/{FOLDER}/{policy.name_of(3, ATTEMPT)}/share-00000.safetensors"]
+    assert ranks.said == []
+
+
+def test_a_run_that_was_taken_over_is_not_written(run):
+    ranks = Ranks(run, keep=1)
+    ranks.save(1)
+
+    def fence():
+        raise RunInUseError("the run belongs to process 7 on far now.")
+
+    fenced = Ranks(run, keep=1, fence=fence, attempt="20260102T000000.000-bbbbbb")
+    assert fenced.save(2) is policy.Event.FAILED
+    assert fenced.said == ["rank 0: the run belongs to process 7 on far now."]
+    assert steps(run) == [1]

@@ -11,6 +11,7 @@ from raytf.checkpoint.policy import (
     Phase,
     Votes,
     advance,
+    attempt_of,
     deadline,
     generations,
     name_of,
@@ -83,6 +84,7 @@ def test_advance_of_three_workers(phase, votes, expected):
 
 def test_names():
     assert name_of(12, A, 7) == f"000000000012-{A}-0007"
+    assert attempt_of(name_of(12, A, 7)) == A
     assert split_name(name_of(12, A, 7)) == (12, f"{A}-0007")
 
 
@@ -107,6 +109,19 @@ def test_unfinished_ones_of_others_go_once_they_are_older():
     complete = [name_of(5, B)]
     mine, older, newer = name_of(3, B), name_of(4, A), name_of(6, A)
     assert to_delete([*complete, mine, older, newer], complete, 3, B) == [older]
+
+
+def test_unfinished_ones_of_attempts_that_are_over_go_at_once():
+    complete = [name_of(5, B)]
+    mine, newer = name_of(3, B, 7), name_of(6, A)
+    assert to_delete([*complete, mine, newer], complete, 3, B, over=[A]) == [newer]
+    assert to_delete([*complete, mine, newer], complete, 3, B, over=[A, B]) == [mine, newer]
+    assert to_delete([*complete, mine, newer], complete, 3, B, over=[A, B], writing=[mine]) == [newer]
+
+
+def test_nothing_goes_where_nothing_good_is_left():
+    names = [name_of(5, A), name_of(6, A)]
+    assert to_delete(names, names, 1, B, damaged=names) == []
 
 
 def test_nothing_goes_before_there_is_a_complete_one():
