@@ -12,9 +12,6 @@ because an object store commits what was written when a stream is closed, also b
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -22,12 +19,14 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator
-from typing import IO, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf.errors import ConfigError, StorageError, one_line
+from raytf import local
+from raytf.errors import ConfigError, StorageError
+from raytf.refusal import MEND, classify, explain
 from raytf.s3 import S3, Conditional
 
 T = TypeVar("T")
@@ -36,51 +35,6 @@ T = TypeVar("T")
 PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
-#: How long a swap of a local file waits for another one.
-_LOCK_SECONDS = 5.0
-
-_NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
-_SIGNS = (
-    ("missing", (*_NO_BUCKET, "NOT_FOUND", "[code: 404]")),
-    (
-        "denied",
-        (
-            "ACCESS_DENIED",
-            "SIGNATURE_DOES_NOT_MATCH",
-            "INVALID_ACCESS_KEY_ID",
-            "INVALID_CLIENT_TOKEN",
-            "EXPIRED_TOKEN",
-            "ExpiredToken",
-            "HTTP response code: 403",
-            "HTTP status 403",
-            "AccessDenied",
-            "InvalidAccessKeyId",
-            "SignatureDoesNotMatch",
-            "PERMISSION_DENIED",
-            "UNAUTHENTICATED",
-            "No credentials",
-        ),
-    ),
-    (
-        "unreachable",
-        (
-            "NETWORK_CONNECTION",
-            "curlCode",
-            "Could not connect",
-            "Couldn't resolve",
-            "timed out",
-            "Timeout",
-            "REQUEST_TIMEOUT",
-        ),
-    ),
-    ("full", ("No space left", "Disk quota exceeded")),
-)
-_MEND = {
-    "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
-    "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
-    "unreachable": "Check the endpoint, the region and the network.",
-    "full": "Free some space or choose another --storage.",
-}
 
 
 class Storage:
@@ -88,14 +42,15 @@ class Storage:
 
     Args:
         uri: see the module's text.
+        clock: injected by tests.
 
     Raises:
         ConfigError: the URI cannot be understood.
         StorageError: from every method, when storage refuses; `kind` says why.
     """
 
-    def __init__(self, uri: str):
-        self.uri = uri
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic):
+        self.uri, self._clock = uri, clock
         self._s3: S3 | None = None
         self._conditional: Conditional | None = None
         self._renewed_at = float("-inf")
@@ -133,7 +88,7 @@ class Storage:
     def child(self, name: str) -> Storage:
         """The same storage with its root at `name`."""
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
-        return Storage(f"{base.rstrip('/')}/{name}{mark}{query}")
+        return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
     def locate(self, name: str) -> str:
         """A name as a person would look for it."""
@@ -143,7 +98,7 @@ class Storage:
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write a whole file; it appears only when it is complete."""
         if self.is_local:
-            self._put_local(name, data)
+            self._do("write", name, lambda: local.put(self._path(name), data))
             return
 
         def write() -> None:
@@ -164,22 +119,7 @@ class Storage:
                 return False
             self.put(name, data)
             return True
-        path = self._path(name)
-        temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
-
-        def link() -> bool:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(temporary, "wb") as out:
-                out.write(data)
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            finally:
-                os.unlink(temporary)
-            return True
-
-        return self._do("create", name, link)
+        return self._do("create", name, lambda: local.create(self._path(name), data))
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
         """The bytes of a file and what tells them from those before and after; None where there is none."""
@@ -191,7 +131,7 @@ class Storage:
             if error.kind == "missing":
                 return None
             raise
-        return data, hashlib.sha256(data).hexdigest()
+        return data, local.version(data)
 
     def swap(self, name: str, data: bytes, version: str) -> bool:
         """Write a file that is still of a version; whether it was written. Atomic where `is_conditional`.
@@ -200,12 +140,13 @@ class Storage:
         """
         if self._s3 is not None:
             return self._do("write", name, lambda: self._conditionally().put(self._path(name), data, version))
-        with self._locked(name) if self.is_local else contextlib.nullcontext():
-            found = self.get_version(name)
-            if found is None or found[1] != version:
-                return False
-            self.put(name, data)
-            return True
+        if self.is_local:
+            return self._do("write", name, lambda: local.swap(self._path(name), data, version))
+        found = self.get_version(name)
+        if found is None or found[1] != version:
+            return False
+        self.put(name, data)
+        return True
 
     def is_conditional(self) -> bool:
         """Whether `create` and `swap` let one of several writers win; stores that are no S3 by Amazon are tried."""
@@ -218,51 +159,11 @@ class Storage:
         finally:
             self.delete(probe)
 
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        """Alone among processes that swap a local file, also over NFS; the lock ends with its process."""
-        path = f"{self._path(name)}.tmp-lock"
-        with self._do("lock", name, lambda: _opened(path)) as file:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise StorageError(
-                            f"cannot lock {self.locate(name)}: another process has held {path} for "
-                            f"{_LOCK_SECONDS:.0f} s. It may be suspended: end it."
-                        ) from None
-                    time.sleep(0.02)
-                except OSError:
-                    break  # a file system without locks: what is left is the comparison
-            yield
-
     def _conditionally(self) -> Conditional:
         assert self._s3 is not None
         if self._conditional is None:
             self._conditional = Conditional(self._s3)
         return self._conditional
-
-    def _put_local(self, name: str, data: bytes | memoryview) -> None:
-        path = self._path(name)
-        temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
-
-        def write() -> None:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            try:
-                with open(temporary, "wb") as out:
-                    out.write(data)
-                    out.flush()
-                    os.fsync(out.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-
-        self._do("write", name, write)
 
     def get(self, name: str) -> bytes:
         """The bytes of a file; StorageError of kind `missing` when it is not there."""
@@ -388,11 +289,11 @@ class Storage:
             return call()
         except OSError as error:
             if not self._renew(error, used):
-                raise self._explain(what, name, error) from error
+                raise explain(what, self.locate(name), error) from error
         try:
             return call()
         except OSError as error:
-            raise self._explain(what, name, error) from error
+            raise explain(what, self.locate(name), error) from error
 
     def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
         """Whether to try once more, with credentials read anew: a file system keeps those that it found in a file."""
@@ -400,46 +301,11 @@ class Storage:
         if self._s3 is None or classify(error) != "denied":
             return False
         if self._fs is used:
-            if time.monotonic() - self._renewed_at < _RENEW_SECONDS:
+            if self._clock() - self._renewed_at < _RENEW_SECONDS:
                 return False
-            self._renewed_at = time.monotonic()
+            self._renewed_at = self._clock()
             self._fs, self._conditional = self._s3.file_system(), None
         return True
-
-    def _explain(self, what: str, name: str, error: OSError) -> StorageError:
-        kind = classify(error)
-        text = one_line(error)
-        mend = _MEND.get(kind, "")
-        if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
-            mend = ""
-        return StorageError(f"cannot {what} {self.locate(name)}: {text[:400]}. {mend}".rstrip(), kind)
-
-
-def classify(error: OSError) -> str:
-    """The `kind` of a StorageError for what the operating system or pyarrow raised."""
-    by_number = {
-        errno.ENOENT: "missing",
-        errno.EACCES: "denied",
-        errno.EPERM: "denied",
-        errno.EROFS: "denied",
-        errno.ENOSPC: "full",
-        errno.EDQUOT: "full",
-        errno.EFBIG: "full",
-        errno.ETIMEDOUT: "unreachable",
-        errno.ECONNREFUSED: "unreachable",
-    }
-    if error.errno in by_number:
-        return by_number[error.errno]
-    text = str(error)
-    for kind, signs in _SIGNS:
-        if any(sign in text for sign in signs):
-            return kind
-    return "other"
-
-
-def _opened(path: str) -> IO[bytes]:
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    return open(path, "ab")
 
 
 def within(seconds: float, call: Callable[[], None], where: str) -> None:
@@ -457,7 +323,7 @@ def within(seconds: float, call: Callable[[], None], where: str) -> None:
     thread.start()
     thread.join(seconds)
     if not outcome:
-        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {_MEND['unreachable']}", "unreachable")
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {MEND['unreachable']}", "unreachable")
     if outcome[0] is not None:
         raise outcome[0]
 

@@ -379,9 +379,10 @@ def keys_in_a_file(s3, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "ExpiredToken"])
-def test_credentials_that_expire_are_read_anew(s3, s3_endpoint, keys_in_a_file, monkeypatch, code):
+def test_credentials_that_expire_are_read_anew(s3, s3_endpoint, keys_in_a_file, code):
+    now = [0.0]
     with StorageProxy(s3_endpoint) as proxy:
-        storage = Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))
+        storage = Storage(s3("runs").replace(s3_endpoint, proxy.endpoint), lambda: now[0])
         proxy.accept_only("OLD", code)
         storage.put("file", b"old")
         assert storage.create("lease", b"mine")
@@ -394,7 +395,10 @@ def test_credentials_that_expire_are_read_anew(s3, s3_endpoint, keys_in_a_file, 
             assert "\n" not in str(refused.value)
         assert time.monotonic() - began < 20, "what is refused is tried on and on"
         write_keys(keys_in_a_file, "NEW")
-        monkeypatch.setattr(storage, "_renewed_at", float("-inf"))  # or this test would wait for some seconds
+        now[0] += 4
+        with pytest.raises(StorageError):  # read anew a moment ago
+            storage.put("file", b"new")
+        now[0] += 2
         assert storage.exists("file")
         storage.put("file", b"new")
         assert storage.get("file") == b"new"
@@ -438,7 +442,7 @@ def test_conditional_writes_without_a_store_or_credentials(s3, keys_in_a_file):
 
 
 def test_a_conditional_write_goes_past_single_failures(s3, s3_endpoint):
-    with StorageProxy(s3_endpoint, hold_seconds=0.1) as proxy:
+    with StorageProxy(s3_endpoint, hold_seconds=0) as proxy:
         storage = Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))
         proxy.fail_writes(1)
         assert storage.create("file", b"x")
