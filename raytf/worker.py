@@ -521,7 +521,9 @@ class Worker:
         elif event is policy.Event.DONE:
             self.saver.done()
             self.durable_step = self.saving_step
-            self.best = self.saving_best
+            value = self.saving_best
+            if value is not None and self.goal and self.goal.is_better(value[1], self._best_value()):
+                self.best = value
             if self.outage.failures:
                 lasted = clock_text(time.monotonic() - self.outage.since)
                 self.reporter.say(f"saving works again: step {self.saving_step} is on storage, after {lasted}")

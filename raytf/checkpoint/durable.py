@@ -95,7 +95,7 @@ class Saver:
         damaged: checkpoints that could not be restored.
         goal: whose best checkpoint stays too.
         over: attempts before this one, of which nobody writes any more.
-        fence: raises where the run belongs to another owner; asked before anything that is restored is made or deleted.
+        fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
         clock: injected by tests.
     """
@@ -197,6 +197,8 @@ class Saver:
             return
 
         def work() -> None:
+            if self._rank == 0:
+                self._fence()
             first()
             save.check()
             self._write_share(save.name, tensors, finite)
