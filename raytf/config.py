@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import tyro
 
 from raytf.errors import ConfigError
+from raytf.goal import Goal
 
 MixedPrecision = Literal["off", "bfloat16", "float16"]
 Reduction = Literal["fixed", "float"]
@@ -166,6 +167,8 @@ class CheckpointSection:
     By default as often as takes less than 1 % of the time."""
     keep: int = 3
     """Newest complete checkpoints that are kept."""
+    keep_best: str | None = None
+    """Keep the checkpoint of the epoch with the best value of a metric, too, such as val_accuracy or max:val_mine."""
 
 
 _Flat = tyro.conf.OmitArgPrefixes
@@ -285,6 +288,8 @@ class TrainConfig:
             raise ConfigError(f"--seed {batch.seed}: expected at most {2**32 - 1}.")
         if not 0 < self.cluster.cpus_per_worker < float("inf"):
             raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
+        if self.checkpoints.keep_best is not None:
+            Goal.of(self.checkpoints.keep_best)
         shards = self.logical_shards
         if shards < most:
             raise ConfigError(

@@ -39,6 +39,15 @@ def one_line(error: object, limit: int | None = None) -> str:
     return " ".join(str(error).split())[:limit]
 
 
+def brief(error: Exception, limit: int = 80) -> str:
+    """What another library says in an error, or an error's kind, for a status line."""
+    if isinstance(error, StorageError) and error.kind in _KINDS:
+        return _KINDS[error.kind]
+    text = one_line(error)
+    text = text[text.index("AWS Error") :] if "AWS Error" in text else text
+    return (text if len(text) <= limit else f"{text[: limit - 3]}...") or type(error).__name__
+
+
 def _rebuild(cls: type[RaytfError], args: tuple, state: dict) -> RaytfError:
     error = cls.__new__(cls)
     error.args = args
@@ -79,6 +88,13 @@ class StorageError(RaytfError, OSError):
         self.kind = kind
         # A full disk or a missing right does not mend itself between two attempts.
         self.retryable = kind in ("unreachable", "other")
+
+
+_KINDS = {
+    "denied": "storage denies access",
+    "unreachable": "storage cannot be reached",
+    "full": "storage is full",
+}
 
 
 class CheckpointError(RaytfError):

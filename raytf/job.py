@@ -21,6 +21,7 @@ class Job:
         sources: reference to a `Sources` in Ray's object store.
         monitor: handle of the driver's `Monitor` actor.
         run_uri: the run's folder.
+        lease: id of the process that owns the run.
         total_steps: global steps at which the run ends.
     """
 
@@ -35,6 +36,7 @@ class Job:
     class_weight: dict[int, float] | None
     augment: Augment | None
     validation_freq: int
+    lease: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """A run belongs to one live process: a small file beside it says which, and is renewed while that process lives.
 
-On a local file system the lease is created atomically. Object stores that pyarrow reaches have no such call, so there
-the file is read back after a moment: of two that start in the same instant the last writer owns the run.
+It is created, renewed and taken over by compare-and-swap: atomically on a local file system, and on S3 by conditional
+writes. A store without those (Google's, as pyarrow reaches it; some of other makers) has the file read back after a
+moment: of two that start in the same instant the last writer owns the run. An owner that was suspended finds that its
+lease is another's, and whatever it had begun looks at the lease (`check_owner`) before it changes what others restore.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 from raytf.errors import RunInUseError, StorageError
 from raytf.storage import Storage
@@ -44,7 +47,7 @@ class Lease:
         sleep: Callable[[float], None] = time.sleep,
     ):
         self._run, self._say, self._clock, self._sleep = run, say, clock, sleep
-        self.owner = {
+        self.owner: dict[str, Any] = {
             "id": uuid.uuid4().hex,
             "host": socket.gethostname(),
             "boot": _boot_id(),
@@ -58,12 +61,14 @@ class Lease:
 
     def __enter__(self) -> Lease:
         if not self._run.create(LEASE_FILE, self._text()):
-            self._wait_for_death()
-            self._run.put(LEASE_FILE, self._text())
-            self._sleep(_SETTLE_SECONDS)  # of two that take over in one instant the last writer stays
-        elif not self._run.is_local:
-            self._sleep(_SETTLE_SECONDS)
-        holder = self._read()
+            version = self._wait_for_death()
+            if version is None:
+                self._run.create(LEASE_FILE, self._text())
+            else:
+                self._run.swap(LEASE_FILE, self._text(), version)
+        if not self._run.is_conditional():
+            self._sleep(_SETTLE_SECONDS)  # of two that write in one instant the last one stays
+        holder = _holder(self._run.get_version(LEASE_FILE))
         if holder is None or holder["id"] != self.owner["id"]:
             raise RunInUseError(self._in_use(holder or {}))
         self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
@@ -74,16 +79,18 @@ class Lease:
         self._stop.set()
         self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
         try:
-            holder = self._read()
+            holder = _holder(self._run.get_version(LEASE_FILE))
             if holder is not None and holder["id"] == self.owner["id"]:
                 self._run.delete(LEASE_FILE)
         except StorageError:
             pass  # the next owner finds this process dead
 
-    def _wait_for_death(self) -> None:
-        first = self._read()
-        if first is None or self._is_dead(first):
-            return
+    def _wait_for_death(self) -> str | None:
+        """The version of the lease that a dead process left; None where there is none any more."""
+        found = self._run.get_version(LEASE_FILE)
+        first = _holder(found)
+        if found is None or first is None or self._is_dead(first):
+            return found and found[1]
         if first.get("boot") == self.owner["boot"]:
             raise RunInUseError(self._in_use(first))
         self._say(
@@ -93,11 +100,12 @@ class Lease:
         deadline = self._clock() + STALE_SECONDS
         while self._clock() < deadline:
             self._sleep(1.0)
-            now = self._read()
+            now = self._run.get_version(LEASE_FILE)
             if now is None:
-                return
-            if now != first:
-                raise RunInUseError(self._in_use(now))
+                return None
+            if now[0] != found[0]:
+                raise RunInUseError(self._in_use(_holder(now) or {}))
+        return found[1]
 
     def _is_dead(self, holder: dict) -> bool:
         """True only when it is certain: the process ran in this boot of this machine and is gone."""
@@ -112,21 +120,20 @@ class Lease:
     def _renew(self) -> None:
         while not self._stop.wait(RENEW_SECONDS):
             try:
-                holder = self._read()
-                if holder is not None and holder["id"] != self.owner["id"]:
+                found = self._run.get_version(LEASE_FILE)
+                holder = _holder(found)
+                if found is None or holder is None or holder["id"] != self.owner["id"]:
                     self.lost.set()
                     return
                 self._beat += 1
                 if not self._stop.is_set():
-                    self._run.put(LEASE_FILE, self._text())
+                    # Refused where another process takes over in this moment, as the next look will show.
+                    self._run.swap(LEASE_FILE, self._text(), found[1])
             except StorageError:
                 continue  # an outage of storage ends no run; another owner cannot get in through it either
 
     def _text(self) -> bytes:
         return json.dumps({**self.owner, "beat": self._beat}).encode()
-
-    def _read(self) -> dict | None:
-        return _holder(self._run)
 
 
 def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], None] = time.sleep) -> bool:
@@ -135,7 +142,7 @@ def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], 
     Args:
         heard_at, now: when the owner last wrote to the ledger, and now, seconds of the epoch.
     """
-    first = _holder(run)
+    first = _read(run)
     if first is None:
         return False
     if first.get("boot") == _boot_id():
@@ -144,16 +151,39 @@ def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], 
         return True
     for _ in range(3):
         sleep(RENEW_SECONDS)
-        holder = _holder(run)
+        holder = _read(run)
         if holder != first:
             return holder is not None
     return False
 
 
-def _holder(run: Storage) -> dict | None:
+def check_owner(run: Storage, owner: str) -> None:
+    """Do nothing as long as a lease is its owner's; for what writes in the owner's name, in other processes too.
+
+    Args:
+        run: the run's folder.
+        owner: `id` of a Lease's owner.
+
+    Raises:
+        RunInUseError: the run belongs to another process, or to none.
+        StorageError: that cannot be known.
+    """
+    holder = _read(run)
+    if holder is None or holder["id"] != owner:
+        whose = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "no process"
+        raise RunInUseError(
+            f"run {run.locate('')} belongs to {whose} now: this one was suspended or cut off, and writes no more."
+        )
+
+
+def _read(run: Storage) -> dict | None:
     data = run.get_or_none(LEASE_FILE)
+    return _holder(None if data is None else (data, ""))
+
+
+def _holder(found: tuple[bytes, str] | None) -> dict | None:
     try:
-        holder = json.loads(data) if data else None
+        holder = json.loads(found[0]) if found else None
     except ValueError:
         return None
     return holder if isinstance(holder, dict) and "id" in holder else None

@@ -25,6 +25,21 @@ PLAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
+class SaveTrouble:
+    """Saves fail.
+
+    Attributes:
+        seconds: since the first in a row failed.
+        retry_seconds: to the next try.
+        why: the last failed, in short.
+    """
+
+    seconds: float
+    retry_seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
 class Status:
     """Where a run is, as rank 0 last said.
 
@@ -39,6 +54,7 @@ class Status:
         snapshot_bytes: that the copies take on each node.
         stall_seconds: for which this group of workers has stood still to save or copy the state.
         phase: what goes on, where it is not training.
+        trouble: that checkpoints cannot be saved, or None.
     """
 
     step: int
@@ -54,6 +70,7 @@ class Status:
     snapshot_bytes: int = 0
     stall_seconds: float = 0.0
     phase: str = "training"
+    trouble: SaveTrouble | None = None
 
 
 def describe(status: Status) -> str:
@@ -64,6 +81,9 @@ def describe(status: Status) -> str:
         parts.append(f"{status.samples_per_second:,.0f} samples/s")
     parts.append(f"{status.workers} worker{'s' if status.workers != 1 else ''}")
     parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
+    if status.trouble is not None:
+        since, again = clock_text(status.trouble.seconds), clock_text(status.trouble.retry_seconds)
+        parts.append(f"saving fails since {since} ({status.trouble.why}), next try in {again}")
     if status.snapshot is not None:
         parts.append(f"in memory step {status.snapshot} ({status.snapshot_bytes / 2**20:,.0f} MiB a node)")
     if status.phase != "training":

@@ -10,7 +10,7 @@ import ray.train
 
 from raytf.errors import one_line
 from raytf.job import Job
-from raytf.progress import Status
+from raytf.progress import SaveTrouble, Status
 from raytf.runlog import Folder
 from raytf.storage import Storage
 
@@ -75,6 +75,12 @@ class Reporter:
             if folder is not None:
                 folder.upload()
 
+    def upload_anew(self) -> None:
+        """Have the next upload copy all files: a late write may have replaced newer ones."""
+        for folder in (self._files, self._tensorboard):
+            if folder is not None:
+                folder.forget()
+
     def is_status_due(self) -> bool:
         return self._rank == 0 and time.monotonic() - self._status_at >= _STATUS_SECONDS
 
@@ -90,6 +96,7 @@ class Reporter:
         snapshot: int | None = None,
         snapshot_bytes: int = 0,
         stall_seconds: float = 0.0,
+        trouble: SaveTrouble | None = None,
     ) -> None:
         """Tell the driver where the run is; from rank 0."""
         if self._rank != 0:
@@ -112,6 +119,7 @@ class Reporter:
             snapshot_bytes=snapshot_bytes,
             stall_seconds=stall_seconds,
             phase=phase,
+            trouble=trouble,
         )
         job.monitor.update.remote(status)
         self._status_at, self._status_step = now, step

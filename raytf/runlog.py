@@ -51,6 +51,13 @@ class StepLog:
         rows[:, 1], rows[:, 2], rows[:, 3] = epoch, losses, rates
         self._chunks.append(rows)
 
+    def renewed(self) -> StepLog:
+        """A log that goes on with the same segment under another name: what is written of this one, also later than
+        that, is replaced."""
+        log = StepLog(self._run, f"{self._attempt}~")
+        log._chunks = list(self._chunks)
+        return log
+
     def restore(self, rows: np.ndarray) -> None:
         """Begin with the rows that an attempt before this one had not written yet, [n, 4]."""
         self._chunks = [rows] if len(rows) else []
@@ -189,6 +196,10 @@ class Folder:
                 except OSError:
                     continue  # a file that its writer has just removed
                 self._uploaded[relative] = seen
+
+    def forget(self) -> None:
+        """Take no file for copied any more."""
+        self._uploaded = {}
 
     def _state(self) -> dict[str, tuple[float, int]]:
         found = {}

@@ -3,7 +3,7 @@
 A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
 `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
 URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
-and never from the URI.
+and never from the URI. Where S3 refuses, they are read anew, so that keys renewed in a file serve a run under way.
 
 A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
 because an object store commits what was written when a stream is closed, also by an exception.
@@ -12,11 +12,11 @@ because an object store commits what was written when a stream is closed, also b
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 import threading
+import time
 import urllib.parse
 import uuid
 from collections.abc import Callable
@@ -24,51 +24,17 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf.errors import ConfigError, StorageError, one_line
+from raytf import local
+from raytf.errors import ConfigError, StorageError
+from raytf.refusal import MEND, classify, explain
+from raytf.s3 import S3, Conditional
 
 T = TypeVar("T")
 
 #: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
 PREFLIGHT_SECONDS = 15.0
-_CONNECT_SECONDS, _REQUEST_SECONDS, _ATTEMPTS = 5.0, 20.0, 3
-
-_NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
-_SIGNS = (
-    ("missing", (*_NO_BUCKET, "NOT_FOUND", "[code: 404]")),
-    (
-        "denied",
-        (
-            "ACCESS_DENIED",
-            "SIGNATURE_DOES_NOT_MATCH",
-            "INVALID_ACCESS_KEY_ID",
-            "INVALID_CLIENT_TOKEN",
-            "HTTP response code: 403",
-            "HTTP status 403",
-            "PERMISSION_DENIED",
-            "UNAUTHENTICATED",
-            "No credentials",
-        ),
-    ),
-    (
-        "unreachable",
-        (
-            "NETWORK_CONNECTION",
-            "curlCode",
-            "Could not connect",
-            "Couldn't resolve",
-            "timed out",
-            "Timeout",
-            "REQUEST_TIMEOUT",
-        ),
-    ),
-    ("full", ("No space left", "Disk quota exceeded")),
-)
-_MEND = {
-    "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
-    "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
-    "unreachable": "Check the endpoint, the region and the network.",
-    "full": "Free some space or choose another --storage.",
-}
+#: Between two readings of credentials that a store refused.
+_RENEW_SECONDS = 5.0
 
 
 class Storage:
@@ -76,14 +42,18 @@ class Storage:
 
     Args:
         uri: see the module's text.
+        clock: injected by tests.
 
     Raises:
         ConfigError: the URI cannot be understood.
         StorageError: from every method, when storage refuses; `kind` says why.
     """
 
-    def __init__(self, uri: str):
-        self.uri = uri
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic):
+        self.uri, self._clock = uri, clock
+        self._s3: S3 | None = None
+        self._conditional: Conditional | None = None
+        self._renewed_at = float("-inf")
         scheme, _, rest = uri.partition("://")
         plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
         if "://" not in uri:
@@ -102,7 +72,8 @@ class Storage:
             raise ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
         self.root = location.strip("/")
         if scheme == "s3":
-            self._fs = _s3(options, plain)
+            self._s3 = S3.of(_take(options, ("endpoint_override", "scheme", "region"), plain))
+            self._fs = self._s3.file_system()
         elif scheme in ("gs", "gcs"):
             self._fs = _gcs(options, plain)
         else:
@@ -117,7 +88,7 @@ class Storage:
     def child(self, name: str) -> Storage:
         """The same storage with its root at `name`."""
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
-        return Storage(f"{base.rstrip('/')}/{name}{mark}{query}")
+        return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
     def locate(self, name: str) -> str:
         """A name as a person would look for it."""
@@ -127,7 +98,7 @@ class Storage:
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write a whole file; it appears only when it is complete."""
         if self.is_local:
-            self._put_local(name, data)
+            self._do("write", name, lambda: local.put(self._path(name), data))
             return
 
         def write() -> None:
@@ -137,51 +108,62 @@ class Storage:
         self._do("write", name, write)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one. False when there was.
+        """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
 
-        Atomic on a local file system; on an object store two writers in the same instant may both succeed, so read
-        back afterwards.
+        On an object store False may also mean that the answer to the write was lost: read what is there.
         """
+        if self._s3 is not None:
+            return self._do("create", name, lambda: self._conditionally().put(self._path(name), data, None))
         if not self.is_local:
             if self.exists(name):
                 return False
             self.put(name, data)
             return True
-        path = self._path(name)
-        temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
+        return self._do("create", name, lambda: local.create(self._path(name), data))
 
-        def link() -> bool:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(temporary, "wb") as out:
-                out.write(data)
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                return False
-            finally:
-                os.unlink(temporary)
-            return True
+    def get_version(self, name: str) -> tuple[bytes, str] | None:
+        """The bytes of a file and what tells them from those before and after; None where there is none."""
+        if self._s3 is not None:
+            return self._do("read", name, lambda: self._conditionally().get(self._path(name)))
+        try:
+            data = self.get(name)
+        except StorageError as error:
+            if error.kind == "missing":
+                return None
+            raise
+        return data, local.version(data)
 
-        return self._do("create", name, link)
+    def swap(self, name: str, data: bytes, version: str) -> bool:
+        """Write a file that is still of a version; whether it was written. Atomic where `is_conditional`.
 
-    def _put_local(self, name: str, data: bytes | memoryview) -> None:
-        path = self._path(name)
-        temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
+        On an object store False may also mean that the answer to the write was lost: read what is there.
+        """
+        if self._s3 is not None:
+            return self._do("write", name, lambda: self._conditionally().put(self._path(name), data, version))
+        if self.is_local:
+            return self._do("write", name, lambda: local.swap(self._path(name), data, version))
+        found = self.get_version(name)
+        if found is None or found[1] != version:
+            return False
+        self.put(name, data)
+        return True
 
-        def write() -> None:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            try:
-                with open(temporary, "wb") as out:
-                    out.write(data)
-                    out.flush()
-                    os.fsync(out.fileno())
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+    def is_conditional(self) -> bool:
+        """Whether `create` and `swap` let one of several writers win; stores that are no S3 by Amazon are tried."""
+        if self._s3 is None:
+            return self.is_local
+        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+        try:
+            self.create(probe, b"raytf")
+            return not self.create(probe, b"another")
+        finally:
+            self.delete(probe)
 
-        self._do("write", name, write)
+    def _conditionally(self) -> Conditional:
+        assert self._s3 is not None
+        if self._conditional is None:
+            self._conditional = Conditional(self._s3)
+        return self._conditional
 
     def get(self, name: str) -> bytes:
         """The bytes of a file; StorageError of kind `missing` when it is not there."""
@@ -218,6 +200,28 @@ class Storage:
         if infer:
             found = {first + mark for first, mark, _ in (entry.partition("/") for entry in found)}
         return sorted(found)
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """Bytes of each file below a folder, by its name relative to it. A missing folder is empty."""
+        base = self._path(name)
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
+        infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
+        return {i.path[len(base) :].strip("/"): i.size for i in infos if i.type == pafs.FileType.File}
+
+    def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
+        """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
+
+        Args:
+            name: a folder.
+            is_dead: of a file's name relative to it: whether nobody goes on with it.
+
+        Returns:
+            How many were forgotten.
+        """
+        if self._s3 is None:
+            return 0
+        base = f"{self._path(name)}/"
+        return self._do("list uploads of", name, lambda: self._conditionally().abort_uploads(base, is_dead))
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all that is in it; nothing happens when it is not there."""
@@ -280,40 +284,28 @@ class Storage:
         return f"{self.root}/{name}".rstrip("/") if name else self.root
 
     def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
+        used = self._fs
         try:
             return call()
         except OSError as error:
-            raise self._explain(what, name, error) from error
+            if not self._renew(error, used):
+                raise explain(what, self.locate(name), error) from error
+        try:
+            return call()
+        except OSError as error:
+            raise explain(what, self.locate(name), error) from error
 
-    def _explain(self, what: str, name: str, error: OSError) -> StorageError:
-        kind = classify(error)
-        text = one_line(error)
-        mend = _MEND.get(kind, "")
-        if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
-            mend = ""
-        return StorageError(f"cannot {what} {self.locate(name)}: {text[:400]}. {mend}".rstrip(), kind)
-
-
-def classify(error: OSError) -> str:
-    """The `kind` of a StorageError for what the operating system or pyarrow raised."""
-    by_number = {
-        errno.ENOENT: "missing",
-        errno.EACCES: "denied",
-        errno.EPERM: "denied",
-        errno.EROFS: "denied",
-        errno.ENOSPC: "full",
-        errno.EDQUOT: "full",
-        errno.EFBIG: "full",
-        errno.ETIMEDOUT: "unreachable",
-        errno.ECONNREFUSED: "unreachable",
-    }
-    if error.errno in by_number:
-        return by_number[error.errno]
-    text = str(error)
-    for kind, signs in _SIGNS:
-        if any(sign in text for sign in signs):
-            return kind
-    return "other"
+    def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
+        """Whether to try once more, with credentials read anew: a file system keeps those that it found in a file."""
+        # Any refusal: the answer to a HEAD does not say that it is for a key that has expired.
+        if self._s3 is None or classify(error) != "denied":
+            return False
+        if self._fs is used:
+            if self._clock() - self._renewed_at < _RENEW_SECONDS:
+                return False
+            self._renewed_at = self._clock()
+            self._fs, self._conditional = self._s3.file_system(), None
+        return True
 
 
 def within(seconds: float, call: Callable[[], None], where: str) -> None:
@@ -331,29 +323,9 @@ def within(seconds: float, call: Callable[[], None], where: str) -> None:
     thread.start()
     thread.join(seconds)
     if not outcome:
-        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {_MEND['unreachable']}", "unreachable")
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {MEND['unreachable']}", "unreachable")
     if outcome[0] is not None:
         raise outcome[0]
-
-
-def _s3(options: dict[str, str], uri: str) -> pafs.FileSystem:
-    arguments: dict[str, Any] = {
-        "connect_timeout": _CONNECT_SECONDS,
-        "request_timeout": _REQUEST_SECONDS,
-        "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
-    }
-    arguments.update(_take(options, ("endpoint_override", "scheme", "region"), uri))
-    endpoint = arguments.get("endpoint_override") or os.environ.get("AWS_ENDPOINT_URL", "")
-    if endpoint:
-        scheme, mark, host = endpoint.rpartition("://")
-        if mark:
-            arguments.setdefault("scheme", scheme)
-        arguments["endpoint_override"] = host
-        # An endpoint of one's own has no regions; without one pyarrow asks the network for the bucket's.
-        arguments.setdefault(
-            "region", os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION", "us-east-1")
-        )
-    return pafs.S3FileSystem(**arguments)
 
 
 def _gcs(options: dict[str, str], uri: str) -> pafs.FileSystem:

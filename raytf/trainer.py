@@ -26,8 +26,9 @@ from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, StorageError, one_line
 from raytf.failures import worker_errors
+from raytf.goal import Goal
 from raytf.job import Job, Sources
-from raytf.lease import Lease
+from raytf.lease import Lease, check_owner
 from raytf.metrics import Figures, Metrics
 from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
@@ -103,6 +104,9 @@ def fit(
     sources = Sources(records, _source(validation, "validation"), _source(test, "test"))
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
+    best = config.checkpoints.keep_best
+    if validation is None and best is not None and Goal.of(best).metric.startswith("val_"):
+        raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
     if not callable(model) or hasattr(model, "compile"):
         raise ModelError(
             f"fit(model, ...) got a {type(model).__name__}. Expected a function without arguments that returns a "
@@ -209,12 +213,13 @@ def _train(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
-    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor)
+    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
     with _watching(monitor, display, status_file, lease, book), _exported(job.config.run.run, monitor, book):
         outcome = _fit(_trainer(job, run, use_gpu), monitor)
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
+    check_owner(run, lease.owner["id"])
     memory.dismiss(run.uri)
     return document
 

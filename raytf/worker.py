@@ -7,9 +7,11 @@ added over the ranks with the gradients. Rank 0 alone writes logs and talks to t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
+import random
 import threading
 import time
 from collections import deque
@@ -29,6 +31,7 @@ from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
 from raytf.errors import (
     CheckpointError,
+    ConfigError,
     ExactnessError,
     JobError,
     NonFiniteLossError,
@@ -36,11 +39,15 @@ from raytf.errors import (
     RunMismatchError,
     StorageError,
     WorkerLostError,
+    brief,
     one_line,
 )
+from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
+from raytf.lease import check_owner
 from raytf.phases import Phases
+from raytf.progress import SaveTrouble, clock_text
 from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
@@ -55,7 +62,7 @@ _PREFETCH = 2
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
 #: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
-_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0)
+_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
 #: Seconds between two looks of waiting ranks whether to go on.
 _PARK_SECONDS = 0.1
 #: Seconds for which a shard alone is measured, now and then.
@@ -261,6 +268,12 @@ class Worker:
         #: Of the newest checkpoint on storage; None where there is none.
         self.durable_step: int | None = None
         self.log = StepLog(self.storage, self.attempt)
+        best = self.config.checkpoints.keep_best
+        self.goal = None if best is None else Goal.of(best)
+        #: The metric and the best of its values at a checkpoint on storage.
+        self.best: tuple[str, float] | None = None
+        #: Begins a save of an earlier state, that with the best value, once the one under way has ended.
+        self._waiting_save: Callable[[], None] | None = None
         self._begin(chosen, format)
         tier = "new" if chosen is None else "memory" if "rows" in chosen.document else "durable"
         #: Where this attempt began: the step, and which tier it is from.
@@ -279,11 +292,18 @@ class Worker:
             self.reporter.say_here,
             restored=None if chosen is None or "rows" in chosen.document else chosen.name,
             damaged=self.damaged,
+            late=self.reporter.upload_anew,
+            goal=self.goal,
+            over=self._attempts,
+            fence=functools.partial(check_owner, self.storage, job.lease),
         )
+        #: Rank 0's: the others learn by the votes when to save.
+        self.outage = policy.Outage(random.random)
         checkpoints = self.config.checkpoints
         self.cadence = policy.Cadence.of(checkpoints.checkpoint_every_steps, checkpoints.checkpoint_every_seconds)
         self.saved_step, self.saved_at = self.step, time.monotonic()
         self.saving_step = 0
+        self.saving_best: tuple[str, float] | None = None
         #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
         self._is_news = self.callbacks.active
         self.call_steps = self.config.compute.steps_per_call or 1
@@ -383,9 +403,24 @@ class Worker:
         if self.rank == 0:
             self.reporter.scalars({f"epoch_{k}": v for k, v in logs.items()}, self.step)
             self.reporter.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
-        if self._sum([float(self.reporter.is_report_due())])[0]:  # rank 0's answer, on every rank
+        report, best = self._sum([float(self.reporter.is_report_due()), float(self._is_best(logs))])
+        if report:  # rank 0's answers, on every rank
             with self.pulse.doing(Activity.REPORT):
                 self.reporter.report({**logs, "epoch": epoch, "step": self.step})
+        if best:
+            self._waiting_save = self._prepare_save()
+
+    def _is_best(self, logs: dict[str, float]) -> bool:
+        """Whether this state is to be kept for its metric; rank 0 knows."""
+        if self.goal is None or self.step % self.plan.steps_per_epoch:
+            return False
+        metric = self.goal.metric
+        if metric not in logs and (any(name.startswith("val_") for name in logs) or not metric.startswith("val_")):
+            raise ConfigError(f"--keep-best {metric}: there is no such metric. Expected one of {', '.join(logs)}.")
+        return self.rank == 0 and self.goal.is_better(self.goal.value(logs), self._best_value())
+
+    def _best_value(self) -> float | None:
+        return self.best[1] if self.best and self.goal and self.best[0] == self.goal.metric else None
 
     def _check_finite(self, call: Call, outcome: Any) -> None:
         bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
@@ -478,6 +513,8 @@ class Worker:
             self.history = document["history"]
             self.stopped_early = document["stopped_early"]
             self.durable_step = document.get("durable_step", chosen.step)
+            best = document.get("best")
+            self.best = None if best is None else (best[0], best[1])
             self.log.restore(document.get("rows", ()))
             self.callbacks.load_state(document["callbacks"], chosen.tensors)
             self.reporter.say(f"restored step {self.step} from checkpoint {chosen.name}")
@@ -499,8 +536,9 @@ class Worker:
             ends_epoch = stop % self.plan.steps_per_epoch == 0
             flags[_SHARE] = self._is_news or (self.callbacks.active and ends_epoch) or self.callbacks.has_batch_hooks
             flags[_PROBE] = self.world_size > 1 and self.pulse.is_probe_due()
-            idle = self.saver.phase is policy.Phase.IDLE
-            flags[_WANT_SAVE] = idle and self.cadence.is_due(stop, time.monotonic(), self.saved_step, self.saved_at)
+            idle, now = self.saver.phase is policy.Phase.IDLE, time.monotonic()
+            due = self.cadence.is_due(stop, now, self.saved_step, self.saved_at)
+            flags[_WANT_SAVE] = idle and self.outage.allows(now, due)
             if not self.config.compute.steps_per_call and self._seconds_per_step:
                 wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
                 flags[_CALL_STEPS] = 2 ** int(np.log2(wanted))
@@ -508,27 +546,46 @@ class Worker:
 
     def _save_protocol(self, flags: np.ndarray) -> None:
         votes = policy.Votes(*(float(flags[i]) for i in (_WANT_SAVE, _WRITTEN, _COMMITTED, _FAILED)))
+        if self._waiting_save is not None:
+            votes = dataclasses.replace(votes, want=1)
         self.saver.phase, event = policy.advance(self.saver.phase, votes, self.world_size)
         if event is policy.Event.BEGIN:
             self._begin_save()
         elif event is policy.Event.COMMIT:
-            self.saver.commit(self.saving_step)
+            self.saver.commit()
         elif event is policy.Event.FAILED:
-            self.saver.drop()
             if self.rank == 0:
                 why = self.saver.failure or "another rank failed"
                 self.reporter.event("save_failed", of_step=self.saving_step, why=why)
-            self.reporter.say(
-                f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays"
-            )
+            self._save_failed()
         elif event is policy.Event.DONE:
+            self.saver.done()
             self.durable_step = self.saving_step
+            value = self.saving_best
+            if value is not None and self.goal and self.goal.is_better(value[1], self._best_value()):
+                self.best = value
+            if self.outage.failures:
+                lasted = clock_text(time.monotonic() - self.outage.since)
+                self.reporter.say(f"saving works again: step {self.saving_step} is on storage, after {lasted}")
+                self.outage.end()
             if self.rank != 0:
                 self.log.forget(self.saving_step)
             if self.rank == 0:
                 self.reporter.event("save", name=self.saver.name, of_step=self.saving_step)
             with self.pulse.doing(Activity.REPORT):
                 self.reporter.report({**self._logs(), "step": self.step}, self.saver.name)
+
+    def _save_failed(self) -> None:
+        if not self.outage.failures:
+            self.reporter.say(
+                f"the checkpoint of step {self.saving_step} was NOT saved; training goes on, the last good one stays, "
+                "and saving is tried again"
+            )
+        self._waiting_save = None  # its try would come too soon; the next better one will be kept
+        failure = self.saver.failure
+        if self.saver.drop():
+            self.log = self.log.renewed()  # the old one may still be written
+        self.outage.fail(time.monotonic(), "another worker's part" if failure is None else brief(failure))
 
     def _copy(self, share_rank_zero: bool) -> None:
         """Copy the present state into the memory of this rank's node; every rank does at the same step."""
@@ -542,6 +599,7 @@ class Worker:
             "stopped_early": self.stopped_early,
             "durable_step": self.durable_step,
             "world_size": self.world_size,
+            "best": self.best,
         }
         self.snapshots.copy(
             self.step,
@@ -552,6 +610,11 @@ class Worker:
         )
 
     def _begin_save(self) -> None:
+        begin, self._waiting_save = self._waiting_save or self._prepare_save(), None
+        begin()
+
+    def _prepare_save(self) -> Callable[[], None]:
+        """Copy the present state; what is returned begins to save it, now or later."""
         from raytf.checkpoint import codec, format
 
         # So that what is in memory is never older than what is on storage.
@@ -568,21 +631,40 @@ class Worker:
             "callbacks": values,
             "world_size": self.world_size,
         }
-        rows = self.log.take() if self.rank == 0 else np.empty((0, 4))
+        step, best = self.step, self.best
+        if self.goal is not None:
+            value = self.goal.value_at(step, self.history)
+            if value is not None and self.goal.is_better(value, self._best_value()):
+                best = (self.goal.metric, value)
+        document["best"] = best
+        trainable = {id(v) for v in self.model.trainable_variables}
+        finite = [name for name, v in self.named.items() if id(v) in trainable]
+        return lambda: self._start_save(step, own | arrays, document, finite, best)
+
+    def _start_save(
+        self,
+        step: int,
+        tensors: dict[str, np.ndarray],
+        document: dict[str, Any],
+        finite: list[str],
+        best: tuple[str, float] | None,
+    ) -> None:
+        log = self.log
+        rows = log.take() if self.rank == 0 else np.empty((0, 4))
 
         def first() -> None:
             if self.rank == 0:
                 self._note()
-            self.log.write(rows)
+            log.write(rows)
             self.reporter.upload()
 
-        trainable = {id(v) for v in self.model.trainable_variables}
-        finite = [name for name, v in self.named.items() if id(v) in trainable]
-        self.saver.begin(self.step, own | arrays, document, finite, first)
-        self.saving_step, self.saved_step, self.saved_at = self.step, self.step, time.monotonic()
+        self.saver.begin(step, tensors, document, finite, first)
+        self.saving_step, self.saving_best = step, best
+        self.saved_step, self.saved_at = step, time.monotonic()
 
     def _finish_saving(self) -> None:
         """Have the last state on storage, whatever it takes."""
+        self.show("saving")
         if not self._save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self.step}, could not be saved: "
@@ -613,7 +695,7 @@ class Worker:
         self.show("training")
 
     def _drain_save(self) -> None:
-        while self.saver.phase is not policy.Phase.IDLE:
+        while self.saver.phase is not policy.Phase.IDLE or self._waiting_save is not None:
             votes = self.saver.votes()
             flags = np.zeros(_FLAGS, np.float32)
             flags[[_WRITTEN, _COMMITTED, _FAILED]] = votes.written, votes.committed, votes.failed
@@ -675,7 +757,12 @@ class Worker:
             snapshot=self.snapshots.step,
             snapshot_bytes=self.snapshots.bytes,
             stall_seconds=self.stall_seconds,
+            trouble=self._trouble(),
         )
+
+    def _trouble(self) -> SaveTrouble | None:
+        outage, now = self.outage, time.monotonic()
+        return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:
         from raytf.evaluation import Evaluator

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
+import time
 import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,8 +24,12 @@ import numpy as np
 
 from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.errors import CheckpointError, StorageError
+from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
+from raytf.goal import Goal
 from raytf.storage import Storage
+
+#: Parts of saves that were given up and hang; with so many, no new one is begun.
+_MOST_LINGERING = 2
 
 
 def load(run: Storage, name: str) -> Checkpoint:
@@ -56,20 +62,42 @@ def load(run: Storage, name: str) -> Checkpoint:
     return Checkpoint(name, body["step"], body["document"], tensors)
 
 
+class _Save:
+    """One save of this rank, also after it was given up.
+
+    Attributes:
+        given_up: set once the ranks have agreed that it failed; what is written later makes it no checkpoint.
+    """
+
+    def __init__(self, name: str, step: int, document: dict[str, Any], began: float):
+        self.name, self.step, self.document, self.began = name, step, document, began
+        self.given_up = threading.Event()
+
+    def check(self) -> None:
+        if self.given_up.is_set():
+            raise CheckpointError(f"the save of step {self.step} was given up.")
+
+
 class Saver:
     """Writes this rank's part of checkpoints in the background; one save at a time.
 
     The ranks agree on every transition through `policy.advance`; this class only does the writing and says, as
-    `votes`, how far it is.
+    `votes`, how far it is. A part that takes longer than `policy.deadline` counts as failed: the save is given up, and
+    what hangs is left to itself.
 
     Args:
         run: the run's folder.
         rank, world_size: of this worker.
         attempt: name of this start of the worker group.
         keep: complete checkpoints that stay.
-        say: told about failures.
+        say: told about failures, the first in a row.
         restored: the checkpoint that this attempt began from; it stays until a newer one is complete.
         damaged: checkpoints that could not be restored.
+        goal: whose best checkpoint stays too.
+        over: attempts before this one, of which nobody writes any more.
+        fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
+        late: called, in a thread, when a part ends after its save was given up.
+        clock: injected by tests.
     """
 
     def __init__(
@@ -82,32 +110,62 @@ class Saver:
         say: Callable[[str], None],
         restored: str | None = None,
         damaged: Collection[str] = (),
+        goal: Goal | None = None,
+        over: Collection[str] = (),
+        fence: Callable[[], None] = lambda: None,
+        late: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._run, self._rank, self._world_size, self._attempt = run, rank, world_size, attempt
-        self._keep, self._say = keep, say
+        self._keep, self._say, self._late, self._clock = keep, say, late, clock
+        self._goal, self._over, self._fence = goal, {attempt, *over}, fence
+        #: Checkpoints that were looked at, with the metric's value.
+        self._values: dict[str, float | None] = {}
+        self._swept = False
         self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-save")
-        self._job: Future[None] | None = None
+        self._save: _Save | None = None
+        self._job: Future[None] = Future()
+        #: Parts of saves that were given up and are still being written, by the folder's name.
+        self._lingering: dict[str, Future[None]] = {}
+        #: Folders of this attempt's saves that failed, and the thread that removes them.
+        self._failed: list[str] = []
+        self._removal: Future[None] | None = None
+        self._failures = 0
+        self._good_seconds = 0.0
         self.phase = policy.Phase.IDLE
-        self.name = ""
         self._serial = 0
-        self._document: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The folder of the latest save."""
+        return "" if self._save is None else self._save.name
 
     def votes(self) -> policy.Votes:
         """This rank's part of the votes about the save under way."""
-        if self._job is None or not self._job.done():
+        if self._save is None:
             return policy.Votes()
-        if self.failure is not None:
+        if not self._job.done():
+            return policy.Votes(failed=float(self._is_late(self._save)))
+        if self._job.exception() is not None:
             return policy.Votes(failed=1)
         if self.phase is policy.Phase.WRITING:
             return policy.Votes(written=1)
         return policy.Votes(committed=float(self._rank == 0))
 
     @property
-    def failure(self) -> str | None:
-        """Why the last part of a save failed on this rank; None where it did not, or is under way."""
-        error = self._job.exception() if self._job is not None and self._job.done() else None
-        return None if error is None else str(error) or type(error).__name__
+    def failure(self) -> Exception | None:
+        """Why the latest save failed on this rank; None where it did not, or is under way."""
+        if self._save is None:
+            return None
+        if self._job.done():
+            error = self._job.exception()
+            return error if error is None or isinstance(error, Exception) else CheckpointError(type(error).__name__)
+        if self._is_late(self._save):
+            seconds = policy.deadline(self._good_seconds)
+            return StorageError(
+                f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
+            )
+        return None
 
     def begin(
         self,
@@ -126,40 +184,77 @@ class Saver:
             first: what must be on storage before the checkpoint is.
         """
         self._serial += 1
-        self.name, self._document = policy.name_of(step, self._attempt, self._serial), document
-        name = self.name
+        save = _Save(policy.name_of(step, self._attempt, self._serial), step, document, self._clock())
+        self._save = save
+        self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
+        if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
+            self._job = Future()
+            self._job.set_exception(
+                StorageError(
+                    f"{self._run.locate(FOLDER)}: {len(self._lingering)} earlier writes hang still.", "unreachable"
+                )
+            )
+            return
 
         def work() -> None:
+            if self._rank == 0:
+                self._fence()
             first()
-            self._write_share(name, tensors, finite)
+            save.check()
+            self._write_share(save.name, tensors, finite)
 
-        self._job = self._pool.submit(self._told, work)
+        self._job = self._start(save, work)
 
-    def commit(self, step: int) -> None:
+    def commit(self) -> None:
         """All shares are written: rank 0 makes the checkpoint visible and deletes what retention lets go."""
+        save = self._save
+        if self._rank == 0 and save is not None:
+            self._job = self._start(save, lambda: self._write_manifest(save))
+
+    def done(self) -> None:
+        """The checkpoint is complete."""
+        if self._save is not None:
+            self._good_seconds, self._failures = self._clock() - self._save.began, 0
+
+    def drop(self) -> bool:
+        """The save failed somewhere: remove what rank 0 can find of it, in the background.
+
+        Returns:
+            Whether this rank still writes.
+        """
+        assert self._save is not None
+        failure = self.failure
+        if failure is not None and not self._failures:
+            self._say(f"rank {self._rank}: {str(failure) or type(failure).__name__}")
+        self._failures += 1
+        self._save.given_up.set()
+        lingers = not self._job.done()
+        if lingers:
+            self._lingering[self._save.name] = self._job
         if self._rank == 0:
-            name, document = self.name, self._document
-            self._job = self._pool.submit(self._told, lambda: self._write_manifest(name, step, document))
+            self._failed = [*self._failed[1 - _MOST_LINGERING :], self._save.name]
+            if self._removal is None or self._removal.done():
+                names = [name for name in self._failed if name not in self._lingering]
+                self._removal = _in_thread(lambda: self._remove(names))
+        return lingers
 
-    def drop(self) -> None:
-        """The save failed somewhere: remove what rank 0 can find of it, in the background."""
-        name = self.name
-        if self._rank == 0:
-            self._pool.submit(self._remove, name)
+    def _is_late(self, save: _Save) -> bool:
+        return self._clock() - save.began > policy.deadline(self._good_seconds)
 
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def _start(self, save: _Save, work: Callable[[], None]) -> Future[None]:
+        job = _in_thread(work)
+        job.add_done_callback(lambda _: self._late() if save.given_up.is_set() else None)
+        return job
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, names: Collection[str]) -> None:
         with contextlib.suppress(StorageError):  # what stays is no checkpoint, and retention finds it later
-            self._run.delete(f"{FOLDER}/{name}")
+            for name in names:
+                self._delete(name)
 
-    def _told(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # it stays in the future, where `failure` finds it: training goes on
-            self._say(f"rank {self._rank}: {str(error) or type(error).__name__}")
-            raise
+    def _delete(self, name: str) -> None:
+        # The manifest goes first: a deletion cut short leaves no checkpoint that looks complete.
+        self._run.delete(f"{FOLDER}/{name}/{manifest.FILE}")
+        self._run.delete(f"{FOLDER}/{name}")
 
     def _write_share(self, name: str, tensors: dict[str, np.ndarray], finite: Collection[str]) -> None:
         bad = [n for n in tensors if n in finite and not np.isfinite(tensors[n]).all()]
@@ -171,20 +266,72 @@ class Saver:
         share = {"file": f"{file}.safetensors", "bytes": len(data), "crc32": zlib.crc32(data), "names": sorted(tensors)}
         self._run.put(f"{FOLDER}/{name}/{file}.json", manifest.dump(share))
 
-    def _write_manifest(self, name: str, step: int, document: dict[str, Any]) -> None:
-        folder = f"{FOLDER}/{name}"
+    def _write_manifest(self, save: _Save) -> None:
+        folder = f"{FOLDER}/{save.name}"
         shares = [json.loads(self._run.get(f"{folder}/share-{r:05d}.json")) for r in range(self._world_size)]
-        manifest.write(self._run, name, step, shares, document)
-        self._needed = [name]
+        self._fence()
+        save.check()
+        manifest.write(self._run, save.name, save.step, shares, save.document)
+        if save.given_up.is_set():
+            self._delete(save.name)
+        save.check()
+        self._needed = [save.name]
         self._retain()
 
     def _retain(self) -> None:
         try:
             names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
             complete = manifest.list_complete(self._run)
-            for old in policy.to_delete(names, complete, self._keep, self._attempt, self._damaged, self._needed):
-                # The manifest goes first: a deletion cut short leaves no checkpoint that looks complete.
-                self._run.delete(f"{FOLDER}/{old}/{manifest.FILE}")
-                self._run.delete(f"{FOLDER}/{old}")
-        except StorageError as error:
+            damaged = {*self._damaged, *self._look(complete)}
+            needed = set(self._needed)
+            if self._goal is not None:
+                best = self._goal.best({n: self._values.get(n) for n in complete if n not in damaged})
+                needed |= set() if best is None else {best}
+            writing = [name for name, job in self._lingering.items() if not job.done()]
+            self._fence()
+            for old in policy.to_delete(
+                names, complete, self._keep, self._attempt, damaged, needed, self._over, writing
+            ):
+                self._delete(old)
+            if not self._swept:
+                past = self._over - {self._attempt}
+                self._run.abort_uploads(FOLDER, lambda file: policy.attempt_of(file.partition("/")[0]) in past)
+                self._swept = True
+        except (StorageError, RunInUseError) as error:
             self._say(f"old checkpoints could not be deleted: {error}")
+
+    def _look(self, complete: list[str]) -> list[str]:
+        """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
+        damaged = []
+        for name in complete:
+            if name in self._damaged or (name in self._values and name != complete[0]):
+                continue
+            try:
+                body = manifest.read(self._run, name)
+                manifest.check_files(self._run, name, body)
+            except CheckpointError as error:
+                self._say(f"{str(error).rstrip('.')}; it counts for nothing")
+                damaged.append(name)
+            except RunMismatchError:
+                self._values[name] = None  # a newer raytf can read it
+            else:
+                history = body["document"].get("history", [])
+                self._values[name] = self._goal.value_at(body["step"], history) if self._goal else None
+        self._values = {name: value for name, value in self._values.items() if name in complete}
+        return damaged
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    """Run in a daemon thread of its own: one that hangs holds up neither the next one nor the end of the process."""
+    job: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            job.set_exception(error)
+        else:
+            job.set_result(None)
+
+    threading.Thread(target=run, daemon=True, name="raytf-save").start()
+    return job

@@ -55,6 +55,23 @@ def write(run: Storage, name: str, step: int, shares: list[dict[str, Any]], docu
     run.put(f"{FOLDER}/{name}/{FILE}", dump({"body": body, "crc32": zlib.crc32(dump(body))}))
 
 
+def check_files(run: Storage, name: str, body: dict[str, Any]) -> None:
+    """Look whether a checkpoint's files are there and have their sizes, without reading them.
+
+    Args:
+        body: what `read` returned.
+
+    Raises:
+        CheckpointError: says which is not as it should be.
+    """
+    sizes = run.sizes(f"{FOLDER}/{name}")
+    for share in body["shares"]:
+        found = sizes.get(share["file"])
+        if found != share["bytes"]:
+            what = "is missing" if found is None else f"has {found} bytes instead of {share['bytes']}"
+            raise CheckpointError(f"checkpoint {name}: {share['file']} {what}.")
+
+
 def read(run: Storage, name: str) -> dict[str, Any]:
     """step, shares and document of a checkpoint.
 
@@ -75,4 +92,6 @@ def read(run: Storage, name: str) -> dict[str, Any]:
             f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to "
             f"{VERSION}). Update raytf."
         )
+    if body["step"] != policy.split_name(name)[0]:
+        raise CheckpointError(f"checkpoint {name}: the manifest is that of another checkpoint, of step {body['step']}.")
     return body

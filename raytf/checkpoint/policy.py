@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 #: The cadence where the user gives none.
@@ -31,6 +31,60 @@ class Cadence:
         by_steps = self.every_steps is not None and step // self.every_steps > saved_step // self.every_steps
         by_time = self.every_seconds is not None and seconds - saved_seconds >= self.every_seconds
         return by_steps or by_time
+
+
+#: Seconds to the first new try after a save that failed, and the most between two tries.
+RETRY_SECONDS, MOST_RETRY_SECONDS = 5.0, 300.0
+#: A save may take so long, or so many times as long as the last good one.
+DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 10.0
+
+
+def deadline(good_seconds: float) -> float:
+    """Seconds after which a save is given up, when the last good one took `good_seconds`; 0 for none yet."""
+    return max(DEADLINE_SECONDS, DEADLINE_FACTOR * good_seconds)
+
+
+def retry_pause(failures: int, chance: float) -> float:
+    """Seconds to the next try after so many failures in a row: doubled with each, half of it by chance ("equal jitter",
+    M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
+
+    Args:
+        failures: 1 or more.
+        chance: in [0, 1).
+    """
+    return min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures - 1, 32)) * (1 + chance) / 2
+
+
+class Outage:
+    """Saves that failed in a row, and when to try again.
+
+    Args:
+        random: numbers in [0, 1).
+
+    Attributes:
+        failures: in a row.
+        since: time of the first, in seconds.
+        retry_at: time of the next try.
+        why: the last failed.
+    """
+
+    def __init__(self, random: Callable[[], float]):
+        self._random = random
+        self.failures, self.since, self.retry_at, self.why = 0, 0.0, float("-inf"), ""
+
+    def fail(self, now: float, why: str) -> None:
+        if not self.failures:
+            self.since = now
+        self.failures += 1
+        self.retry_at, self.why = now + retry_pause(self.failures, self._random()), why
+
+    def end(self) -> None:
+        """A save is complete."""
+        self.failures, self.retry_at = 0, float("-inf")
+
+    def allows(self, now: float, due: bool) -> bool:
+        """Whether to save at time `now`: where the last try failed, not sooner than `retry_at`, and then due or not."""
+        return now >= self.retry_at if self.failures else due
 
 
 class Phase(enum.Enum):
@@ -82,21 +136,38 @@ def to_delete(
     attempt: str,
     damaged: Collection[str] = (),
     needed: Collection[str] = (),
+    over: Collection[str] = (),
+    writing: Collection[str] = (),
 ) -> list[str]:
     """Checkpoints that may go: all complete ones but the newest `keep`, and unfinished ones that nobody writes.
 
-    Damaged ones go first and count for nothing; needed ones (just written, restored from) stay whatever their step.
+    Damaged ones go first and count for nothing; needed ones (just written, restored from, the best) stay whatever their
+    step. Where no good one is left, all stay.
 
-    An unfinished one is nobody's when it is older than the newest complete one and of another attempt.
+    An unfinished one is nobody's when its attempt is over, or when it is older than the newest complete one and of
+    another attempt.
+
+    Args:
+        names: all folders.
+        complete: those with a manifest.
+        keep: how many complete ones stay.
+        attempt: the present one.
+        damaged: complete ones that cannot be restored.
+        needed: complete ones that stay.
+        over: attempts whose unfinished saves are not written any more, whatever their step.
+        writing: unfinished ones that are being written all the same.
     """
     newest_first = restore_order(set(complete) - set(damaged))
+    if not newest_first:
+        return []
     surplus = [n for n in newest_first[max(1, keep) :] if n not in needed]
     surplus += [n for n in damaged if n in complete]
     unfinished = set(names) - set(complete)
     orphans = [
         n
-        for n in unfinished
-        if newest_first and split_name(n)[0] >= 0 and n < newest_first[0] and not split_name(n)[1].startswith(attempt)
+        for n in unfinished - set(writing)
+        if split_name(n)[0] >= 0
+        and (attempt_of(n) in over or (n < newest_first[0] and not split_name(n)[1].startswith(attempt)))
     ]
     return sorted([*surplus, *orphans])
 
@@ -110,6 +181,11 @@ def split_name(name: str) -> tuple[int, str]:
     """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
     step, mark, attempt = name.partition("-")
     return (int(step), attempt) if mark and step.isdigit() else (-1, name)
+
+
+def attempt_of(name: str) -> str:
+    """The attempt that wrote a checkpoint's folder."""
+    return split_name(name)[1].rpartition("-")[0]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 
 #: Headers that belong to one connection and are not forwarded. How the body is framed is said anew.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
-_FAILURE = b'<?xml version="1.0"?><Error><Code>InternalError</Code><Message>injected fault</Message></Error>'
 _BLOCK_BYTES = 1 << 18
 
 
@@ -46,6 +45,8 @@ class StorageProxy:
         self._delay, self._is_down = 0.0, False
         self._share, self._draw, self._tries = 0.0, random.Random(), 1
         self._left: dict[tuple[str, str], int] = {}
+        self._access_key: str | None = None
+        self._refusal = ""
         self.writes = self.requests = self.failed = 0
         self.endpoint = ""
 
@@ -98,6 +99,10 @@ class StorageProxy:
         """Let every request wait so long, from now on."""
         self._delay = seconds
 
+    def accept_only(self, access_key: str | None, code: str = "InvalidAccessKeyId") -> None:
+        """Answer 403 with an error code of S3's to requests that another key signed, from now on; None accepts all."""
+        self._access_key, self._refusal = access_key, code
+
     def down(self) -> None:
         """Close the connection of every request without an answer, until `up`."""
         self._is_down = True
@@ -110,15 +115,12 @@ class StorageProxy:
         time.sleep(self._delay)
         if self._is_down:
             request.close_connection = True
+        elif self._access_key is not None and f"Credential={self._access_key}/" not in request.headers.get(
+            "Authorization", ""
+        ):
+            _refuse(request, 403, self._refusal, "refused as the test wants it")
         elif self._fails(request) or self._is_unlucky(request):
-            for _ in _body(request):
-                pass
-            request.send_response_only(500)
-            request.send_header("Content-Type", "application/xml")
-            request.send_header("Content-Length", str(len(_FAILURE)))
-            request.end_headers()
-            if request.command != "HEAD":
-                request.wfile.write(_FAILURE)
+            _refuse(request, 500, "InternalError", "injected fault")
         else:
             connection = http.client.HTTPConnection(self._target, timeout=120)
             try:
@@ -165,6 +167,18 @@ class StorageProxy:
                 self._failed_at[address.path] = time.monotonic()
                 return True
             return False
+
+
+def _refuse(request: BaseHTTPRequestHandler, status: int, code: str, message: str) -> None:
+    for _ in _body(request):
+        pass
+    text = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'.encode()
+    request.send_response_only(status)
+    request.send_header("Content-Type", "application/xml")
+    request.send_header("Content-Length", str(len(text)))
+    request.end_headers()
+    if request.command != "HEAD":
+        request.wfile.write(text)
 
 
 def _is_chunked(request: BaseHTTPRequestHandler) -> bool:

@@ -11,11 +11,13 @@ from raytf.checkpoint.policy import (
     Phase,
     Votes,
     advance,
+    attempt_of,
     name_of,
     restore_order,
     split_name,
     to_delete,
 )
+from raytf.goal import Goal
 
 ATTEMPTS = st.sampled_from(["20260101T000000-a", "20260101T000001-b", "20260102T000000-c"])
 NAMES = st.builds(name_of, st.integers(0, 30), ATTEMPTS)
@@ -131,8 +133,43 @@ def test_retention_with_damage(found, keep, attempt, data):
     damaged, needed = (data.draw(st.sets(st.sampled_from(complete))) if complete else set() for _ in range(2))
     gone = set(to_delete(names, complete, keep, attempt, damaged, needed))
     good = restore_order(set(complete) - damaged)
-    assert damaged <= gone
+    if good:
+        assert damaged <= gone
+        assert good[0] not in gone
+    else:
+        assert not gone
     assert gone & set(complete) - damaged == set(good[max(1, keep) :]) - needed
+
+
+@given(folders(), st.integers(1, 5), ATTEMPTS, st.sets(ATTEMPTS), st.data())
+def test_unfinished_saves_of_attempts_that_are_over_go_whatever_their_step(found, keep, attempt, over, data):
+    names, complete = found
+    unfinished = set(names) - set(complete)
+    writing = data.draw(st.sets(st.sampled_from(sorted(unfinished)))) if unfinished else set()
+    gone = set(to_delete(names, complete, keep, attempt, over=over, writing=writing))
+    assert not gone & writing
+    assert gone & set(complete) == set(to_delete(complete, complete, keep, attempt))
+    if complete:
+        assert {n for n in unfinished - writing if attempt_of(n) in over} <= gone
+    for name in gone & unfinished:
+        assert attempt_of(name) in over or name < restore_order(complete)[0]
+
+
+@given(folders(), st.integers(1, 5), ATTEMPTS, st.booleans(), st.data())
+def test_the_best_stays_and_so_does_the_newest(found, keep, attempt, largest, data):
+    names, complete = found
+    value = st.none() | st.floats(0, 1).map(lambda v: round(v, 1))
+    values = {name: data.draw(value) for name in complete}
+    best = Goal("accuracy", largest).best(values)
+    known = [v for v in values.values() if v is not None]
+    assert (best is None) == (not known)
+    if best is not None:
+        assert values[best] == (max if largest else min)(known)
+        assert best == min(n for n in complete if values[n] == values[best])
+    gone = set(to_delete(names, complete, keep, attempt, needed=[] if best is None else [best]))
+    assert best not in gone
+    assert not gone & set(restore_order(complete)[:keep])
+    assert len(set(complete) - gone) <= keep + 1
 
 
 @given(st.lists(NAMES, unique=True), st.randoms())

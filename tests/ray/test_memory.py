@@ -50,6 +50,8 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             proxy.down()
             at = job.step
             job.until(lambda: job.step >= at + 70)
+            job.until(lambda: (job.status or {})["trouble"])
+            assert "was NOT saved; training goes on" in job.output
             working = [node for node in cluster.nodes if node.workers()]
             assert len(working) == 2
             assert len(keepers(cluster)) == 2
@@ -57,6 +59,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             working[0].kill()
             job.until(lambda: "restored step" in job.output)
             job.until(lambda: job.step > before["step"] + 20)
+            job.until(lambda: job.output.count("was NOT saved; training goes on") == 2)
             proxy.up()
             output = job.wait()
         cluster_is_empty = time.monotonic() + PATIENCE
@@ -64,6 +67,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             time.sleep(0.1)
         assert not keepers(cluster), "keepers outlive their run"
     assert "from checkpoint in memory (1 node)" in output
+    assert "saving works again: step " in output
     attempts = [json.loads(bucket.get(k)) for k in sorted(bucket.keys("runs/a/attempts/"))]
     assert [a["from_step"] > 0 for a in attempts] == [False, True]
     # What was done again: at most the steps between two copies, and those of the call that was cut off.

@@ -137,8 +137,12 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start, tm
 
 def test_early_stopping_keeps_its_memory_over_a_restart(start, tmp_path: Path):
     flags = ("--global-batch-size", 64, "--patience", 1, "--storage", tmp_path)
-    start(EVERYTHING, *flags, "--run", "whole", "--epochs", 40).wait()
+    start(EVERYTHING, *flags, "--run", "whole", "--epochs", 40, "--keep", 1, "--keep-best", "val_loss").wait()
     whole = result_of(tmp_path / "whole")
+    best = min(whole["history"], key=lambda logs: logs["val_loss"])
+    assert best["step"] < whole["steps"]
+    kept = sorted((tmp_path / "whole" / "checkpoints").iterdir())
+    assert [int(folder.name[:12]) for folder in kept] == [best["step"], whole["steps"]]
     assert whole["stopped_early"]
     epochs = len(whole["history"])
     assert epochs > 2

@@ -66,3 +66,20 @@ def test_module_text_shows_the_whole_tree():
 def test_exported_are_all_that_a_user_can_see():
     exported = {name for name in raytf.__all__ if name.endswith("Error")}
     assert exported == {e.__name__ for e in ALL} - {"WorkerLostError"}
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (raytf.StorageError("cannot write x", "full"), "storage is full"),
+        (
+            raytf.StorageError("cannot write s3://b/k: When completing: AWS Error INTERNAL_FAILURE: injected"),
+            "AWS Error INTERNAL_FAILURE: injected",
+        ),
+        (ValueError("w\nholds NaN"), "w holds NaN"),
+        (ValueError("x" * 100), "x" * 77 + "..."),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_brief(error, text):
+    assert errors.brief(error) == text

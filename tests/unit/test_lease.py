@@ -1,13 +1,15 @@
 """A run belongs to one live process; a dead one's is taken over."""
 
 import json
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from raytf.checkpoint import manifest
 from raytf.errors import RunInUseError
-from raytf.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, process_start
+from raytf.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner, process_start
 from raytf.storage import Storage
 
 HOLD = """
@@ -164,12 +166,154 @@ def test_another_machine_that_leaves_is_taken_over_early(run):
         assert time.now < STALE_SECONDS
 
 
-def test_the_last_writer_of_an_object_store_owns_the_run(s3):
-    run = Storage(s3("run"))
+def test_the_last_writer_owns_the_run_where_a_store_has_no_conditions(gcs):
+    run = Storage(gcs)
     time = Time(each=lambda: foreign(run))  # another one writes in the same instant
     with pytest.raises(RunInUseError):
         quiet(run, time).__enter__()
     assert json.loads(run.get(LEASE_FILE))["host"] == "far"
+
+
+RACE = """
+import sys
+from raytf.checkpoint import manifest
+from raytf.errors import RunInUseError
+from raytf.lease import Lease
+from raytf.storage import Storage
+
+place, mark, options = sys.argv[1].partition("?")
+for line in sys.stdin:
+    lease = Lease(Storage(f"{place}/{line.strip()}{mark}{options}"))
+    try:
+        lease.__enter__()
+    except RunInUseError:
+        print("refused", flush=True)
+    else:
+        print("won", flush=True)
+    if sys.stdin.readline() != "release\\n":
+        break
+    if hasattr(lease, "_thread"):
+        lease.__exit__()
+    print("released", flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_of_two_that_race_exactly_one_wins(request, tmp_path, where):
+    """For a run that nobody owns, and for one whose owner has died, again and again."""
+    uri = str(tmp_path / "runs") if where == "folder" else request.getfixturevalue("s3")("runs")
+    runs, pipe = Storage(uri), subprocess.PIPE
+    racers = [subprocess.Popen([sys.executable, "-c", RACE, uri], stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+
+    def tell(word):
+        for racer in racers:
+            racer.stdin.write(f"{word}\n")
+            racer.stdin.flush()
+        return [racer.stdout.readline().strip() for racer in racers]
+
+    wins = []
+    try:
+        for number in range(20):
+            if number % 2:
+                dead = {**Lease(runs).owner, "started": "1", "beat": 9}
+                runs.put(f"{number}/{LEASE_FILE}", json.dumps(dead).encode())
+            said = tell(number)
+            assert sorted(said) == ["refused", "won"], f"round {number}: {said}"
+            wins.append(said.index("won"))
+            assert json.loads(runs.get(f"{number}/{LEASE_FILE}"))["pid"] == racers[wins[-1]].pid
+            assert tell("release") == ["released", "released"]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.communicate()
+
+
+OWNER = """
+import functools, os, signal, sys, threading, time
+import numpy as np
+from raytf.checkpoint import durable, policy
+from raytf.lease import Lease, check_owner
+from raytf.storage import Storage
+
+ready, stopped = threading.Event(), threading.Event()
+
+class Stopping(Storage):
+    def swap(self, *arguments):
+        if not stopped.is_set():
+            stopped.set()
+            ready.wait()
+            print("stops", flush=True)
+            os.kill(os.getpid(), signal.SIGSTOP)  # it has seen that the lease is its own
+            time.sleep(0.5)  # the signal may take another thread first
+        return super().swap(*arguments)
+
+def wait(saver, vote):
+    while not (getattr(saver.votes(), vote) or saver.failure):
+        time.sleep(0.01)
+
+run = Stopping(sys.argv[1])
+lease = Lease(run)
+lease.owner["boot"] = "another machine"
+with lease:
+    fence = functools.partial(check_owner, run, lease.owner["id"])
+    saver = durable.Saver(run, 0, 1, "20260101T000000.000-aaaaaa", 3, lambda text: None, fence=fence)
+    saver.begin(1, {"w": np.zeros(3)}, {})
+    saver.phase = policy.Phase.WRITING
+    wait(saver, "written")
+    print("written", flush=True)
+    ready.set()
+    sys.stdin.readline()
+    saver.phase = policy.Phase.COMMITTING
+    saver.commit()
+    wait(saver, "committed")
+    print(saver.failure, flush=True)
+    print("lost" if lease.lost.wait(60) else "never noticed", flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["folder", "s3"])
+def test_an_owner_that_wakes_after_it_was_replaced_writes_nothing(request, tmp_path, where):
+    """It is stopped in the middle of a save and of a renewal, after it has seen that the lease is its own."""
+    uri = str(tmp_path / "run") if where == "folder" else request.getfixturevalue("s3")("run")
+    run, pipe = Storage(uri), subprocess.PIPE
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, uri], stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert owner.stdout.readline() == "written\n"
+        assert owner.stdout.readline() == "stops\n"
+        while not is_stopped(owner.pid):
+            pass
+        with quiet(run, Time()) as lease:
+            owner.send_signal(signal.SIGCONT)
+            owner.stdin.write("go on\n")
+            owner.stdin.flush()
+            assert f"belongs to process {lease.owner['pid']} on" in owner.stdout.readline()
+            assert owner.stdout.readline() == "lost\n"
+            assert json.loads(run.get(LEASE_FILE))["id"] == lease.owner["id"]
+        assert manifest.list_complete(run) == []
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+def is_stopped(pid):
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] == "T"
+
+
+def test_check_owner(any_run):
+    with quiet(any_run) as lease:
+        check_owner(any_run, lease.owner["id"])
+        with pytest.raises(RunInUseError, match=f"belongs to process {lease.owner['pid']} on .*writes no more"):
+            check_owner(any_run, "another")
+    with pytest.raises(RunInUseError, match="belongs to no process now"):
+        check_owner(any_run, lease.owner["id"])
+
+
+def test_a_lease_that_was_deleted_is_lost(run):
+    with quiet(run) as lease:
+        run.delete(LEASE_FILE)
+        assert lease.lost.wait(RENEW_SECONDS * 5)
+    assert not run.exists(LEASE_FILE)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"{}", b"\xff"])

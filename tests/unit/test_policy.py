@@ -7,13 +7,17 @@ from raytf.checkpoint.policy import (
     Cadence,
     Event,
     Held,
+    Outage,
     Phase,
     Votes,
     advance,
+    attempt_of,
     candidates,
+    deadline,
     generations,
     name_of,
     restore_order,
+    retry_pause,
     snapshot_every,
     split_name,
     to_delete,
@@ -81,6 +85,7 @@ def test_advance_of_three_workers(phase, votes, expected):
 
 def test_names():
     assert name_of(12, A, 7) == f"000000000012-{A}-0007"
+    assert attempt_of(name_of(12, A, 7)) == A
     assert split_name(name_of(12, A, 7)) == (12, f"{A}-0007")
 
 
@@ -105,6 +110,19 @@ def test_unfinished_ones_of_others_go_once_they_are_older():
     complete = [name_of(5, B)]
     mine, older, newer = name_of(3, B), name_of(4, A), name_of(6, A)
     assert to_delete([*complete, mine, older, newer], complete, 3, B) == [older]
+
+
+def test_unfinished_ones_of_attempts_that_are_over_go_at_once():
+    complete = [name_of(5, B)]
+    mine, newer = name_of(3, B, 7), name_of(6, A)
+    assert to_delete([*complete, mine, newer], complete, 3, B, over=[A]) == [newer]
+    assert to_delete([*complete, mine, newer], complete, 3, B, over=[A, B]) == [mine, newer]
+    assert to_delete([*complete, mine, newer], complete, 3, B, over=[A, B], writing=[mine]) == [newer]
+
+
+def test_nothing_goes_where_nothing_good_is_left():
+    names = [name_of(5, A), name_of(6, A)]
+    assert to_delete(names, names, 1, B, damaged=names) == []
 
 
 def test_nothing_goes_before_there_is_a_complete_one():
@@ -184,3 +202,34 @@ def test_candidates_are_the_latest_steps_of_both_tiers():
     # Should the one of step 50 be damaged, what is in memory of step 40 is still later than step 35 on storage.
     assert candidates([thirty, forty], reversed(names)) == [names[0], forty, *names[1:], thirty]
     assert candidates([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("failures", "least", "most"),
+    [(1, 2.5, 5), (2, 5, 10), (3, 10, 20), (7, 150, 300), (99, 150, 300), (9999, 150, 300)],
+)
+def test_pauses_between_tries(failures, least, most):
+    assert retry_pause(failures, 0.0) == least
+    assert retry_pause(failures, 1.0) == most
+
+
+@pytest.mark.parametrize(("good", "seconds"), [(0, 120), (11, 120), (13, 130), (60, 600)])
+def test_a_save_has_a_deadline(good, seconds):
+    assert deadline(good) == seconds
+
+
+def test_an_outage_holds_saves_back_until_it_ends():
+    outage = Outage(lambda: 0.0)
+    assert outage.allows(0, due=True)
+    assert not outage.allows(0, due=False)
+    outage.fail(100, "storage is full")
+    assert (outage.failures, outage.since, outage.retry_at, outage.why) == (1, 100, 102.5, "storage is full")
+    assert not outage.allows(102, due=True)
+    assert outage.allows(102.5, due=False)
+    outage.fail(103, "storage cannot be reached")
+    assert (outage.failures, outage.since, outage.retry_at) == (2, 100, 108)
+    outage.end()
+    assert outage.allows(103, due=True)
+    assert not outage.allows(200, due=False)
+    outage.fail(300, "again")
+    assert (outage.since, outage.retry_at) == (300, 302.5)

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from raytf.progress import PLAIN_SECONDS, Display, Status, clock_text, describe
+from raytf.progress import PLAIN_SECONDS, Display, SaveTrouble, Status, clock_text, describe
 
 
 class Clock:
@@ -113,3 +113,9 @@ def test_a_bar_shows_metric_names_as_they_are(out, clock):
     with Display(Console(file=out, force_terminal=True, width=120, no_color=True), clock) as display:
         display.show(status(1, metrics={"f1[macro]": 0.5}))
     assert "f1[macro] 0.5" in out.getvalue()
+
+
+def test_saves_that_fail_are_seen():
+    trouble = SaveTrouble(130, 40, "storage cannot be reached")
+    text = describe(status(checkpoint=2, trouble=trouble))
+    assert "saved step 2, saving fails since 2:10 (storage cannot be reached), next try in 0:40" in text

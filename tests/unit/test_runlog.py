@@ -191,3 +191,18 @@ def test_small_files_are_packed_and_come_back_without_storage(s3):
     other = runlog.Folder(Storage("s3://no-such-bucket/run?endpoint_override=127.0.0.1:9&scheme=http"), "files")
     other.fetch(packed)
     assert (Path(other.path) / "sub" / "log.csv").read_text() == "epoch\n0\n"
+
+
+def test_a_renewed_log_replaces_what_the_old_one_writes_later(run):
+    old = runlog.StepLog(run, "20260101T000000.000-aaaaaa")
+    old.add(1, 0, np.array([1.0, 2.0]), np.array([0.1, 0.1]))
+    rows = old.take()
+    log = old.renewed()
+    log.add(3, 0, np.array([3.0]), np.array([0.1]))
+    log.write(log.take())
+    old.write(rows)  # hung until now
+    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 3]
+    later = runlog.StepLog(run, "20260101T000001.000-000000")
+    later.add(3, 0, np.array([9.0]), np.array([0.1]))
+    later.write(later.take())
+    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 9]

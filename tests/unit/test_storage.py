@@ -10,6 +10,7 @@ import pytest
 
 from raytf.errors import ConfigError, StorageError
 from raytf.storage import PREFLIGHT_SECONDS, Storage, classify, within
+from raytf.testing import StorageProxy
 
 
 @pytest.fixture(params=["folder", "s3", "gcs"])
@@ -70,6 +71,26 @@ def test_create_leaves_what_is_there(storage):
     assert storage.create("lease", b"first")
     assert not storage.create("lease", b"second")
     assert storage.get("lease") == b"first"
+
+
+def test_swap_writes_over_the_version_that_was_read_alone(storage):
+    assert storage.get_version("a/file") is None
+    assert not storage.swap("a/file", b"x", "any")
+    storage.put("a/file", b"one")
+    data, version = storage.get_version("a/file")
+    assert data == b"one"
+    assert storage.swap("a/file", b"two", version)
+    assert not storage.swap("a/file", b"three", version)
+    data, newer = storage.get_version("a/file")
+    assert (data, newer != version) == (b"two", True)
+    assert storage.swap("a/file", b"three", newer)
+    assert storage.list("a") == ["file"]
+
+
+def test_which_stores_have_conditions(tmp_path, s3, gcs):
+    places = [Storage(uri) for uri in (str(tmp_path), s3("runs"), gcs)]
+    assert [place.is_conditional() for place in places] == [True, True, False]
+    assert [place.list() for place in places] == [[], [], []]
 
 
 def test_list(storage):
@@ -338,3 +359,92 @@ def test_within_gives_up():
 )
 def test_classify(error, kind):
     assert classify(error) == kind
+
+
+def write_keys(home, access_key):
+    (home / ".aws").mkdir(exist_ok=True)
+    (home / ".aws" / "credentials").write_text(
+        f"[default]\naws_access_key_id = {access_key}\naws_secret_access_key = secret\n"
+    )
+
+
+@pytest.fixture
+def keys_in_a_file(s3, tmp_path, monkeypatch):
+    """A home with credentials in a file, and none in the environment."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_keys(tmp_path, "OLD")
+    return tmp_path
+
+
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "ExpiredToken"])
+def test_credentials_that_expire_are_read_anew(s3, s3_endpoint, keys_in_a_file, code):
+    now = [0.0]
+    with StorageProxy(s3_endpoint) as proxy:
+        storage = Storage(s3("runs").replace(s3_endpoint, proxy.endpoint), lambda: now[0])
+        proxy.accept_only("OLD", code)
+        storage.put("file", b"old")
+        assert storage.create("lease", b"mine")
+        proxy.accept_only("NEW", code)
+        began = time.monotonic()
+        for act in (storage.get, storage.exists, storage.list, storage.get_version, storage.delete):
+            with pytest.raises(StorageError, match="Check the credentials") as refused:
+                act("file")
+            assert refused.value.kind == "denied"
+            assert "\n" not in str(refused.value)
+        assert time.monotonic() - began < 20, "what is refused is tried on and on"
+        write_keys(keys_in_a_file, "NEW")
+        now[0] += 4
+        with pytest.raises(StorageError):  # read anew a moment ago
+            storage.put("file", b"new")
+        now[0] += 2
+        assert storage.exists("file")
+        storage.put("file", b"new")
+        assert storage.get("file") == b"new"
+        data, version = storage.get_version("lease")
+        assert storage.swap("lease", data, version)
+
+
+def test_credentials_in_the_environment_are_read_at_every_request(s3, s3_endpoint, monkeypatch):
+    with StorageProxy(s3_endpoint) as proxy:
+        storage = Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))
+        storage.put("file", b"old")
+        proxy.accept_only("NEW")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "NEW")
+        storage.put("file", b"new")
+        assert storage.get("file") == b"new"
+
+
+@pytest.mark.parametrize(
+    ("act", "kind"),
+    [
+        (lambda s: s.create("file", b"x"), "missing"),
+        (lambda s: s.swap("file", b"x", '"0"'), "missing"),
+    ],
+)
+def test_conditional_writes_to_a_missing_bucket(s3, act, kind):
+    with pytest.raises(StorageError, match="Create the bucket") as missing:
+        act(Storage(s3("runs", bucket="no-such-bucket")))
+    assert missing.value.kind == kind
+
+
+def test_conditional_writes_without_a_store_or_credentials(s3, keys_in_a_file):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        with pytest.raises(StorageError, match="Check the endpoint") as unreachable:
+            Storage(s3_at(closed.getsockname()[1])).create("file", b"x")
+    assert unreachable.value.kind == "unreachable"
+    (keys_in_a_file / ".aws" / "credentials").unlink()
+    with pytest.raises(StorageError, match="No credentials: Unable to locate") as denied:
+        Storage(s3("runs")).create("file", b"x")
+    assert denied.value.kind == "denied"
+
+
+def test_a_conditional_write_goes_past_single_failures(s3, s3_endpoint):
+    with StorageProxy(s3_endpoint, hold_seconds=0) as proxy:
+        storage = Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))
+        proxy.fail_writes(1)
+        assert storage.create("file", b"x")
+        assert not storage.create("file", b"y")
+        assert storage.get("file") == b"x"

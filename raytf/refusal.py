@@ -1,0 +1,88 @@
+"""What storage said when it refused, in one line: of which kind it is, and how to mend it."""
+
+from __future__ import annotations
+
+import errno
+
+from raytf.errors import StorageError, one_line
+
+_NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
+_SIGNS = (
+    ("missing", (*_NO_BUCKET, "NOT_FOUND", "[code: 404]")),
+    (
+        "denied",
+        (
+            "ACCESS_DENIED",
+            "SIGNATURE_DOES_NOT_MATCH",
+            "INVALID_ACCESS_KEY_ID",
+            "INVALID_CLIENT_TOKEN",
+            "EXPIRED_TOKEN",
+            "ExpiredToken",
+            "HTTP response code: 403",
+            "HTTP status 403",
+            "AccessDenied",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "PERMISSION_DENIED",
+            "UNAUTHENTICATED",
+            "No credentials",
+        ),
+    ),
+    (
+        "unreachable",
+        (
+            "NETWORK_CONNECTION",
+            "curlCode",
+            "Could not connect",
+            "Couldn't resolve",
+            "timed out",
+            "Timeout",
+            "REQUEST_TIMEOUT",
+        ),
+    ),
+    ("full", ("No space left", "Disk quota exceeded")),
+)
+MEND = {
+    "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
+    "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
+    "unreachable": "Check the endpoint, the region and the network.",
+    "full": "Free some space or choose another --storage.",
+}
+
+
+def explain(what: str, where: str, error: OSError) -> StorageError:
+    """The error for people.
+
+    Args:
+        what: could not be done, a verb.
+        where: the place as a person would look for it.
+    """
+    kind = classify(error)
+    text = one_line(error)
+    if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
+        mend = ""
+    else:
+        mend = MEND.get(kind, "")
+    return StorageError(f"cannot {what} {where}: {text[:400]}. {mend}".rstrip(), kind)
+
+
+def classify(error: OSError) -> str:
+    """The `kind` of a StorageError for what the operating system or pyarrow raised."""
+    by_number = {
+        errno.ENOENT: "missing",
+        errno.EACCES: "denied",
+        errno.EPERM: "denied",
+        errno.EROFS: "denied",
+        errno.ENOSPC: "full",
+        errno.EDQUOT: "full",
+        errno.EFBIG: "full",
+        errno.ETIMEDOUT: "unreachable",
+        errno.ECONNREFUSED: "unreachable",
+    }
+    if error.errno in by_number:
+        return by_number[error.errno]
+    text = str(error)
+    for kind, signs in _SIGNS:
+        if any(sign in text for sign in signs):
+            return kind
+    return "other"

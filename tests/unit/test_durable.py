@@ -1,0 +1,321 @@
+"""Saving: what fails or hangs is given up, never complete, and never in the way of the next save."""
+
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from raytf.checkpoint import durable, manifest, policy
+from raytf.checkpoint.manifest import FOLDER
+from raytf.errors import CheckpointError, RunInUseError
+from raytf.goal import Goal
+from raytf.storage import Storage
+from raytf.testing import StorageProxy
+
+ATTEMPT = "20260101T000000.000-aaaaaa"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Ranks:
+    """All ranks of a group in this process; their votes are added as the gradients' sum would."""
+
+    def __init__(self, run, world_size=2, **more):
+        self.said, self.clock = [], Clock()
+        more = {"keep": 3, "say": self.said.append, "clock": self.clock, "attempt": ATTEMPT, **more}
+        self.savers = [durable.Saver(run, rank, world_size, **more) for rank in range(world_size)]
+
+    def begin(self, step, document=None, **more):
+        for rank, saver in enumerate(self.savers):
+            saver.begin(step, {f"w{rank}": np.full(10, step, np.float32)}, document or {"step": step}, **more)
+            saver.phase = policy.Phase.WRITING
+
+    def advance(self):
+        """One step of the protocol, on every rank."""
+        votes = [saver.votes() for saver in self.savers]
+        names = ("want", "written", "committed", "failed")
+        total = policy.Votes(*(sum(getattr(v, name) for v in votes) for name in names))
+        for saver in self.savers:
+            saver.phase, event = policy.advance(saver.phase, total, len(self.savers))
+            if event is policy.Event.COMMIT:
+                saver.commit()
+            elif event is policy.Event.FAILED:
+                saver.drop()
+            elif event is policy.Event.DONE:
+                saver.done()
+        return event
+
+    def finish(self):
+        """How the save under way ends."""
+        while True:
+            event = self.advance()
+            if event in (policy.Event.DONE, policy.Event.FAILED):
+                return event
+            time.sleep(0.01)
+
+    def save(self, step, document=None, **more):
+        self.begin(step, document, **more)
+        return self.finish()
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def fail(message):
+    def call():
+        raise OSError(message)
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Storage(str(tmp_path / "run"))
+
+
+def folders(run):
+    return [n.rstrip("/") for n in run.list(FOLDER) if n.endswith("/")]
+
+
+def test_what_is_saved_is_read(run):
+    ranks = Ranks(run)
+    assert ranks.save(7) is policy.Event.DONE
+    found = durable.load(run, ranks.savers[0].name)
+    assert (found.step, found.document) == (7, {"step": 7})
+    assert {name: value.tolist() for name, value in found.tensors.items()} == {"w0": [7] * 10, "w1": [7] * 10}
+    assert ranks.said == []
+
+
+def test_a_failed_save_is_removed_and_said_once(run):
+    ranks = Ranks(run)
+    assert ranks.save(1) is policy.Event.DONE
+    for step in (2, 3, 4):
+        assert ranks.save(step, first=fail("the disk is full")) is policy.Event.FAILED
+    assert sorted(ranks.said) == ["rank 0: the disk is full", "rank 1: the disk is full"][: len(ranks.said)]
+    assert ranks.said
+    until(lambda: len(folders(run)) == 1)
+    assert ranks.save(5) is policy.Event.DONE
+    assert ranks.save(6, first=fail("again")) is policy.Event.FAILED
+    assert "again" in ranks.said[-1]
+    assert [policy.split_name(n)[0] for n in manifest.list_complete(run)] == [5, 1]
+
+
+def test_a_state_with_nan_is_not_saved(run):
+    ranks = Ranks(run, world_size=1)
+    ranks.savers[0].begin(1, {"w": np.array([1, np.nan])}, {}, finite=["w"])
+    ranks.savers[0].phase = policy.Phase.WRITING
+    assert ranks.finish() is policy.Event.FAILED
+    assert "w holds NaN" in ranks.said[0]
+
+
+def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):
+    """The first save hangs in a store that answers no more; the next one goes past it."""
+    direct = Storage(s3("run"))
+    with StorageProxy(s3_endpoint) as proxy:
+        ended = threading.Event()
+        ranks = Ranks(Storage(s3("run").replace(s3_endpoint, proxy.endpoint)), late=ended.set)
+        proxy.delay(4)
+        ranks.begin(1)
+        ranks.clock.now = policy.DEADLINE_SECONDS - 1
+        assert ranks.advance() is policy.Event.NOTHING
+        ranks.clock.now = policy.DEADLINE_SECONDS + 1
+        assert ranks.advance() is policy.Event.FAILED
+        assert "did not take the checkpoint within 120 s" in ranks.said[0]
+        proxy.delay(0)
+        assert ranks.save(2) is policy.Event.DONE
+        assert ended.wait(60)
+        assert [policy.split_name(n)[0] for n in manifest.list_complete(direct)] == [2]
+
+
+def test_a_manifest_that_comes_late_makes_no_checkpoint(s3, s3_endpoint):
+    direct = Storage(s3("run"))
+    with StorageProxy(s3_endpoint) as proxy:
+        ended = threading.Event()
+        ranks = Ranks(Storage(s3("run").replace(s3_endpoint, proxy.endpoint)), world_size=1, late=ended.set)
+        ranks.begin(1)
+        until(lambda: ranks.savers[0].votes().written)
+        proxy.delay(2)
+        assert ranks.advance() is policy.Event.COMMIT
+        ranks.clock.now = policy.DEADLINE_SECONDS + 1
+        assert ranks.advance() is policy.Event.FAILED
+        assert not ended.is_set()
+        proxy.delay(0)
+        assert ended.wait(60)
+        assert manifest.list_complete(direct) == []
+
+
+def test_saves_that_hang_take_a_bounded_memory(run):
+    ended, release = [], threading.Event()
+    ranks = Ranks(run, world_size=1, late=lambda: ended.append(True))
+    for step in (1, 2):
+        ranks.begin(step, first=lambda: release.wait(60))
+        ranks.clock.now += policy.DEADLINE_SECONDS + 1
+        assert ranks.advance() is policy.Event.FAILED
+    ranks.begin(3)
+    assert ranks.advance() is policy.Event.FAILED  # at once: nothing was begun
+    assert "2 earlier writes hang still" in str(ranks.savers[0].failure)
+    release.set()
+    until(lambda: len(ended) == 2)
+    assert ranks.save(4) is policy.Event.DONE
+    assert [policy.split_name(n)[0] for n in manifest.list_complete(run)] == [4]
+
+
+def test_a_store_known_to_be_slow_is_given_more_time(run):
+    ranks = Ranks(run, world_size=1)
+    ranks.begin(1)
+    ranks.clock.now = 50
+    assert ranks.finish() is policy.Event.DONE
+    release = threading.Event()
+    ranks.begin(2, first=lambda: release.wait(60))
+    ranks.clock.now += 499
+    assert ranks.advance() is policy.Event.NOTHING
+    ranks.clock.now += 2
+    assert ranks.advance() is policy.Event.FAILED
+    release.set()
+
+
+def steps(run):
+    return [policy.split_name(n)[0] for n in manifest.list_complete(run)]
+
+
+def test_the_best_is_kept_beside_the_newest(run):
+    ranks = Ranks(run, keep=2, goal=Goal("val_accuracy", True))
+    history = []
+    for epoch, accuracy in enumerate([0.5, 0.9, 0.7, 0.9, float("nan"), 0.8]):
+        history.append({"step": 10 * epoch + 10, "val_accuracy": accuracy})
+        assert ranks.save(10 * epoch + 10, {"history": list(history)}) is policy.Event.DONE
+        assert ranks.save(10 * epoch + 15, {"history": list(history)}) is policy.Event.DONE  # within an epoch
+    assert steps(run) == [65, 60, 20]
+    other = Ranks(run, keep=1, attempt="20260102T000000.000-bbbbbb", goal=Goal("val_accuracy", False))
+    other.save(70)
+    assert steps(run) == [70, 60]
+
+
+def damage_newest(run, how):
+    name = manifest.list_complete(run)[0]
+    share = f"{FOLDER}/{name}/share-00000.safetensors"
+    if how == "cut":
+        run.put(share, run.get(share)[:-1])
+    elif how == "deleted":
+        run.delete(share)
+    elif how == "no JSON":
+        run.put(f"{FOLDER}/{name}/{manifest.FILE}", b"{")
+    elif how == "another save's":
+        older = manifest.list_complete(run)[1]
+        run.put(share, run.get(f"{FOLDER}/{older}/share-00000.safetensors"))
+    elif how == "another save's manifest":
+        older = manifest.list_complete(run)[1]
+        run.put(f"{FOLDER}/{name}/{manifest.FILE}", run.get(f"{FOLDER}/{older}/{manifest.FILE}"))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("cut", "share-00000.safetensors is damaged"),
+        ("deleted", "share-00000.safetensors is missing"),
+        ("no JSON", "the manifest cannot be read"),
+        ("another save's", "share-00000.safetensors is damaged"),
+        ("another save's manifest", "the manifest is that of another checkpoint"),
+    ],
+)
+def test_damage_is_reported_in_one_line(run, how, words):
+    ranks = Ranks(run)
+    for step in (1, 2):
+        ranks.save(step)
+    name = damage_newest(run, how)
+    with pytest.raises(CheckpointError, match=words) as damaged:
+        durable.load(run, name)
+    assert name in str(damaged.value)
+    assert "\n" not in str(damaged.value)
+    assert durable.load(run, manifest.list_complete(run)[1]).step == 1
+
+
+@pytest.mark.parametrize("how", ["cut", "deleted", "no JSON", "another save's manifest"])
+def test_the_last_good_one_outlives_a_newer_one_that_is_damaged(run, how):
+    first = Ranks(run)
+    for step in (1, 2):
+        first.save(step)
+    name = damage_newest(run, how)
+    later = Ranks(run, keep=2, attempt="20260102T000000.000-bbbbbb")
+    later.save(3)
+    assert steps(run) == [3, 1]
+    assert any(name in text and "counts for nothing" in text for text in later.said)
+
+
+class Forgetful(Storage):
+    """Storage that has lost a share by the time that the manifest is there."""
+
+    def put(self, name, data):
+        super().put(name, data)
+        if name.endswith(manifest.FILE):
+            self.delete(name.replace(manifest.FILE, "share-00001.safetensors"))
+
+
+def test_what_was_lost_while_it_was_written_lets_nothing_go(run):
+    """The checkpoint before it is worth more than ever."""
+    Ranks(run).save(1)
+    ranks = Ranks(Forgetful(run.uri), keep=1, attempt="20260102T000000.000-bbbbbb")
+    for step in (2, 3):
+        ranks.save(step)
+        assert steps(run) == [1]
+    assert any("share-00001.safetensors is missing; it counts for nothing" in text for text in ranks.said)
+
+
+def test_a_checkpoint_of_a_newer_raytf_is_left_alone(run):
+    body = {"version": manifest.VERSION + 1}
+    newer = policy.name_of(0, "20250101T000000.000-cccccc")
+    data = manifest.dump({"body": body, "crc32": zlib.crc32(manifest.dump(body))})
+    run.put(f"{FOLDER}/{newer}/{manifest.FILE}", data)
+    ranks = Ranks(run, keep=2)
+    ranks.save(1)
+    assert steps(run) == [1, 0]
+
+
+def test_orphans_are_collected(run):
+    past = "20250101T000000.000-cccccc"
+    for name in (policy.name_of(99, past), policy.name_of(0, past), policy.name_of(99, "20270101T000000.000-dddddd")):
+        run.put(f"{FOLDER}/{name}/share-00000.safetensors", b"half")
+    ranks = Ranks(run, over=[past])
+    ranks.save(5)
+    assert folders(run) == [ranks.savers[0].name, policy.name_of(99, "20270101T000000.000-dddddd")]
+
+
+def test_half_uploads_are_aborted(s3, s3_endpoint):
+    import boto3
+
+    uri, past = s3("run"), "20250101T000000.000-cccccc"
+    bucket = uri.split("/")[2]
+    client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", region_name="us-east-1")
+    for attempt in (past, ATTEMPT):
+        key = f"run/{FOLDER}/{policy.name_of(3, attempt)}/share-00000.safetensors"
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    ranks = Ranks(Storage(uri), world_size=1, over=[past])
+    assert ranks.save(5) is policy.Event.DONE
+    left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+    assert left == [f"run/{FOLDER}/{policy.name_of(3, ATTEMPT)}/share-00000.safetensors"]
+    assert ranks.said == []
+
+
+def test_a_run_that_was_taken_over_is_not_written(run):
+    ranks = Ranks(run, keep=1)
+    ranks.save(1)
+
+    def fence():
+        raise RunInUseError("the run belongs to process 7 on far now.")
+
+    fenced = Ranks(run, keep=1, fence=fence, attempt="20260102T000000.000-bbbbbb")
+    assert fenced.save(2) is policy.Event.FAILED
+    assert fenced.said == ["rank 0: the run belongs to process 7 on far now."]
+    assert steps(run) == [1]
