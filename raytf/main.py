@@ -8,7 +8,10 @@ import sys
 from raytf.command import cli
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
+    "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
+}
 
 
 def main(args: list[str] | None = None) -> None:

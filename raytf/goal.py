@@ -1,0 +1,69 @@
+"""Which of two values of a metric is better, as `--keep-best` says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.errors import ConfigError
+
+#: Parts of the names of Keras's metrics and losses, and of usual ones of one's own.
+_SMALL = ("loss", "err", "mse", "mae", "mape", "msle", "entropy", "diverg", "perplex", "hinge", "false_")
+_LARGE = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "score", "true_", "similarity", "r2")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A metric, and whether its largest value is the best."""
+
+    metric: str
+    is_largest: bool
+
+    @classmethod
+    def of(cls, text: str) -> Goal:
+        """From `max:METRIC`, `min:METRIC`, or a METRIC whose name tells.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        direction, colon, metric = text.partition(":")
+        if colon and direction in ("max", "min") and metric:
+            return cls(metric, direction == "max")
+        name = text.lower()
+        small, large = (any(part in name for part in parts) for parts in (_SMALL, _LARGE))
+        if colon or not text or small == large:
+            raise ConfigError(
+                f"--keep-best {text}: cannot tell whether large or small values are good. Expected max:METRIC or "
+                "min:METRIC, or the name of a loss, error, accuracy or such, e.g. val_accuracy."
+            )
+        return cls(text, large)
+
+    def value(self, logs: Mapping[str, Any]) -> float | None:
+        """Its value in the logs of an epoch; None where there is none, or none that can be compared."""
+        value = logs.get(self.metric)
+        return None if value is None or math.isnan(value) else float(value)
+
+    def value_at(self, step: int, history: list[dict[str, Any]]) -> float | None:
+        """Its value at the end of an epoch; None for a step inside of one.
+
+        Args:
+            step: global steps done.
+            history: logs of all epochs so far, each with its `step`.
+        """
+        return self.value(history[-1]) if history and history[-1].get("step") == step else None
+
+    def is_better(self, value: float | None, than: float | None) -> bool:
+        """Whether a value is better than another one; any is better than none, and an equal one is not."""
+        if value is None or than is None:
+            return value is not None and than is None
+        return value > than if self.is_largest else value < than
+
+    def best(self, values: Mapping[str, float | None]) -> str | None:
+        """Whose value is the best; of equal ones the first in order of names."""
+        chosen = None
+        for name in sorted(values):
+            if self.is_better(values[name], None if chosen is None else values[chosen]):
+                chosen = name
+        return chosen
