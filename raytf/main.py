@@ -9,8 +9,10 @@ from raytf.command import cli
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
     "show": ("show", "what became of a run, and where its time went"),
     "report": ("report", "draw a run as a page: timeline, restarts, ledger"),
+    "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
     "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 

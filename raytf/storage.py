@@ -20,6 +20,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
@@ -35,6 +36,21 @@ T = TypeVar("T")
 PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class File:
+    """A file on storage.
+
+    Attributes:
+        name: relative to the folder that was listed.
+        bytes: its size.
+        modified: seconds of the epoch, by the clock of the store.
+    """
+
+    name: str
+    bytes: int
+    modified: float
 
 
 class Storage:
@@ -182,6 +198,17 @@ class Storage:
         info = self._do("look up", name, lambda: self._fs.get_file_info(self._path(name)))
         return info.type == pafs.FileType.File
 
+    def files(self, name: str = "") -> list[File]:
+        """All files below a folder, at any depth, by name; a missing folder is empty."""
+        base = self._path(name)
+        found = self._do("list", name, lambda: _walk(base) if self.is_local else self._list_objects(base))
+        return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
+
+    def _list_objects(self, base: str) -> list[File]:
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
+        infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
+        return [File(i.path[len(base) :].strip("/"), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
         """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
 
@@ -306,6 +333,18 @@ class Storage:
             self._renewed_at = self._clock()
             self._fs, self._conditional = self._s3.file_system(), None
         return True
+
+
+def _walk(base: str) -> list[File]:
+    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does.
+    found = []
+    for folder, _, names in os.walk(base):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                stat = os.stat(path)
+                found.append(File(os.path.relpath(path, base).replace(os.sep, "/"), stat.st_size, stat.st_mtime))
+    return found
 
 
 def within(seconds: float, call: Callable[[], None], where: str) -> None:

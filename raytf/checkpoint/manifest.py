@@ -39,7 +39,7 @@ class Checkpoint:
 def list_complete(run: Storage) -> list[str]:
     """Names of checkpoints that have a manifest, newest first."""
     # One list of all files: to look each folder up would cost a request for each that was ever left unfinished.
-    names = [f.removesuffix(f"/{FILE}") for f in run.list(FOLDER, recursive=True) if f.endswith(f"/{FILE}")]
+    names = [f.name.removesuffix(f"/{FILE}") for f in run.files(FOLDER) if f.name.endswith(f"/{FILE}")]
     return policy.restore_order([n for n in names if "/" not in n and policy.split_name(n)[0] >= 0])
 
 
@@ -87,11 +87,28 @@ def read(run: Storage, name: str) -> dict[str, Any]:
         raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({error}).") from error
     if zlib.crc32(dump(body)) != crc:
         raise CheckpointError(f"checkpoint {name}: the manifest's checksum is wrong.")
+    if not isinstance(body, dict) or not isinstance(body.get("version"), int):
+        raise CheckpointError(f"checkpoint {name}: the manifest cannot be read (no version).")
     if body["version"] > VERSION:
         raise RunMismatchError(
             f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to "
             f"{VERSION}). Update raytf."
         )
+    wrong = _wrong_field(body)
+    if wrong:
+        raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({wrong}).")
     if body["step"] != policy.split_name(name)[0]:
         raise CheckpointError(f"checkpoint {name}: the manifest is that of another checkpoint, of step {body['step']}.")
     return body
+
+
+def _wrong_field(body: dict[str, Any]) -> str | None:
+    kinds = {"step": int, "shares": list, "document": dict}
+    for field, kind in kinds.items():
+        if not isinstance(body.get(field), kind):
+            return f"{field} is no {kind.__name__}"
+    parts = {"file": str, "bytes": int, "crc32": int, "names": list}
+    for share in body["shares"]:
+        if not isinstance(share, dict) or not all(isinstance(share.get(part), kind) for part, kind in parts.items()):
+            return "a share without file, bytes, crc32 or names"
+    return None

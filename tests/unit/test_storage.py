@@ -102,6 +102,15 @@ def test_list(storage):
     assert storage.list("nope") == []
 
 
+def test_files(storage):
+    for name, data in (("b/2", b"22"), ("b/c/3", b"333"), ("a", b"1"), ("bb/4", b"")):
+        storage.put(name, data)
+    assert [(f.name, f.bytes) for f in storage.files()] == [("a", 1), ("b/2", 2), ("b/c/3", 3), ("bb/4", 0)]
+    assert [f.name for f in storage.files("b")] == ["2", "c/3"]
+    assert storage.files("nope") == []
+    assert all(f.modified > 1.7e9 for f in storage.files())
+
+
 def test_delete_a_file_and_a_folder(storage):
     for name in ("a", "b/2", "b/c/3", "bb/4"):
         storage.put(name, b"x")

@@ -1,0 +1,162 @@
+"""Looks at the checkpoints of a run without restoring any: which are whole, which damaged, which unfinished.
+
+`inspect` compares files with what the manifest says of them, by size; `verify` reads every byte as well. Neither
+changes anything, and both may run beside a live run, whose retention deletes while they read.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.checkpoint import codec, manifest, policy
+from raytf.checkpoint.manifest import FOLDER
+from raytf.errors import CheckpointError, StorageError
+from raytf.storage import Storage
+
+#: Shares that are read at the same time; each is in memory whole.
+_READERS = 2
+
+
+class State(enum.Enum):
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    UNFINISHED = "unfinished"  # no manifest: under way, or left by a save that was cut off
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one checkpoint.
+
+    Attributes:
+        name: its folder.
+        step: global steps that it has seen, by its name.
+        bytes: of all its files.
+        problems: what is damaged; empty where nothing is.
+        document: of its manifest; empty where that cannot be read.
+    """
+
+    name: str
+    step: int
+    state: State
+    bytes: int
+    problems: tuple[str, ...]
+    document: dict[str, Any]
+
+
+def inspect(run: Storage) -> list[Finding]:
+    """All checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
+    folders: dict[str, dict[str, int]] = {}
+    for file in run.files(FOLDER):
+        name, _, inner = file.name.partition("/")
+        if inner and policy.split_name(name)[0] >= 0:
+            folders.setdefault(name, {})[inner] = file.bytes
+    found = (_look(run, name, folders[name]) for name in policy.restore_order(folders))
+    return [finding for finding in found if finding is not None]
+
+
+def verify(run: Storage, on: Callable[[Finding], None] = lambda finding: None) -> list[Finding]:
+    """As `inspect`, with every byte of every share read and decoded.
+
+    Args:
+        on: told about each checkpoint as soon as it was read.
+
+    Raises:
+        StorageError: storage refuses.
+        RunMismatchError: a checkpoint is of a newer raytf.
+    """
+    verified = []
+    for seen in inspect(run):
+        finding: Finding | None = seen
+        if seen.state is State.WHOLE:
+            finding = _read(run, seen)
+        if finding is not None:
+            verified.append(finding)
+            on(finding)
+    return verified
+
+
+def restorable(findings: list[Finding]) -> Finding | None:
+    """The checkpoint that a resume restores; None where there is none."""
+    whole = {finding.name: finding for finding in findings if finding.state is State.WHOLE}
+    order = policy.restore_order(whole)
+    return whole[order[0]] if order else None
+
+
+def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> list[str]:
+    """What is wrong with the files of a checkpoint by their sizes alone.
+
+    Args:
+        shares: of the manifest.
+        sizes: bytes of each file in the folder.
+    """
+    problems = []
+    for share in shares:
+        file, expected = share["file"], share["bytes"]
+        if file not in sizes:
+            problems.append(f"{file} is missing")
+        elif sizes[file] != expected:
+            problems.append(f"{file} has {sizes[file]} of {expected} bytes")
+    return problems
+
+
+def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
+    """A finding by sizes; None where the checkpoint is deleted at this moment."""
+    step, total = policy.split_name(name)[0], sum(sizes.values())
+    if manifest.FILE not in sizes:
+        return Finding(name, step, State.UNFINISHED, total, (), {})
+    try:
+        body = manifest.read(run, name)
+    except CheckpointError as error:
+        problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
+        return Finding(name, step, State.DAMAGED, total, (problem,), {})
+    except StorageError as error:
+        if error.kind == "missing":
+            return None
+        raise
+    problems = size_problems(body["shares"], sizes)
+    if body["step"] != step:
+        problems.append(f"the manifest is of step {body['step']}")
+    if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
+        return None
+    state = State.DAMAGED if problems else State.WHOLE
+    return Finding(name, step, state, total, tuple(problems), body["document"])
+
+
+def _read(run: Storage, seen: Finding) -> Finding | None:
+    """A finding by every byte; None where the checkpoint is deleted at this moment."""
+    try:
+        shares = manifest.read(run, seen.name)["shares"]
+    except StorageError as error:
+        if error.kind == "missing":
+            return None
+        raise
+
+    def check(share: dict[str, Any]) -> str | None:
+        try:
+            data = run.get(f"{FOLDER}/{seen.name}/{share['file']}")
+        except StorageError as error:
+            if error.kind == "missing":
+                return f"{share['file']} is missing"
+            raise
+        if len(data) != share["bytes"]:
+            return f"{share['file']} has {len(data)} of {share['bytes']} bytes"
+        if zlib.crc32(data) != share["crc32"]:
+            return f"{share['file']} has a wrong checksum"
+        try:
+            names = sorted(codec.decode(data))
+        except CheckpointError as error:
+            return f"{share['file']}: {error}".rstrip(".")
+        return None if names == share["names"] else f"{share['file']} holds other tensors than the manifest says"
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        problems = tuple(p for p in pool.map(check, shares) if p is not None)
+    if not problems:
+        return seen
+    if not run.exists(f"{FOLDER}/{seen.name}/{manifest.FILE}"):
+        return None
+    return Finding(seen.name, seen.step, State.DAMAGED, seen.bytes, problems, seen.document)

@@ -1,0 +1,73 @@
+"""`raytf verify RUN`: reads every byte of every checkpoint and says what a resume would restore."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tyro
+
+from raytf import runlog
+from raytf.checkpoint import audit, manifest
+from raytf.checkpoint.audit import Finding, State
+from raytf.commands.table import show, size_text
+from raytf.errors import ConfigError
+from raytf.lease import LEASE_FILE
+from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check every byte of every checkpoint of a run. The exit code is 1 when something is damaged, or nothing can be
+    restored."""
+
+    run: tyro.conf.Positional[str]
+    """The run's folder: STORAGE/NAME, e.g. ~/raytf-runs/default or s3://bucket/runs/default."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(flags: Verify) -> None:
+    """Print what was found; exits with 1 when something is damaged, or nothing can be restored."""
+    run = Storage(flags.run)
+    # The rest may take as long as it takes to read it all; a store that does not answer should say so soon.
+    within(PREFLIGHT_SECONDS, lambda: _check_that_it_is_a_run(run), run.locate(""))
+    findings = audit.verify(run)
+    chosen = audit.restorable(findings)
+    if flags.json:
+        print(json.dumps(_document(findings, chosen), indent=1))
+    else:
+        _print(findings, chosen)
+    sys.exit(1 if chosen is None or any(f.state is State.DAMAGED for f in findings) else 0)
+
+
+def _check_that_it_is_a_run(run: Storage) -> None:
+    if not run.list():
+        raise ConfigError(
+            f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
+            "lists them."
+        )
+    if not run.list(manifest.FOLDER) and not run.list(runlog.ATTEMPTS) and not run.exists(LEASE_FILE):
+        raise ConfigError(
+            f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
+            "them."
+        )
+
+
+def _document(findings: list[Finding], chosen: Finding | None) -> dict[str, Any]:
+    rows = [{k: v for k, v in asdict(f).items() if k != "document"} | {"state": f.state.value} for f in findings]
+    return {"checkpoints": rows, "restores": None if chosen is None else chosen.name}
+
+
+def _print(findings: list[Finding], chosen: Finding | None) -> None:
+    rows = [(f.name, str(f.step), size_text(f.bytes), f.state.value, "; ".join(f.problems)) for f in findings]
+    if rows:
+        show(("checkpoint", "step", "size", "state", "problems"), rows)
+    if chosen is not None:
+        print(f"a resume restores step {chosen.step} from {chosen.name}")
+    elif any(f.state is State.DAMAGED for f in findings):
+        print("a resume restores nothing: no checkpoint is whole")
+    else:
+        print("a resume begins anew: there is no complete checkpoint")
