@@ -258,7 +258,8 @@ def describe(event: Event) -> str:
         case "hang":
             return f"rank {get('rank')} hangs: {get('text', '')}{_of('where', get('where'))}"
         case "attempt":
-            return f"{_workers(get('world_size', 0))} started at step {get('from_step')} ({_TIERS.get(get('tier', ''), get('tier'))})"
+            tier = _TIERS.get(get("tier", ""), get("tier"))
+            return f"{_workers(get('world_size', 0))} started at step {get('from_step')} ({tier})"
         case "resize":
             return f"from {get('from')} to {_workers(get('to', 0))}" + (f": {get('why')}" if get("why") else "")
         case "waiting":
@@ -292,6 +293,8 @@ def _workers(number: int) -> str:
 
 def _short(nodes: Any) -> Any:
     # Ray's names of nodes have 56 characters.
+    if nodes is None:
+        return None
     return [str(n)[:8] for n in nodes] if isinstance(nodes, list) else str(nodes)[:8]
 
 

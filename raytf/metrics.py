@@ -1,8 +1,8 @@
 """A run's figures for Prometheus, through Ray: every node's metrics agent exports them as `ray_raytf_...`.
 
-They are set from the driver, again and again: Ray drops a gauge that was not set for some seconds. Each carries the run's
-name as `run`. Gauges are of the whole run, also of the drivers before this one; counters are of this driver's time, and
-`increase()` adds up those of all.
+They are set from the driver, again and again: Ray drops a gauge that was not set for some seconds. Each carries the
+run's name as `run`. Gauges are of the whole run, also of the drivers before this one; counters are of this driver's
+time, and `increase()` adds up those of all.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from raytf.ages import Ages
 from raytf.ledger import CATEGORIES, Event, Timeline, account, goodput
 
 #: Seconds between two times that all are set.
@@ -37,10 +38,6 @@ _FIELDS = {
     "raytf_samples_per_second": "samples_per_second",
     "raytf_snapshot_bytes": "snapshot_bytes",
 }
-#: Value of the label -> field.
-_TIERS = {"durable": "checkpoint", "memory": "snapshot"}
-#: So many signs of life are kept, some seconds apart: hours without a checkpoint.
-_PASSED = 5000
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "raytf_seconds_total": ("seconds of the run by category of the ledger", ("category",)),
     "raytf_restarts_total": ("starts of worker groups after the first, by cause", ("cause",)),
@@ -64,8 +61,7 @@ class Figures:
         self._counts: dict[tuple[str, str], float] = {}
         self._cause, self._starts = "", 0
         self._latest: Event | None = None
-        #: (time, step) of the signs of life since the oldest copy, ascending in both.
-        self._passed: deque[tuple[float, int]] = deque(maxlen=_PASSED)
+        self._ages = Ages()
 
     def add(self, events: Iterable[Event]) -> None:
         """Note what happened, in order; it counts from the next `update` on."""
@@ -86,6 +82,7 @@ class Figures:
 
     def _see(self, event: Event) -> None:
         self._line.add(event)
+        self._ages.see(event)
         kind, cause = event["kind"], str(event.get("cause") or event["kind"])
         if kind in ("fault", "hang"):
             self._count("raytf_faults_total", cause)
@@ -107,10 +104,6 @@ class Figures:
             self._count("raytf_save_failures_total")
         elif kind in ("phase", "progress"):
             self._latest = event
-            step = int(event.get("step") or 0)
-            while self._passed and self._passed[-1][1] >= step:
-                self._passed.pop()
-            self._passed.append((event["time"], step))
 
     def _count(self, name: str, label: str = "") -> None:
         self._counts[name, label] = self._counts.get((name, label), 0.0) + 1.0
@@ -137,15 +130,12 @@ class Figures:
         for name, field in _FIELDS.items():
             if isinstance(latest.get(field), (int, float)):
                 found[name, ""] = float(latest[field])
-        now = self._clock()
-        for tier, field in _TIERS.items():
-            if latest.get(field) is not None:
-                found["raytf_checkpoint_step", tier] = float(latest[field])
-            found["raytf_checkpoint_age_seconds", tier] = max(0.0, now - self._when(int(latest.get(field) or 0)))
+        for tier, seconds in self._ages.seconds(self._clock()).items():
+            found["raytf_checkpoint_age_seconds", tier] = seconds
+        for tier, step in self._ages.steps.items():
+            if step is not None:
+                found["raytf_checkpoint_step", tier] = float(step)
         return found
-
-    def _when(self, step: int) -> float:
-        return next((at for at, passed in reversed(self._passed) if passed <= step), self._passed[0][0])
 
 
 class Metrics:

@@ -437,7 +437,7 @@ def _watching(monitor: Any, display: Display, status_file: StatusFile, lease: Le
 
 @contextlib.contextmanager
 def _exported(run: str, monitor: Any, book: _Book) -> Iterator[None]:
-    """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which nothing holds up."""
+    """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
     stop = threading.Event()
 
     def export() -> None:

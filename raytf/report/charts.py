@@ -85,7 +85,8 @@ def panel(
     return (
         f'<figure><figcaption>{escape(caption)}{extra}</figcaption><div class="plot" style="height:{height}px">'
         f'<div class="ys" aria-hidden="true">{beside}</div><div class="area">'
-        f'<svg role="img" aria-labelledby="{name} {name}-d" viewBox="0 0 {_WIDE:g} {_HIGH:g}" preserveAspectRatio="none">'
+        f'<svg role="img" aria-labelledby="{name} {name}-d" viewBox="0 0 {_WIDE:g} {_HIGH:g}" '
+        'preserveAspectRatio="none">'
         f'<title id="{name}">{escape(caption)}</title><desc id="{name}-d">{escape(about)}</desc>{drawing}</svg>'
         "</div></div></figure>"
     )
@@ -194,7 +195,7 @@ def ages(frame: Frame, found: dict[str, list[tuple[float, float]]], breaks: Sequ
     """Age of the newest copies: {name: [(time, seconds)]}; the first is drawn whole, the second dashed."""
     most = max([1.0, *(age for rows in found.values() for _, age in rows)])
     scale = Scale(0, most * 1.05)
-    values = ticks(0, most, 4)
+    values = ticks(0, most, 4) if most < 60 else clock_ticks(most, 4)
     drawing, legend, about = [grid(frame, scale, values)], [], []
     for i, (name, rows) in enumerate(found.items()):
         many = " many" if len(rows) > 10 * _BROAD else ""
@@ -212,7 +213,7 @@ def ages(frame: Frame, found: dict[str, list[tuple[float, float]]], breaks: Sequ
 
 
 def _seconds(value: float) -> str:
-    return f"{value:g} s" if value < 120 else clock_text(value)
+    return f"{value:g} s" if value < 60 else clock_text(value)
 
 
 def _line(points: Sequence[tuple[float, float]]) -> str:

@@ -48,8 +48,9 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(run.name)}: {escape(run.state)}</title>\n<style>\n{css}</style></head>\n<body><main>\n"
         + "\n".join(part for part in parts if part)
-        + f"\n<footer>Drawn by raytf {escape(_when(time.time()))}. Times are relative to the run's first event.</footer>"
-        f'\n</main>\n<script type="application/json" id="data">{embedded}</script>\n<script>\n{js}</script></body></html>\n'
+        + f"\n<footer>Drawn by raytf {escape(_when(time.time()))}. Times count from the run's first event.</footer>\n"
+        f'</main>\n<script type="application/json" id="data">{embedded}</script>\n'
+        f"<script>\n{js}</script></body></html>\n"
     )
 
 
@@ -119,10 +120,8 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
     ]
     rows = [(name, color, [h.time for h in run.happenings if h.sort == s]) for s, (name, color) in _LANES.items()]
     rows = [row for row in rows if row[2] or row[0] == "faults"]
-    found = {
-        "on storage": series.ages(run.spans, run.events, "checkpoint"),
-        "in memory": series.ages(run.spans, run.events, "snapshot"),
-    }
+    ages = series.ages(run.events)
+    found = {"on storage": ages["durable"], "in memory": ages["memory"]}
     panels = [charts.lanes(frame, rows), charts.band(frame, pieces), charts.world(frame, world)]
     if len(curve):
         panels.append(charts.loss(frame, curve, breaks))
@@ -139,7 +138,7 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
     data["marks"] = [[round(h.time - begin, 2), h.kind, h.text] for h in run.happenings]
     legend = _legend([(c, f"var(--{c})") for c in run.seconds])
     html = (
-        "<section><h2>Timeline</h2><p>Point at it for what happened when. A checkpoint’s age is the time since the run "
+        "<section><h2>Timeline</h2><p>Point at it for what happened when. A checkpoint's age is the time since the run "
         f"was at its step: what a failure would cost.</p>{legend}"
         f'<div class="timeline">{"".join(panels)}{charts.axis(frame)}</div></section>'
     )
@@ -160,16 +159,18 @@ def _account(run: History) -> str:
         for category, seconds in run.seconds.items()
     )
     rows = "".join(
-        f'<tr><td><i class="swatch" style="background:var(--{category})"></i>{category}</td><td class="n">{seconds:,.1f}'
-        f'</td><td class="n">{seconds / booked:.1%}</td><td class="what">{escape(ledger.CATEGORIES[category])}</td></tr>'
+        f'<tr><td><i class="swatch" style="background:var(--{category})"></i>{category}</td>'
+        f'<td class="n">{seconds:,.1f}</td><td class="n">{seconds / booked:.1%}</td>'
+        f'<td class="what">{escape(ledger.CATEGORIES[category])}</td></tr>'
         for category, seconds in run.seconds.items()
     )
     share = f"{booked / clock:.1%}" if clock else ""
     return (
         f'<section><h2>Where the time went</h2><div class="whole" aria-hidden="true">{bar}</div>'
         '<table class="accounts"><thead><tr><th>category</th><th class="n">seconds</th><th class="n">share</th>'
-        f'<th class="what">what</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><td>sum</td><td class="n">{booked:,.1f}</td>'
-        f'<td class="n">{share}</td><td class="what">of {clock:,.1f} s of wall clock</td></tr></tfoot></table></section>'
+        f'<th class="what">what</th></tr></thead><tbody>{rows}</tbody><tfoot><tr><td>sum</td>'
+        f'<td class="n">{booked:,.1f}</td><td class="n">{share}</td>'
+        f'<td class="what">of {clock:,.1f} s of wall clock</td></tr></tfoot></table></section>'
     )
 
 
@@ -210,7 +211,9 @@ def _restart(r: Restart, begin: float, colors: dict[str, str], longest: float) -
         for name, seconds in r.phases.items()
         if seconds > 0
     )
-    bar = f'<div class="bar" role="img" aria-label="{escape(told)}" title="{escape(told)}" style="width:{r.seconds / longest:.1%}">'
+    told = escape(told)
+    width = f"{r.seconds / longest:.1%}"
+    bar = f'<div class="bar" role="img" aria-label="{told}" title="{told}" style="width:{width}">'
     return (
         f'<tr><td class="n">+{clock_text(r.time - begin)}</td><td class="why">{escape(r.cause)}</td>'
         f'<td class="n" data-label="workers">{r.workers}</td><td>{escape(r.tier)}</td>'

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from raytf.ages import TIERS, Ages
 from raytf.ledger import Event, Span
 
 #: Points of a curve, and pieces of a band, at most.
@@ -105,9 +105,7 @@ def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, 
 def loss_of_events(events: Sequence[Event], most: int = MOST_POINTS) -> Curve:
     """The running loss that the signs of life carried, for a run that has not written that of its steps."""
     found = [(e["time"], e["loss"], e.get("step") or 0) for e in events if isinstance(e.get("loss"), (int, float))]
-    times, losses, steps = (
-        (np.array(column, np.float64) for column in zip(*found, strict=True)) if found else [np.empty(0)] * 3
-    )
+    times, losses, steps = np.array(found, np.float64).reshape(-1, 3).T
     known = np.isfinite(losses)
     return _thin(times[known], losses[known], steps[known], most)
 
@@ -126,35 +124,16 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
     return Curve(times[starts], means, low, high, steps[starts])
 
 
-def ages(
-    spans: Sequence[Span], events: Sequence[Event], field: str, most: int = MOST_POINTS
-) -> list[tuple[float, float]]:
-    """(time, seconds) since the run was last at the step of its newest copy: what a failure would cost.
-
-    Args:
-        field: of the events, with that step: `checkpoint` on storage, `snapshot` in memory.
-    """
-    training = iter([span for span in spans if span.category in _TRAINING and span.last_step > span.first_step])
-    span = next(training, None)
-    # The latest history of the run up to here: spans by their first steps, which go up.
-    known: list[Span] = []
-    found: list[tuple[float, float]] = []
+def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tuple[float, float]]]:
+    """(time, age in seconds) of the newest copy of each tier, while the run trained."""
+    found: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
+    line = Ages()
     for event in events:
-        while span is not None and span.begin <= event["time"]:
-            while known and known[-1].first_step >= span.first_step:
-                known.pop()
-            known.append(span)
-            span = next(training, None)
-        if event["kind"] in ("progress", "phase") and field in event and event.get("phase") != "starting" and known:
-            step = int(event.get(field) or 0)
-            found.append((event["time"], max(0.0, event["time"] - _made(known, step))))
-    return found[:: -(-len(found) // most)] if len(found) > most else found
-
-
-def _made(known: Sequence[Span], step: int) -> float:
-    span = known[max(0, bisect.bisect_right(known, step, key=lambda span: span.first_step) - 1)]
-    share = (step - span.first_step) / (span.last_step - span.first_step)
-    return span.begin + min(1.0, max(0.0, share)) * span.seconds
+        line.see(event)
+        if event["kind"] in ("progress", "phase") and event.get("phase") == "training":
+            for tier, seconds in line.seconds(event["time"]).items():
+                found[tier].append((event["time"], seconds))
+    return {tier: rows[:: max(1, -(-len(rows) // most))] for tier, rows in found.items()}
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:

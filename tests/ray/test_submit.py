@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import raytf
@@ -19,6 +23,33 @@ def submission(dashboard: str | None, folder: Path, *flags: object) -> list[str]
     ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", str(dashboard)]
     job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--storage", str(folder)]
     return [*ray, "--working-dir", str(working), "--", *job, *map(str, flags)]
+
+
+def is_exported(cluster: ElasticCluster) -> bool:
+    """Whether Prometheus would get the figures of the run, with their labels, from a node of the cluster."""
+    places = json.loads((cluster.folder / "prom_metrics_service_discovery.json").read_text())
+    text = ""
+    for target in (target for place in places for target in place["targets"]):
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+            text += answer.read().decode()
+    labels = {
+        "step": "",
+        "steps_wanted": "",
+        "world_size": "",
+        "loss": "",
+        "goodput": "",
+        "samples_per_second": "",
+        "snapshot_bytes": "",
+        "checkpoint_step": 'tier="durable"',
+        "checkpoint_age_seconds": 'tier="memory"',
+        "seconds_total": 'category="training"',
+        "saves_total": "",
+    }
+    found = {name: re.findall(rf"^ray_raytf_{name}{{(.*)}} ([0-9.e+-]+)$", text, re.MULTILINE) for name in labels}
+    return all(
+        any('run="default"' in tags and labels[name] in tags and float(value) >= 0 for tags, value in found[name])
+        for name in labels
+    ) and any(float(value) == 1200 for _, value in found["steps_wanted"])
 
 
 def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
@@ -48,6 +79,7 @@ def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):
 
     with ElasticCluster(head_cpus=2, dashboard=True) as cluster, submit(cluster, "first.log") as job:
         job.until(lambda: manifests(folder)[-1:] >= [120], PATIENCE)
+        job.until(lambda: is_exported(cluster), PATIENCE)
         cluster.head.kill()  # with the driver, the controller, the workers and what they had in memory
         at = manifests(folder)[-1]
     with ElasticCluster(head_cpus=2, dashboard=True) as cluster, submit(cluster, "second.log") as job:
