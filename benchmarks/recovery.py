@@ -52,6 +52,8 @@ class Arguments:
     """SIGSTOPs to all processes of a node with a worker."""
     stock: int | None = None
     """At most so many of each for TensorflowTrainer; 0 leaves it out. By default as many as for raytf."""
+    rounds: int = 1
+    """Parts in which the faults come, raytf and its peer by turns, so that both see the same machine."""
     gap: tuple[float, float] = (15.0, 45.0)
     """Seconds of training between two faults: at least, and at most."""
     seed: int = 0
@@ -169,17 +171,17 @@ def recover(peer: str, fault: str, cluster: ElasticCluster, job: Job, notes: Not
     )
 
 
-def measure(peer: str, faults: list[str], arguments: Arguments, folder: Path) -> list[Recovery]:
+def measure(peer: str, run: str, faults: list[str], arguments: Arguments, folder: Path) -> list[Recovery]:
     """One run with all its faults."""
-    draw = random.Random(f"recovery {arguments.seed}")
+    draw = random.Random(f"recovery {arguments.seed} {run}")
     found: list[Recovery] = []
-    notes = Notes(folder / f"{peer}.notes")
-    command = [sys.executable, str(JOBS[peer]), "--notes", str(folder / f"{peer}.notes"), "--data", arguments.data]
-    command += ["--storage", str(folder), "--run", peer, "--workers", str(WORKERS), "--steps", "10000000"]
+    notes = Notes(folder / f"{run}.notes")
+    command = [sys.executable, str(JOBS[peer]), "--notes", str(folder / f"{run}.notes"), "--data", arguments.data]
+    command += ["--storage", str(folder), "--run", run, "--workers", str(WORKERS), "--steps", "10000000"]
     command += arguments.flags.split() if peer == "raytf" else []
     with (
         ElasticCluster(nodes=WORKERS + 1) as cluster,
-        Job(command, folder / f"{peer}.log", environment(**cluster.env), folder=Path.cwd()) as job,
+        Job(command, folder / f"{run}.log", environment(**cluster.env), folder=Path.cwd()) as job,
     ):
         for fault in faults:
             job.until(lambda: notes.groups() and notes.groups()[-1][1], PATIENCE_SECONDS)
@@ -243,12 +245,14 @@ def main(arguments: Arguments) -> int:
     wanted = dict(zip(FAULTS, (arguments.kills, arguments.raylets, arguments.frozen), strict=True))
     found: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="raytf-recovery-") as name:
-        for peer in JOBS:
-            limit = arguments.stock if peer == "stock" and arguments.stock is not None else max(wanted.values())
-            faults = [fault for fault, count in wanted.items() for _ in range(min(count, limit))]
-            random.Random(f"order {arguments.seed}").shuffle(faults)
-            if faults:
-                found += measure(peer, faults, arguments, Path(name))
+        for number in range(arguments.rounds):
+            for peer in JOBS:
+                limit = arguments.stock if peer == "stock" and arguments.stock is not None else max(wanted.values())
+                faults = [fault for fault, count in wanted.items() for _ in range(min(count, limit))]
+                random.Random(f"order {arguments.seed}").shuffle(faults)
+                if faults[number :: arguments.rounds]:
+                    run = f"{peer}-{number}"
+                    found += measure(peer, run, faults[number :: arguments.rounds], arguments, Path(name))
     print(f"load after: {psutil.getloadavg()[0]:.1f}; {time.monotonic() - began:.0f} s\n\n{table(found)}")
     if arguments.json is not None:
         document: dict[str, Any] = {"arguments": sys.argv[1:], "recoveries": [asdict(r) for r in found]}
