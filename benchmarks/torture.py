@@ -228,6 +228,7 @@ class Torture:
             if number % _ATTEMPTS == 0:
                 if current is not None:
                     self._end(current)
+                    print(f"{number} of {self.arguments.kills} kills", file=sys.stderr, flush=True)
                 self._runs += 1
                 name = f"run-{self._runs}"
                 current = Run(_child(self._root, name), _child(self._plain, name), self._draw.randint(1, 3))

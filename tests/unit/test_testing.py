@@ -286,6 +286,28 @@ def test_proxy_fails_the_nth_write_and_its_retries_then_heals(s3, s3_endpoint: s
         assert proxy.writes == 5
 
 
+def test_proxy_fails_a_share_of_all_requests(store: Store):
+    store.put("a")
+    store.proxy.fail_share(0.5, seed=1)
+    codes = [store.put("b") for _ in range(60)]
+    assert set(codes) == {200, 500}
+    assert (store.proxy.requests, store.proxy.failed) == (60, codes.count(500))
+    assert 15 < codes.count(500) < 45
+    store.proxy.fail_share(1.0, tries=2)
+    with pytest.raises(botocore.exceptions.ClientError):
+        store.client.head_object(Bucket=store.bucket, Key="a")
+    store.proxy.fail_share(0)
+    assert store.client.head_object(Bucket=store.bucket, Key="a")["ContentLength"] == 1
+
+
+def test_proxy_fails_a_request_so_often_in_a_row(store: Store):
+    store.proxy.fail_share(0.2, seed=3, tries=3)
+    codes = [store.put("a") for _ in range(200)]
+    runs = [len(list(group)) for code, group in itertools.groupby(codes) if code == 500]
+    assert runs
+    assert all(length % 3 == 0 for length in runs)
+
+
 def test_proxy_fails_an_upload_in_parts_at_its_completion(store: Store):
     store.proxy.fail_writes(1)
     out = store.arrow.open_output_stream(f"{store.bucket}/big")
