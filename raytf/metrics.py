@@ -85,7 +85,8 @@ class Figures:
         self._ages.see(event)
         kind, cause = event["kind"], str(event.get("cause") or event["kind"])
         if kind in ("fault", "hang"):
-            self._count("raytf_faults_total", cause)
+            if kind == "fault":  # which follows on a hang
+                self._count("raytf_faults_total", cause)
             self._cause, self._latest = self._cause or cause, None
         elif kind == "resize":
             self._cause = self._cause or "resize"

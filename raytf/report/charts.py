@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from raytf.progress import clock_text
-from raytf.report.series import Curve, clock_ticks, ticks
+from raytf.report.series import Curve, Piece, clock_ticks, ticks
 
 #: Width and height of every drawing, in units that stretch.
 _WIDE, _HIGH = 1000.0, 100.0
@@ -123,15 +123,20 @@ def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str
     return panel("Events", about, 26 * len(rows), "".join(drawing), labels)
 
 
-def band(frame: Frame, pieces: Sequence[tuple[float, float, str]]) -> str:
+def band(frame: Frame, pieces: Sequence[Piece]) -> str:
     """Where the time went, as a band."""
     rects = []
-    for begin, end, category in pieces:
-        x = frame.x(begin)
-        width = max(_LEAST if category in _SEEN else 0.0, frame.x(end) - x)
-        rects.append(f'<rect x="{x}" y="0" width="{width:.2f}" height="{_HIGH:g}" fill="var(--{category})"/>')
+    for piece in pieces:
+        x, high = frame.x(piece.begin), _HIGH * sum(piece.shares.values())
+        # Each reaches down to the bottom and is covered by the next one: no gaps, whatever is rounded.
+        for category, share in reversed(piece.shares.items()):
+            width = max(_LEAST if category in _SEEN else 0.0, frame.x(piece.end) - x)
+            at = f'x="{x}" y="{_HIGH - high:.1f}" width="{width:.2f}" height="{high:.1f}"'
+            rects.append(f'<rect {at} fill="var(--{category})"/>')
+            high -= share * _HIGH
     about = f"{len(pieces)} pieces of time, colored by category; the ledger below has their sums."
-    return panel("Time by category", about, 30, f'<g shape-rendering="crispEdges">{"".join(rects)}</g>', [])
+    high = 30 if all(len(piece.shares) == 1 for piece in pieces) else 60
+    return panel("Time by category", about, high, f'<g shape-rendering="crispEdges">{"".join(rects)}</g>', [])
 
 
 def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
@@ -139,11 +144,11 @@ def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
     most = max([1, *(workers for _, workers in changes)])
     scale = Scale(0, most * 1.08)
     values = [v for v in ticks(0, most, 4) if v == int(v)]
+    if len(changes) > 2 * _BROAD:
+        changes = _bridged(changes, _SHORT * frame.seconds)
     path = f"M{frame.x(changes[0][0])} {scale.y(changes[0][1])}" if changes else ""
     path += "".join(f"H{frame.x(at)}V{scale.y(workers)}" for at, workers in changes[1:])
     shape = f"{path}V{_HIGH:g}H{frame.x(changes[0][0])}Z" if changes else ""
-    if len(changes) > 2 * _BROAD:
-        changes = _bridged(changes, _SHORT * frame.seconds)
     many = " many" if len(changes) > 2 * _BROAD else ""
     drawing = (
         f'{grid(frame, scale, values)}<path class="fill" fill="var(--training)" d="{shape}"/>'

@@ -82,7 +82,7 @@ def _tiles(run: History) -> str:
     restarts = [r for r in run.restarts if not r.is_first]
     steps = f"of {run.total:,}" if run.total not in (None, run.step) else ""
     again = f"{run.redone:,} made once more" if run.redone else "none made twice"
-    faults = sum(h.sort == "fault" for h in run.happenings)
+    faults = sum(h.sort == "fault" and h.kind in ("fault", "driver") for h in run.happenings)  # a hang is a fault, too
     tiles = [
         ("Goodput", f"{run.goodput:.1%}" if run.seconds else "unknown", "of the time went into new steps"),
         ("Wall clock", duration(run.wall_clock), ""),
@@ -129,7 +129,7 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
         panels.append(charts.ages(frame, found, breaks))
     begin = frame.begin
     data["seconds"] = frame.seconds
-    data["bands"] = [[round(a - begin, 2), category] for a, _, category in pieces]
+    data["bands"] = [[round(piece.begin - begin, 2), _mix(piece.shares)] for piece in pieces]
     data["world"] = [[round(t - begin, 2), workers] for t, workers in world]
     data["loss"] = [
         [round(t - begin, 2), float(f"{v:.5g}"), int(s)]
@@ -143,6 +143,12 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
         f'<div class="timeline">{"".join(panels)}{charts.axis(frame)}</div></section>'
     )
     return html, data
+
+
+def _mix(shares: dict[str, float]) -> str:
+    if len(shares) == 1:
+        return next(iter(shares))
+    return ", ".join(f"{category} {share:.0%}" for category, share in shares.items())
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> str:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from raytf.ages import TIERS, Ages
-from raytf.ledger import Event, Span
+from raytf.ledger import CATEGORIES, Event, Span
 
-#: Points of a curve, and pieces of a band, at most.
-MOST_POINTS, MOST_PIECES = 2000, 1200
+#: Points of a curve, and pieces of a band, at most; and into how many even ones more are put.
+MOST_POINTS, MOST_PIECES, _EVEN = 2000, 400, 200
 _TRAINING = ("training", "redone")
 
 
@@ -36,6 +36,16 @@ class Curve:
         return len(self.times)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A part of the run's time, and the share of it that each category has; where they are less than 1, no driver was
+    wanted."""
+
+    begin: float
+    end: float
+    shares: dict[str, float]
+
+
 def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
     """(begin, end, category) of spans; those of one category that touch are one."""
     pieces: list[tuple[float, float, str]] = []
@@ -47,24 +57,28 @@ def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
     return pieces
 
 
-def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[tuple[float, float, str]]:
-    """As `merged`; where there are too many, time is cut evenly and each piece has the category that it has most of."""
+def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[Piece]:
+    """The run's time in pieces that touch, each of one category; where there are too many, in even ones of several."""
     pieces = merged(spans)
+    if len(pieces) > most:
+        # Each sign of life of a group that saves has a little of it.
+        shortest = (pieces[-1][1] - pieces[0][0]) / 1000
+        pieces = merged(
+            Span(a, b, "training" if c == "checkpoint" and b - a < shortest else c, 0, 0, 0) for a, b, c in pieces
+        )
     if len(pieces) <= most:
-        return pieces
+        return [Piece(begin, end, {category: 1.0}) for begin, end, category in pieces]
     begin, end = pieces[0][0], pieces[-1][1]
-    width = (end - begin) / most
-    seconds: list[dict[str, float]] = [{} for _ in range(most)]
+    width = (end - begin) / _EVEN
+    seconds: list[dict[str, float]] = [{} for _ in range(_EVEN)]
     for first, last, category in pieces:
-        for i in range(int((first - begin) / width), min(most - 1, int((last - begin) / width)) + 1):
+        for i in range(int((first - begin) / width), min(_EVEN - 1, int((last - begin) / width)) + 1):
             part = min(last, begin + (i + 1) * width) - max(first, begin + i * width)
-            seconds[i][category] = seconds[i].get(category, 0.0) + part
-    named = (
-        (begin + i * width, begin + (i + 1) * width, max(found, key=lambda name: found[name]))
+            seconds[i][category] = seconds[i].get(category, 0.0) + max(0.0, part)
+    return [
+        Piece(begin + i * width, begin + (i + 1) * width, {c: found[c] / width for c in CATEGORIES if found.get(c)})
         for i, found in enumerate(seconds)
-        if found
-    )
-    return merged(Span(first, last, category, 0, 0, 0) for first, last, category in named)
+    ]
 
 
 def world(spans: Sequence[Span]) -> list[tuple[float, int]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -58,16 +61,34 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     folder = tmp_path / "a"
     flags = ("--global-batch-size", 16, "--epochs", 8, "--checkpoint-every-steps", 20, "--steps-per-call", 5)
     run = start(EVERYTHING, *flags, "--patience", 50, "--storage", tmp_path, "--run", "a")
+    run.until(lambda: "run a in" in run.output)
+    began = time.monotonic()
     run.until(lambda: manifests(folder)[-1:] >= [60])
     workers = run.processes("RayTrainWorker")
     assert len(workers) == 2
     workers[-1].kill()
+    run.until(lambda: "\nfinished: " in run.output)
+    outside = time.monotonic() - began
     output = run.wait()
     assert "workers were lost (1 worker process died); starting again" in output
     assert "restored step" in output
     result = result_of(folder)
     assert (result["restarts"], result["steps"]) == (1, 8 * 63)
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, 8 * 63 + 1))
+
+    show = [sys.executable, "-c", "from raytf.main import main; main()", "show", str(folder)]
+    shown = json.loads(subprocess.run([*show, "--json"], check=True, capture_output=True, timeout=60).stdout)
+    assert (shown["state"], shown["step"], len(shown["restarts"])) == ("finished", 8 * 63, 1)
+    # All that the ledger books is what somebody with a watch has seen.
+    assert sum(shown["seconds"].values()) == pytest.approx(outside, rel=0.01)
+    assert shown["seconds"].items() >= result["seconds"].items()
+    assert shown["seconds"]["restart"] > 0
+    (restart,) = shown["restarts"]
+    assert "1 worker process died" in restart["cause"]
+    assert sum(restart["phases"].values()) == pytest.approx(shown["seconds"]["restart"], rel=0.1)
+    text = subprocess.run(show, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert f"goodput {result['goodput']:.1%}" in text
+    assert "1 worker process died" in text
 
 
 def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bucket):

@@ -63,7 +63,7 @@ def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        ({"kind": "notice", "node": "c" * 9, "notice": "spot", "deadline_seconds": 9}, "node cccccccc has notice: spot, 9 s"),
+        ({"kind": "notice", "node": "c" * 9, "deadline_seconds": 9}, "node cccccccc has notice: it will go, 9 s"),
         ({"kind": "hang", "rank": 1, "text": "frozen", "where": "step"}, "rank 1 hangs: frozen, where step"),
         ({"kind": "straggler", "rank": 2, "ratio": 3.04}, "rank 2 takes 3.0 times as long as its peers"),
         ({"kind": "save_failed", "of_step": 5, "why": "disk is full"}, "step 5 was not saved: disk is full"),

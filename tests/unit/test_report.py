@@ -166,11 +166,18 @@ def test_a_thin_curve_keeps_mean_and_extremes():
 
 
 def test_bands_keep_each_part_of_time_once():
-    spans = [span(i, i + 1, ("training", "restart")[i % 2]) for i in range(10_000)]
-    pieces = series.bands(spans, most=100)
-    assert len(pieces) <= 100
-    assert (pieces[0][0], pieces[-1][1]) == (0, 10_000)
-    assert all(a[1] == pytest.approx(b[0]) for a, b in itertools.pairwise(pieces))
+    spans = [
+        span(4 * i + j, 4 * i + j + k, c) for i in range(2500) for j, k, c in ((0, 3, "training"), (3, 1, "restart"))
+    ]
+    pieces = series.bands(spans)
+    assert len(pieces) <= series.MOST_PIECES
+    assert (pieces[0].begin, pieces[-1].end) == (0, 10_000)
+    assert all(a.end == pytest.approx(b.begin) for a, b in itertools.pairwise(pieces))
+    assert all(sum(piece.shares.values()) == pytest.approx(1) for piece in pieces)
+    booked = sum(piece.shares["restart"] * (piece.end - piece.begin) for piece in pieces)
+    assert booked == pytest.approx(2500)
+    few = series.bands(spans[:4])
+    assert [(p.begin, p.end, p.shares) for p in few[:2]] == [(0, 3, {"training": 1}), (3, 4, {"restart": 1})]
 
 
 def test_world_size_is_zero_where_nobody_trains():
