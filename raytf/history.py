@@ -63,7 +63,7 @@ class Restart:
         is_first: whether nothing went before it.
         tier: where its state came from: new, memory or durable.
         from_step: global step that it began at.
-        redone: steps that had been made before and are made again.
+        redone: steps that are made again, of those that the driver knew of.
         phases: seconds of each part, in order.
     """
 

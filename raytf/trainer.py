@@ -442,6 +442,8 @@ def _exported(run: str, monitor: Any, book: _Book) -> Iterator[None]:
 
     def export() -> None:
         book.read_earlier()
+        if stop.is_set():  # storage took its time, and the connection to Ray is another one by now
+            return
         exported = Metrics(run, book.figures)
         while True:
             exported.show()

@@ -81,7 +81,7 @@ def _header(run: History) -> str:
 def _tiles(run: History) -> str:
     restarts = [r for r in run.restarts if not r.is_first]
     steps = f"of {run.total:,}" if run.total not in (None, run.step) else ""
-    again = f"{run.redone:,} made once more" if run.redone else "none made twice"
+    again = f"{run.redone:,} made once more" if run.redone else "none known to be redone"
     faults = sum(h.sort == "fault" and h.kind in ("fault", "driver") for h in run.happenings)  # a hang is a fault, too
     tiles = [
         ("Goodput", f"{run.goodput:.1%}" if run.seconds else "unknown", "of the time went into new steps"),

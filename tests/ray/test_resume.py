@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 import raytf
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
@@ -89,6 +91,12 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     text = subprocess.run(show, check=True, capture_output=True, text=True, timeout=60).stdout
     assert f"goodput {result['goodput']:.1%}" in text
     assert "1 worker process died" in text
+
+    board = EventAccumulator(str(folder / "tensorboard"))
+    board.Reload()
+    assert {"batch_loss", "goodput", "restarts", "world_size"} <= set(board.Tags()["tensors"])
+    assert {float(make_ndarray(e.tensor_proto)) for e in board.Tensors("world_size")} == {2.0}
+    assert all(0 <= float(make_ndarray(e.tensor_proto)) < 1 for e in board.Tensors("goodput"))
 
 
 def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bucket):
