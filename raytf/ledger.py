@@ -74,7 +74,7 @@ class Ledger:
                         return True
                     part, seen = list(itertools.islice(self._events, FILE_EVENTS)), self._added
                     self._written = len(part)  # from now on they are not among those that wait
-                text = "".join(json.dumps(event) + "\n" for event in part)
+                text = "".join(json.dumps(event, default=str) + "\n" for event in part)
                 try:
                     self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}.jsonl", text.encode())
                 except StorageError:

@@ -517,7 +517,8 @@ class Worker:
             self.best = None if best is None else (best[0], best[1])
             self.log.restore(document.get("rows", ()))
             self.callbacks.load_state(document["callbacks"], chosen.tensors)
-            self.reporter.say(f"restored step {self.step} from checkpoint {chosen.name}")
+            place = chosen.name if "rows" in document else f"checkpoint {chosen.name}"
+            self.reporter.say(f"restored step {self.step} from {place}")
         self._note = functools.partial(
             write_attempt, self.storage, self.attempt, self.world_size, self.step, time.time()
         )
@@ -555,8 +556,10 @@ class Worker:
             self.saver.commit()
         elif event is policy.Event.FAILED:
             if self.rank == 0:
-                why = self.saver.failure or "another rank failed"
-                self.reporter.event("save_failed", of_step=self.saving_step, why=why)
+                why = self.saver.failure
+                self.reporter.event(
+                    "save_failed", of_step=self.saving_step, why="another rank failed" if why is None else brief(why)
+                )
             self._save_failed()
         elif event is policy.Event.DONE:
             self.saver.done()

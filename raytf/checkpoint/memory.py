@@ -209,7 +209,7 @@ def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Che
         tensors.update(own)
         document.update({**slow, **live})
     return Checkpoint(
-        f"in memory ({len(generation.holders)} node{'s' if len(generation.holders) > 1 else ''})",
+        f"memory of {len(generation.holders)} node{'s' if len(generation.holders) > 1 else ''}",
         generation.step,
         document,
         tensors,

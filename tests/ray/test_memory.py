@@ -66,7 +66,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
         while keepers(cluster) and time.monotonic() < cluster_is_empty:
             time.sleep(0.1)
         assert not keepers(cluster), "keepers outlive their run"
-    assert "from checkpoint in memory (1 node)" in output
+    assert "from memory of 1 node" in output
     assert "saving works again: step " in output
     attempts = [json.loads(bucket.get(k)) for k in sorted(bucket.keys("runs/a/attempts/"))]
     assert [a["from_step"] > 0 for a in attempts] == [False, True]
