@@ -199,10 +199,11 @@ def _py_spy(pid: int) -> tuple[str, str]:
     if program is None:
         return "", "py-spy is not installed"
     problem = ""
-    for _ in range(2):  # the process runs on while it is read
+    # Read while it runs on, a process may seem to lack threads, so it is paused; what is stopped, py-spy cannot pause.
+    is_stopped = state(pid) is Evidence.STOPPED
+    for options in ((), ("--nonblocking",), ("--nonblocking",))[is_stopped:]:
         try:
-            # py-spy cannot pause what is stopped already, and a process that hangs need not be paused.
-            command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+            command = [program, "dump", *options, "--pid", str(pid)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_SECONDS)
         except (OSError, subprocess.SubprocessError) as error:
             problem = one_line(error, 200)
