@@ -202,8 +202,9 @@ def _train(
                 first=lambda: teller.enter("save", "write"),
             )
         elif event is policy.Event.COMMIT:
-            saver.commit(saved)
+            saver.commit()
         elif event is policy.Event.DONE:
+            saver.done()
             teller.tell("done", saved)
             teller.enter("save", "")
         elif event is policy.Event.FAILED:
