@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import enum
-import errno
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,46 +19,16 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytf import raylets
 from raytf.errors import one_line
 from raytf.hangs import Beat, Evidence
 from raytf.pulse import STACKS_SIGNAL
+from raytf.raylets import Answer
 
-#: Seconds within which a raylet that lives answers.
-KNOCK_SECONDS = 2.0
-#: What an HTTP/2 client says first; a gRPC server answers with its settings, or ends the connection.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 #: Seconds over which a process's use of the CPU is measured, and the share of one from which it is busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
 _PY_SPY_SECONDS = 4.0
 _SIGNAL_SECONDS = 2.0
-
-
-class Answer(enum.Enum):
-    """What a node says to a knock."""
-
-    LIVES = "lives"
-    SILENT = "silent"  # it takes the connection, or not even that, and says nothing: frozen, or cut off
-    REFUSES = "refuses"  # nothing listens there any more
-
-
-def knock(node: dict[str, Any], seconds: float = KNOCK_SECONDS) -> Answer:
-    """Whether a node's raylet lives. The kernel takes connections for a stopped one, so it must say something.
-
-    Args:
-        node: one of `ray.nodes()`.
-        seconds: to wait at most, twice.
-    """
-    try:
-        with socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), seconds) as connection:
-            connection.sendall(_HELLO)
-            connection.recv(1)
-    except TimeoutError:
-        return Answer.SILENT
-    except ConnectionResetError:
-        return Answer.LIVES  # it wants TLS, and says so
-    except OSError as error:
-        return Answer.SILENT if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH) else Answer.REFUSES
-    return Answer.LIVES
 
 
 @dataclass(frozen=True)
@@ -123,7 +90,7 @@ class Examination:
         return Found(None, "its node has not answered in time")
 
     def _knock(self, node: dict[str, Any]) -> None:
-        self._answers[node["NodeID"]] = knock(node)
+        self._answers |= raylets.ask([node])
 
 
 def end(beats: Sequence[Beat]) -> None:

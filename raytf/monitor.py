@@ -76,6 +76,11 @@ class Monitor:
             # The last sign of life of a group that trained; another one has none yet, or says so by its phase.
             is_training = status is not None and status.phase == "training"
             fields["silent"] = now - self._updated_at if is_training else 0.0
+            if is_training:
+                # Ranks that survive say how far they came when they leave, the status only twice a second.
+                steps = [sighting.beat.step for sighting in self._beats.sightings(now)]
+                fields["step"] = max(fields["step"], *steps, 0)
+                self._reached = max(self._reached, fields["step"])
             self._restart.fault(now, fields["silent"])
             self._status = None
         elif kind == "group":

@@ -1,9 +1,7 @@
-"""Ray Train, filled in for TensorFlow: the backend, when to change the number of workers, which failures are worth
-another attempt."""
+"""Ray Train, filled in for TensorFlow: the backend, and when to change the number of workers."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 import types
@@ -14,7 +12,6 @@ import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 from ray.train.v2._internal.execution.scaling_policy import (
     ElasticScalingPolicy,
     NoopDecision,
@@ -25,13 +22,12 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
 from raytf import raylets
 from raytf.config import ClusterSection
-from raytf.elastic import Move, Resizer, View, fitting, is_preemption
-from raytf.errors import WorkerLostError
+from raytf.elastic import Move, Resizer, View, fitting
 from raytf.exclusion import Exclusion, without
-from raytf.failures import classify, worker_errors
-from raytf.retry import Cause, Retry
+from raytf.failure_policy import FailurePolicy
+from raytf.raylets import Answer
 from raytf.supply import Supply
-from raytf.watch import Watch, explain_loss
+from raytf.watchdog import Watchdog
 
 #: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
 _END_SECONDS = 0.5
@@ -151,7 +147,7 @@ class ScalingPolicy(ElasticScalingPolicy):
     Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
     of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
     decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
-    workers fail again and again (`Exclusion` decides which). A group that hangs is ended (`Watch`).
+    workers fail again and again (`Exclusion` decides which). A group that hangs is ended (`Watchdog`).
 
     Args:
         scaling_config: Ray Train's.
@@ -166,7 +162,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._run, self._run_monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
         self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
         #: Made in the controller's process.
-        self._watch: Watch | None = None
+        self._watchdog: Watchdog | None = None
         self._exclusion, self._excluded = Exclusion(), frozenset[str]()
         #: Nodes of stragglers that shall be replaced.
         self._slow: list[str] = []
@@ -190,8 +186,8 @@ class ScalingPolicy(ElasticScalingPolicy):
         super().after_controller_start(types.SimpleNamespace(run_id=self._run))
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
-        if self._watch is not None and type(current_state).__name__ not in ("RunningState", "SchedulingState"):
-            self._watch.over()
+        if self._watchdog is not None and type(current_state).__name__ not in ("RunningState", "SchedulingState"):
+            self._watchdog.over()
         verdict = getattr(getattr(current_state, "training_failed_error", None), "raytf_verdict", None)
         if verdict is not None and current_state is not previous_state:
             self._retry_at = time.monotonic() + verdict.pause
@@ -267,8 +263,8 @@ class ScalingPolicy(ElasticScalingPolicy):
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
         self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
-        self._watch = self._watch or Watch(self._run_monitor, self._run_uri, self._flags.hang_seconds)
-        self._watch.begin()
+        self._watchdog = self._watchdog or Watchdog(self._run_monitor, self._run_uri, self._flags.hang_seconds)
+        self._watchdog.begin()
         self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
         self._noticed = {}
         self._run_monitor.set_noticed.remote({})
@@ -296,8 +292,8 @@ class ScalingPolicy(ElasticScalingPolicy):
 
     def _look_at_workers(self, worker_group_state: Any) -> None:
         """End a group that hangs, by raising what says so, and note who is slow."""
-        assert self._watch is not None
-        for straggler in self._watch.look(worker_group_state.workers):
+        assert self._watchdog is not None
+        for straggler in self._watchdog.look(worker_group_state.workers):
             if self._flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
@@ -333,8 +329,10 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._staying = set(staying)
         answers = dict(known or {})
         unasked = [about for node, about in staying.items() if node in reserved and node not in answers]
-        answering = raylets.answering(unasked) if knock else {about["NodeID"] for about in unasked}
-        answers |= {about["NodeID"]: about["NodeID"] in answering for about in unasked}
+        if knock:
+            answers |= {node: answer is Answer.LIVES for node, answer in raylets.ask(unasked).items()}
+        else:
+            answers |= {about["NodeID"]: True for about in unasked}
         usable = {node: resources for node, resources in reserved.items() if answers.get(node)}
         chosen = self._choose(usable)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
@@ -358,81 +356,3 @@ def _why_to_park(view: View, is_slow: bool, fewest: int) -> str:
     why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
     why = "a node is slow, and another one is there" if is_slow else why
     return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Verdict:
-    """What the failure policy found, on its way to the scaling policy: seconds to wait, and nodes to blame."""
-
-    pause: float
-    nodes: list[str]
-
-
-class FailurePolicy(DefaultFailurePolicy):
-    """Ray Train's retry budgets, and reasons to stop sooner (`Retry` decides); it tells user and ledger what failed.
-
-    Args:
-        failure_config: Ray Train's.
-        monitor: a Monitor's handle.
-        run_uri: the run's folder, to which stacks of frozen workers are written; None looks for none.
-    """
-
-    def __init__(self, failure_config: Any, monitor: Any, run_uri: str | None):
-        super().__init__(failure_config)
-        self._run_monitor, self._run_uri = monitor, run_uri
-        self._retry, self._reached = Retry(), 0
-
-    def make_decision(self, training_failed_error: Any) -> FailureDecision:
-        error = training_failed_error
-        sightings = self._ask("sightings", [])
-        hung = self._frozen(error)
-        if hung is not None:
-            error.worker_failures = hung.worker_failures
-        ranks, failure = classify(error)
-        if failure.cause is not Cause.ERROR and self._is_preemption(error):
-            error.raytf_verdict = _Verdict(0.0, [])
-            return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
-        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks})
-        self._reached = max(self._ask("reached", self._reached), failure.step or 0)
-        decided = self._retry.decide(failure, self._reached)
-        goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY
-        fields = {"cause": failure.cause.value, "ranks": ranks, "nodes": nodes, "text": failure.text}
-        self._run_monitor.event.remote("fault", {**fields, "retry": goes_on, "preemption": False})
-        if not goes_on:
-            if not failure.is_final and failure.text != decided.why:
-                self._run_monitor.say.remote(f"not tried again: {decided.why}")
-            return FailureDecision.RAISE
-        error.raytf_verdict = _Verdict(decided.pause, [] if failure.cause is Cause.ERROR else nodes)
-        self._run_monitor.say.remote(decided.why)
-        return FailureDecision.RETRY
-
-    def _is_preemption(self, training_failed_error: Any) -> bool:
-        ranks = sorted(getattr(training_failed_error, "worker_failures", {}))
-        errors = dict(zip(ranks, worker_errors(training_failed_error), strict=True))
-        dead = {rank for rank, error in errors.items() if isinstance(error, ray.exceptions.RayActorError)}
-        is_peer_missed = bool(errors) and all(isinstance(errors[r], WorkerLostError) for r in errors.keys() - dead)
-        noticed = self._ask("noticed", {})
-        if not is_preemption(dead, is_peer_missed, noticed.keys()):
-            return False
-        ranks, nodes = sorted(noticed), sorted(set(noticed.values()))
-        text = f"node {', '.join(node[:8] for node in nodes)} is gone, as announced"
-        fields = {"cause": "node_lost", "ranks": ranks, "nodes": nodes, "text": text, "preemption": True}
-        self._run_monitor.event.remote("fault", fields)
-        self._run_monitor.say.remote(f"{text}; starting again")
-        return True
-
-    def _frozen(self, error: Any) -> Any:
-        """What to say instead, where all that is known is that ranks have lost a peer, and the peer is frozen."""
-        failures = getattr(error, "worker_failures", {})
-        unknown = all(isinstance(e, WorkerLostError) for e in worker_errors(error))
-        if self._run_uri is None or not failures or not unknown:
-            return None
-        with contextlib.suppress(ray.exceptions.RayError):
-            return explain_loss(self._run_monitor, self._run_uri, list(failures))
-        return None
-
-    def _ask(self, question: str, otherwise: Any) -> Any:
-        try:
-            return ray.get(getattr(self._run_monitor, question).remote(), timeout=10)
-        except ray.exceptions.RayError:
-            return otherwise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,8 +15,16 @@ _PYTHON = 0  # of its enumeration of languages
 _ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
 
 
-def answering(nodes: Iterable[dict[str, Any]]) -> set[str]:
-    """Ids of the nodes whose raylet answers within 1.5 s; all are asked at once.
+class Answer(enum.Enum):
+    """What a node's raylet says."""
+
+    LIVES = "lives"
+    SILENT = "silent"  # the system takes the connection, or not even that, and nothing is said: frozen, or cut off
+    REFUSES = "refuses"  # nothing listens there any more
+
+
+def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
+    """What the raylets of nodes say within 1.5 s, by the nodes' ids; all are asked at once.
 
     A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
 
@@ -26,15 +35,15 @@ def answering(nodes: Iterable[dict[str, Any]]) -> set[str]:
     for node in nodes:
         channel = _channel(node["NodeManagerAddress"], node["NodeManagerPort"])
         stub = node_manager_pb2_grpc.NodeManagerServiceStub(channel)
-        answer = stub.GetWorkerPIDs.future(_pb.GetWorkerPIDsRequest(), timeout=_ANSWER_SECONDS)
-        asked.append((node["NodeID"], channel, answer))
-    found = set()
-    for node_id, channel, answer in asked:
-        try:
-            answer.result()
-            found.add(node_id)
-        except grpc.RpcError:
-            pass
+        call = stub.GetWorkerPIDs.future(_pb.GetWorkerPIDsRequest(), timeout=_ANSWER_SECONDS)
+        asked.append((node["NodeID"], channel, call))
+    found = {}
+    for node_id, channel, call in asked:
+        error = call.exception()
+        if error is None or error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+            found[node_id] = Answer.LIVES
+        else:
+            found[node_id] = Answer.REFUSES if "refused" in str(error.details()) else Answer.SILENT
         channel.close()
     return found
 

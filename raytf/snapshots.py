@@ -94,7 +94,7 @@ class Snapshots:
         raw = tensors.pop(_RANK_ZERO)
         document["callbacks"], arrays, document["files"] = pickle.loads(raw.tobytes()) if raw.size else ({}, {}, None)
         self._rank_zero = raw
-        return Checkpoint(loaded.name, loaded.step, document, tensors | arrays)
+        return Checkpoint(loaded.name, loaded.step, document, tensors | arrays, is_in_memory=True)
 
     # -- copying -------------------------------------------------------------------------------------------------------
 

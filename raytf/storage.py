@@ -228,13 +228,6 @@ class Storage:
             found = {first + mark for first, mark, _ in (entry.partition("/") for entry in found)}
         return sorted(found)
 
-    def sizes(self, name: str) -> dict[str, int]:
-        """Bytes of each file below a folder, by its name relative to it. A missing folder is empty."""
-        base = self._path(name)
-        selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
-        infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
-        return {i.path[len(base) :].strip("/"): i.size for i in infos if i.type == pafs.FileType.File}
-
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
         """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
 

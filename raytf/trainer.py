@@ -7,37 +7,31 @@ import dataclasses
 import json
 import math
 import os
-import socket
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, ledger, metrics, runlog, warm
+from raytf import checks, runlog, warm
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import ArraySource, Source
-from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, StorageError, one_line
+from raytf.driver import Book, add_times, booked, driver_event, exported, listening
+from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.failures import worker_errors
 from raytf.goal import Goal
 from raytf.job import Job, Sources
 from raytf.lease import Lease, check_owner
-from raytf.metrics import Figures, Metrics
 from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
 from raytf.ray_train import MwmsConfig, Trainer
 from raytf.storage import Storage
 
-_POLL_SECONDS = 0.3
-#: A driver that is killed loses so much of the ledger.
-_FLUSH_SECONDS = 3.0
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
 _FRUITLESS_CONTROLLERS = 3
 #: Memory that one worker with TensorFlow takes at the least, bytes.
@@ -143,10 +137,10 @@ def fit(
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
-            with _booked(run) as book:
+            with booked(run) as book:
                 document = _until_done(job, sources, run, display, status_file, lease, book)
-                book.add([_driver("ended", outcome="finished")])
-                _add_times(document, run, book)
+                book.add([driver_event("ended", outcome="finished")])
+                add_times(document, run, book)
                 run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
         display.say(_summary(document))
         return _result(run, document)
@@ -171,7 +165,7 @@ def _until_done(
     display: Display,
     status_file: StatusFile,
     lease: Lease,
-    book: _Book,
+    book: Book,
 ) -> dict[str, Any]:
     """Train; with another connection to Ray where its controller dies while the run makes progress."""
     reached, fruitless, shared = -1, 0, ray.is_initialized()
@@ -199,7 +193,7 @@ def _train(
     display: Display,
     status_file: StatusFile,
     lease: Lease,
-    book: _Book,
+    book: Book,
 ) -> dict[str, Any]:
     config = job.config
     use_gpu = checks.check_cluster(config, local, display.say)
@@ -214,7 +208,7 @@ def _train(
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
-    with _watching(monitor, display, status_file, lease, book), _exported(job.config.run.run, monitor, book):
+    with listening(monitor, display, status_file, lease, book), exported(job.config.run.run, monitor, book):
         outcome = _fit(_trainer(job, run, use_gpu), monitor)
     document = outcome.return_value
     if document is None:
@@ -337,129 +331,6 @@ def _cause(error: Exception) -> RaytfError:
             "submit --working-dir .`, or install them on the nodes."
         )
     return ClusterError(f"training failed: {type(inner).__name__}: {one_line(inner, 600)}")
-
-
-# -- the ledger --------------------------------------------------------------------------------------------------------
-
-
-def _driver(state: str, **fields: Any) -> dict[str, Any]:
-    return {"time": time.time(), "kind": "driver", "state": state, **fields}
-
-
-class _Book(ledger.Ledger):
-    """The ledger of this driver, and the figures of the run."""
-
-    def __init__(self, run: Storage):
-        super().__init__(run)
-        self.figures = Figures()
-        self._has_earlier = False
-
-    def add(self, events: Iterable[ledger.Event]) -> None:
-        events = list(events)
-        super().add(events)
-        self.figures.add(events)
-
-    def read_earlier(self) -> None:
-        """Take what the drivers before this one wrote into the figures, where storage lets."""
-        if not self._has_earlier:
-            self._has_earlier = True
-            with contextlib.suppress(StorageError):
-                self.figures.update(ledger.read(self._run, before=self.name))
-
-
-@contextlib.contextmanager
-def _booked(run: Storage) -> Iterator[_Book]:
-    """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
-    book, stop = _Book(run), threading.Event()
-    book.add([_driver("started", pid=os.getpid(), host=socket.gethostname())])
-
-    def write() -> None:
-        while not stop.wait(_FLUSH_SECONDS):
-            book.flush()
-
-    thread = threading.Thread(target=write, daemon=True, name="raytf-ledger")
-    thread.start()
-    try:
-        yield book
-    except BaseException as error:
-        book.add([_driver("ended", outcome="failed", text=one_line(error, 300) or type(error).__name__)])
-        raise
-    finally:
-        stop.set()
-        thread.join(5)
-        book.flush()
-
-
-def _add_times(document: dict[str, Any], run: Storage, book: _Book) -> None:
-    """Where the run's time went, and its goodput; not where the ledger cannot be read."""
-    book.flush()
-    with contextlib.suppress(StorageError):
-        seconds = ledger.account(ledger.timeline(ledger.read(run)))
-        document["seconds"] = seconds
-        document["goodput"] = ledger.goodput(seconds)
-
-
-# -- watching ----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _watching(monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: _Book) -> Iterator[None]:
-    stop = threading.Event()
-
-    def show() -> None:
-        status, messages, events = ray.get(monitor.read.remote())
-        book.add(events)
-        for message in messages:
-            display.say(message)
-        if status is not None:
-            display.show(status)
-            status_file.show(status)
-
-    def watch() -> None:
-        while not stop.wait(_POLL_SECONDS):
-            with contextlib.suppress(ray.exceptions.RayError):
-                show()
-            if lease.lost.is_set():
-                display.say("error: another process took this run over while this one was suspended; stopping")
-                sys.stdout.flush()
-                os._exit(2)
-
-    thread = threading.Thread(target=watch, daemon=True, name="raytf-progress")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(5)
-        with contextlib.suppress(ray.exceptions.RayError):
-            show()
-
-
-@contextlib.contextmanager
-def _exported(run: str, monitor: Any, book: _Book) -> Iterator[None]:
-    """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
-    stop = threading.Event()
-
-    def export() -> None:
-        book.read_earlier()
-        if stop.is_set():  # storage took its time, and the connection to Ray is another one by now
-            return
-        exported = Metrics(run, book.figures)
-        while True:
-            exported.show()
-            with contextlib.suppress(ray.exceptions.RayError):
-                monitor.measure.remote({"goodput": book.figures.goodput, "restarts": float(book.figures.restarts)})
-            if stop.wait(metrics.SECONDS):
-                break
-        exported.show()
-
-    thread = threading.Thread(target=export, daemon=True, name="raytf-metrics")
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(5)
 
 
 @contextlib.contextmanager

@@ -38,14 +38,7 @@ _MODULES = (
     "ray.train.collective",
     "ray.train.v2._internal.execution.worker_group.worker",
     "raytf.worker",
-    "raytf.callbacks",
-    "raytf.checkpoint.durable",
-    "raytf.checkpoint.format",
-    "raytf.evaluation",
-    "raytf.exact",
-    "raytf.model",
-    "raytf.step",
-    "raytf.strategies.multi_worker",
+    "raytf.training",
 )
 #: Ray ends the processes with the job; before, never.
 KEEP_SECONDS = 10 * 365 * 86400

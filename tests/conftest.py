@@ -13,11 +13,33 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from raytf.testing import Job, environment
+
 # A loaded machine is no reason to fail.
 settings.register_profile("raytf", deadline=None)
 settings.load_profile("raytf")
 
-MNIST = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+ROOT = Path(__file__).parents[1]
+MNIST = ROOT.parent / "shared" / "data" / "mnist"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed."""
+    with_ray = [item for item in items if item.path.is_relative_to(ROOT / "tests" / "ray")]
+    samples = [item for item in with_ray if "undisturbed" in getattr(item, "fixturenames", ())]
+    others = [item for item in items if item not in with_ray]
+    if samples:
+        for item in others:
+            item.fixturenames.insert(0, "undisturbed")
+    items[:] = [*(item for item in with_ray if item not in samples), *others, *samples]
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Five minutes of training without faults, in the background; its output says how that went."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "undisturbed.py"), "--minutes", "5"]
+    with Job(command, tmp_path_factory.mktemp("undisturbed") / "log", environment()) as job:
+        yield job
 
 
 @pytest.fixture(scope="session")

@@ -87,23 +87,6 @@ def restorable(findings: list[Finding]) -> Finding | None:
     return whole[order[0]] if order else None
 
 
-def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> list[str]:
-    """What is wrong with the files of a checkpoint by their sizes alone.
-
-    Args:
-        shares: of the manifest.
-        sizes: bytes of each file in the folder.
-    """
-    problems = []
-    for share in shares:
-        file, expected = share["file"], share["bytes"]
-        if file not in sizes:
-            problems.append(f"{file} is missing")
-        elif sizes[file] != expected:
-            problems.append(f"{file} has {sizes[file]} of {expected} bytes")
-    return problems
-
-
 def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
     """A finding by sizes; None where the checkpoint is deleted at this moment."""
     step, total = policy.split_name(name)[0], sum(sizes.values())
@@ -118,7 +101,7 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
         if error.kind == "missing":
             return None
         raise
-    problems = size_problems(body["shares"], sizes)
+    problems = manifest.size_problems(body["shares"], sizes)
     if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
         return None
     state = State.DAMAGED if problems else State.WHOLE

@@ -308,7 +308,10 @@ class Saver:
                 continue
             try:
                 body = manifest.read(self._run, name)
-                manifest.check_files(self._run, name, body)
+                sizes = {file.name: file.bytes for file in self._run.files(f"{FOLDER}/{name}")}
+                problems = manifest.size_problems(body["shares"], sizes)
+                if problems:
+                    raise CheckpointError(f"checkpoint {name}: {problems[0]}")
             except CheckpointError as error:
                 self._say(f"{str(error).rstrip('.')}; it counts for nothing")
                 damaged.append(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +29,14 @@ class Checkpoint:
         step: global steps that it has seen.
         document: the JSON document saved with it.
         tensors: by name.
+        is_in_memory: it is a snapshot of nodes' memory, not on storage.
     """
 
     name: str
     step: int
     document: dict[str, Any]
     tensors: dict[str, np.ndarray]
+    is_in_memory: bool = False
 
 
 def list_complete(run: Storage) -> list[str]:
@@ -55,21 +58,21 @@ def write(run: Storage, name: str, step: int, shares: list[dict[str, Any]], docu
     run.put(f"{FOLDER}/{name}/{FILE}", dump({"body": body, "crc32": zlib.crc32(dump(body))}))
 
 
-def check_files(run: Storage, name: str, body: dict[str, Any]) -> None:
-    """Look whether a checkpoint's files are there and have their sizes, without reading them.
+def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> list[str]:
+    """What is wrong with the files of a checkpoint by their sizes alone.
 
     Args:
-        body: what `read` returned.
-
-    Raises:
-        CheckpointError: says which is not as it should be.
+        shares: of the manifest.
+        sizes: bytes of each file in the folder.
     """
-    sizes = run.sizes(f"{FOLDER}/{name}")
-    for share in body["shares"]:
-        found = sizes.get(share["file"])
-        if found != share["bytes"]:
-            what = "is missing" if found is None else f"has {found} bytes instead of {share['bytes']}"
-            raise CheckpointError(f"checkpoint {name}: {share['file']} {what}.")
+    problems = []
+    for share in shares:
+        file, expected = share["file"], share["bytes"]
+        if file not in sizes:
+            problems.append(f"{file} is missing")
+        elif sizes[file] != expected:
+            problems.append(f"{file} has {sizes[file]} of {expected} bytes")
+    return problems
 
 
 def read(run: Storage, name: str) -> dict[str, Any]:

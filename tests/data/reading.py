@@ -16,7 +16,7 @@ from raytf.data import ArraySource, ParquetSource, Source
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call, Pipeline
 
-#: As in `raytf/worker.py`.
+#: As in `raytf/training.py`.
 PREFETCH = 2
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks import undisturbed
 from raytf.testing import ElasticCluster, Job, environment
 from tests.ray.conftest import result_of
 from tests.ray.test_resume import attempts
@@ -52,7 +52,8 @@ def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(st
         text = file.read_text()
         assert "== rank 0\n" in text
         assert "== rank 1\n" in text
-        assert text.count("TrainingThread") == 2
+        # As py-spy shows a frame, or as a process itself does.
+        assert len(re.findall(r"train \(raytf/training\.py|training\.py\", line \d+ in train\b", text)) == 2, text
     assert (result_of(folder)["restarts"], result_of(folder)["steps"]) == (2, 240)
 
 
@@ -75,6 +76,6 @@ def test_a_frozen_node_is_named_and_done_without(tmp_path: Path):
     assert [a["world_size"] for a in attempts(tmp_path / "a")] == [2, 1]
 
 
-@pytest.mark.slow
-def test_five_minutes_without_faults_are_left_alone():
-    assert undisturbed.main(undisturbed.Arguments(minutes=5)) == 0
+def test_five_minutes_without_faults_are_left_alone(undisturbed: Job):
+    output = undisturbed.wait(540)
+    assert " 1 start: 0 alarms" in output

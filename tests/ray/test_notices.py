@@ -24,7 +24,7 @@ LOSSES = """
     from ray.train import WorkerGroupError
     from raytf.errors import JobError, WorkerLostError
     from raytf.monitor import Monitor
-    from raytf.ray_train import FailurePolicy
+    from raytf.failure_policy import FailurePolicy
 
     @ray.remote(num_cpus=0)
     class Worker:

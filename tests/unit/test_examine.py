@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import psutil
-import pytest
 
 from raytf import examine
-from raytf.examine import Answer, Evidence
+from raytf.examine import Evidence
 from raytf.testing.processes import wait_until
 
 SLEEPER = """
@@ -68,33 +66,6 @@ def test_a_process_that_computes_is_busy_and_one_that_is_gone_is_gone():
         assert examine.state(made.pid) is Evidence.GONE  # not reaped yet
         made.wait(10)
         assert examine.look([(0, made.pid, -1)])[0].evidence is Evidence.GONE
-
-
-def node(port: int) -> dict:
-    return {"NodeID": "a", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
-
-
-@pytest.mark.parametrize(("says", "answer"), [(b"\0\0\0\4", Answer.LIVES), (b"", Answer.LIVES), (None, Answer.SILENT)])
-def test_a_node_lives_where_something_is_said_and_not_where_the_kernel_takes_the_connection(says, answer):
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                if says:
-                    connection.sendall(says)
-
-        if says is not None:
-            threading.Thread(target=serve, daemon=True).start()
-        assert examine.knock(node(server.getsockname()[1]), 0.5 if says is None else 10.0) is answer
-
-
-def test_a_node_where_nothing_listens_refuses():
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        assert examine.knock(node(unused.getsockname()[1])) is Answer.REFUSES
 
 
 def test_own_process_is_not_idle_while_it_computes():

@@ -1,5 +1,6 @@
 """The driver's ear: what it makes of what workers and controller say."""
 
+from raytf.hangs import Beat
 from raytf.monitor import PROGRESS_SECONDS, Monitor
 from raytf.progress import Status
 
@@ -79,3 +80,16 @@ def test_what_is_on_storage_is_known_once_a_group_has_looked():
     assert heard.begin("b") == (["a"], 0)
     heard.update(status(70, checkpoint=60))
     assert heard.begin("c") == (["a", "b"], 60)
+
+
+def test_a_fault_is_at_the_step_that_a_survivor_had_reached():
+    heard, _ = monitor()
+    group = heard.begin_group()
+    heard.update(status(40))
+    heard.beat(Beat(group, 0, 2, "a", "10.0.0.1", 11, step=43))  # the last word of one that lost its peer
+    heard.beat(Beat(group, 1, 2, "b", "10.0.0.2", 12, step=38))
+    heard.event("fault", {"cause": "worker_died"})
+    assert (events(heard)[-1]["step"], heard.reached()) == (43, 43)
+    heard.event("group", {"workers": 2})
+    heard.event("fault", {"cause": "start"})
+    assert "step" not in events(heard)[-1]

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from ray import cloudpickle
 
@@ -85,7 +86,8 @@ class TestShelf:
         assert shelf.count() == 0
 
     def test_a_younger_process_of_the_same_number_is_another(self, tmp_path: Path):
-        shelf = Shelf(tmp_path / "shelf", lambda: time.time() - 1000)
+        long_ago = psutil.Process().create_time() - 1000
+        shelf = Shelf(tmp_path / "shelf", lambda: long_ago)
         shelf.ask(1)
         assert shelf.claim(os.getpid())
         assert Shelf(tmp_path / "shelf").count() == 0

@@ -48,7 +48,7 @@ class _Group:
     stragglers: Stragglers = field(default_factory=Stragglers)
 
 
-class Watch:
+class Watchdog:
     """Watches one run's worker groups.
 
     Args:

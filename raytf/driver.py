@@ -1,0 +1,142 @@
+"""What the driver does beside Ray Train: it listens to the workers, writes the ledger, and shows the run's figures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import ray
+
+from raytf import ledger, metrics
+from raytf.errors import StorageError, one_line
+from raytf.lease import Lease
+from raytf.metrics import Figures, Metrics
+from raytf.progress import Display, StatusFile
+from raytf.storage import Storage
+
+_POLL_SECONDS = 0.3
+#: A driver that is killed loses so much of the ledger.
+_FLUSH_SECONDS = 3.0
+
+
+def driver_event(state: str, **fields: Any) -> dict[str, Any]:
+    return {"time": time.time(), "kind": "driver", "state": state, **fields}
+
+
+class Book(ledger.Ledger):
+    """The ledger of this driver, and the figures of the run."""
+
+    def __init__(self, run: Storage):
+        super().__init__(run)
+        self.figures = Figures()
+        self._has_earlier = False
+
+    def add(self, events: Iterable[ledger.Event]) -> None:
+        events = list(events)
+        super().add(events)
+        self.figures.add(events)
+
+    def read_earlier(self) -> None:
+        """Take what the drivers before this one wrote into the figures, where storage lets."""
+        if not self._has_earlier:
+            self._has_earlier = True
+            with contextlib.suppress(StorageError):
+                self.figures.update(ledger.read(self._run, before=self.name))
+
+
+@contextlib.contextmanager
+def booked(run: Storage) -> Iterator[Book]:
+    """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
+    book, stop = Book(run), threading.Event()
+    book.add([driver_event("started", pid=os.getpid(), host=socket.gethostname())])
+
+    def write() -> None:
+        while not stop.wait(_FLUSH_SECONDS):
+            book.flush()
+
+    thread = threading.Thread(target=write, daemon=True, name="raytf-ledger")
+    thread.start()
+    try:
+        yield book
+    except BaseException as error:
+        book.add([driver_event("ended", outcome="failed", text=one_line(error, 300) or type(error).__name__)])
+        raise
+    finally:
+        stop.set()
+        thread.join(5)
+        book.flush()
+
+
+def add_times(document: dict[str, Any], run: Storage, book: Book) -> None:
+    """Where the run's time went, and its goodput; not where the ledger cannot be read."""
+    book.flush()
+    with contextlib.suppress(StorageError):
+        seconds = ledger.account(ledger.timeline(ledger.read(run)))
+        document["seconds"] = seconds
+        document["goodput"] = ledger.goodput(seconds)
+
+
+@contextlib.contextmanager
+def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: Book) -> Iterator[None]:
+    stop = threading.Event()
+
+    def show() -> None:
+        status, messages, events = ray.get(monitor.read.remote())
+        book.add(events)
+        for message in messages:
+            display.say(message)
+        if status is not None:
+            display.show(status)
+            status_file.show(status)
+
+    def watch() -> None:
+        while not stop.wait(_POLL_SECONDS):
+            with contextlib.suppress(ray.exceptions.RayError):
+                show()
+            if lease.lost.is_set():
+                display.say("error: another process took this run over while this one was suspended; stopping")
+                sys.stdout.flush()
+                os._exit(2)
+
+    thread = threading.Thread(target=watch, daemon=True, name="raytf-progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
+        with contextlib.suppress(ray.exceptions.RayError):
+            show()
+
+
+@contextlib.contextmanager
+def exported(run: str, monitor: Any, book: Book) -> Iterator[None]:
+    """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
+    stop = threading.Event()
+
+    def export() -> None:
+        book.read_earlier()
+        if stop.is_set():  # storage took its time, and the connection to Ray is another one by now
+            return
+        shown = Metrics(run, book.figures)
+        while True:
+            shown.show()
+            with contextlib.suppress(ray.exceptions.RayError):
+                monitor.measure.remote({"goodput": book.figures.goodput, "restarts": float(book.figures.restarts)})
+            if stop.wait(metrics.SECONDS):
+                break
+        shown.show()
+
+    thread = threading.Thread(target=export, daemon=True, name="raytf-metrics")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)

@@ -1,0 +1,334 @@
+"""How the state of a run gets into memory and onto storage while it trains.
+
+All ranks go through it in step: each transition is taken on flags that were added over the ranks. Rank 0 alone decides
+when; the others learn it by the flags.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf.callbacks import Callbacks
+from raytf.checkpoint import codec, format, policy
+from raytf.checkpoint.durable import Saver
+from raytf.config import CheckpointSection
+from raytf.errors import CheckpointError, ConfigError, brief
+from raytf.flags import Flag
+from raytf.goal import Goal
+from raytf.hangs import Activity
+from raytf.progress import SaveTrouble, clock_text
+from raytf.pulse import Pulse, WatchedGroup
+from raytf.reporter import Reporter
+from raytf.runlog import StepLog
+from raytf.snapshots import Snapshots
+from raytf.state import TrainingState
+
+#: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
+_LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
+#: Seconds between two looks at a save that training waits for.
+_LOOK_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of one attempt, as its parts know it.
+
+    Attributes:
+        group: of all ranks.
+        pulse: told what the rank waits for.
+        reporter: its voice.
+    """
+
+    group: WatchedGroup
+    pulse: Pulse
+    reporter: Reporter
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A copy of the state, to be saved now or later.
+
+    Attributes:
+        best: what `TrainingState.best` is once it is on storage.
+    """
+
+    step: int
+    tensors: dict[str, np.ndarray]
+    document: dict[str, Any]
+    best: tuple[str, float] | None
+
+
+class Saving:
+    """Copies of the state into memory, saves of it on storage, and of the one with the best value of a metric.
+
+    Args:
+        config: of checkpoints.
+        rank: of this worker.
+        state: where the run is; `durable_step` and `best` are kept up to date here.
+        model: for the names of what must be finite.
+        named: all variables of the state.
+        identity: of the run; a checkpoint of another one is refused.
+        callbacks: whose state is saved too.
+        log: of steps.
+        snapshots: in memory.
+        saver: of this rank.
+        note: writes down the attempt; comes again with each save, should storage have been away.
+        logs: the metrics of the present epoch so far.
+
+    Attributes:
+        log: as given, or one that goes on with it.
+        stall_seconds: for which training stood still to save or copy the state.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointSection,
+        rank: Rank,
+        state: TrainingState,
+        model: keras.Model,
+        named: dict[str, keras.Variable],
+        identity: dict[str, str],
+        callbacks: Callbacks,
+        log: StepLog,
+        snapshots: Snapshots,
+        saver: Saver,
+        note: Callable[[], None],
+        logs: Callable[[], dict[str, float]],
+    ):
+        self._group, self._pulse, self._reporter = rank.group, rank.pulse, rank.reporter
+        self._state, self._named, self._identity = state, named, identity
+        self._callbacks, self.log, self._snapshots, self._saver = callbacks, log, snapshots, saver
+        self._note, self._logs = note, logs
+        trainable = {id(v) for v in model.trainable_variables}
+        self._finite = [name for name, v in named.items() if id(v) in trainable]
+        self._goal = None if config.keep_best is None else Goal.of(config.keep_best)
+        self._outage = policy.Outage(random.random)
+        self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
+        self._saved_step, self._saved_at = state.step, time.monotonic()
+        #: The save under way, or the last one; and one of an earlier state, that with the best value, which comes next.
+        self._current: _Prepared | None = None
+        self._waiting: _Prepared | None = None
+        #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
+        self._is_news = callbacks.active
+        self.stall_seconds = 0.0
+        if self._is_best(self._value()):  # the attempt before this one did not come to save it
+            self._waiting = self._prepare()
+
+    # -- with each call of the training step ---------------------------------------------------------------------------
+
+    def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[Flag, float]:
+        """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
+        flags = self._save_votes()
+        if self._group.rank == 0:
+            # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
+            flags[Flag.COPY] = 0.0 if self._is_best_pending() else self._snapshots.wish(stop, step_seconds)
+            callbacks = self._callbacks
+            flags[Flag.SHARE] = self._is_news or (callbacks.active and ends_epoch) or callbacks.has_batch_hooks
+            idle, now = self._saver.phase is policy.Phase.IDLE, time.monotonic()
+            due = self.cadence.is_due(stop, now, self._saved_step, self._saved_at)
+            flags[Flag.WANT_SAVE] = idle and self._outage.allows(now, due)
+        return flags
+
+    def act(self, flags: np.ndarray) -> None:
+        """Do what all ranks agreed on after a call, given the flags added over them."""
+        began = time.perf_counter()
+        if flags[Flag.COPY]:
+            self._copy(bool(flags[Flag.SHARE]))
+        self._advance(flags)
+        self.stall_seconds += time.perf_counter() - began
+
+    def callbacks_ran(self) -> None:
+        """Rank 0 may know something new from its callbacks."""
+        self._is_news = self._callbacks.active
+
+    # -- the best state ------------------------------------------------------------------------------------------------
+
+    def check_goal(self, logs: dict[str, float]) -> None:
+        """Whether the metric of `--keep-best` is among those of an epoch.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self._goal is None or self._goal.metric in logs:
+            return
+        if any(name.startswith("val_") for name in logs) or not self._goal.metric.startswith("val_"):
+            raise ConfigError(
+                f"--keep-best {self._goal.metric}: there is no such metric. Expected one of {', '.join(logs)}."
+            )
+
+    def is_best(self) -> bool:
+        """Whether the state, at the end of an epoch, is to be kept for its metric; rank 0 knows."""
+        return self._group.rank == 0 and self._is_best(self._value())
+
+    def keep_best(self) -> None:
+        """Have the present state saved, as soon as no other save is under way."""
+        self._waiting = self._prepare()
+
+    def _value(self) -> float | None:
+        return None if self._goal is None else self._goal.value_at(self._state.step, self._state.history)
+
+    def _is_best(self, value: float | None) -> bool:
+        """Whether a value is better than all that are on storage, or on their way there."""
+        if self._goal is None:
+            return False
+        under_way = self._current if self._saver.phase is not policy.Phase.IDLE else None
+        rivals = [self._state.best, *(save.best for save in (under_way, self._waiting) if save is not None)]
+        values = [rival[1] for rival in rivals if rival is not None and rival[0] == self._goal.metric]
+        return value is not None and all(self._goal.is_better(value, other) for other in values)
+
+    def _is_best_pending(self) -> bool:
+        under_way = self._current if self._saver.phase is not policy.Phase.IDLE else None
+        return self._waiting is not None or (under_way is not None and under_way.best != self._state.best)
+
+    # -- one save ------------------------------------------------------------------------------------------------------
+
+    def _save_votes(self) -> dict[Flag, float]:
+        votes = self._saver.votes()
+        return {Flag.WRITTEN: votes.written, Flag.COMMITTED: votes.committed, Flag.FAILED: votes.failed}
+
+    def _advance(self, flags: np.ndarray) -> None:
+        want = float(flags[Flag.WANT_SAVE]) or float(self._waiting is not None)
+        votes = policy.Votes(want, *(float(flags[f]) for f in (Flag.WRITTEN, Flag.COMMITTED, Flag.FAILED)))
+        self._saver.phase, event = policy.advance(self._saver.phase, votes, self._group.world_size)
+        if event is policy.Event.BEGIN:
+            self._begin()
+        elif event is policy.Event.COMMIT:
+            self._saver.commit()
+        elif event is policy.Event.FAILED:
+            self._failed()
+        elif event is policy.Event.DONE:
+            self._done()
+
+    def _prepare(self) -> _Prepared:
+        """A copy of the present state."""
+        # So that what is in memory is never older than what is on storage.
+        self._copy(self._callbacks.active)
+        values, arrays = self._callbacks.state()
+        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self._named.items()}
+        own = format.snapshot(self._named, codec.shares(sizes, self._group.world_size)[self._group.rank])
+        state, value = self._state, self._value()
+        best = (self._goal.metric, value) if self._goal and value is not None and self._is_best(value) else state.best
+        document = {
+            **state.totals(),
+            "identity": self._identity,
+            "history": list(state.history),
+            "callbacks": values,
+            "world_size": self._group.world_size,
+            "best": best,
+        }
+        return _Prepared(state.step, own | arrays, document, best)
+
+    def _begin(self) -> None:
+        save, self._waiting = self._waiting or self._prepare(), None
+        log = self.log
+        rows = log.take() if self._group.rank == 0 else np.empty((0, 4))
+
+        def first() -> None:
+            if self._group.rank == 0:
+                self._note()
+            log.write(rows)
+            self._reporter.upload()
+
+        self._saver.begin(save.step, save.tensors, save.document, self._finite, first)
+        self._current = save
+        self._saved_step, self._saved_at = save.step, time.monotonic()
+
+    def _done(self) -> None:
+        assert self._current is not None
+        step, state = self._current.step, self._state
+        self._saver.done()
+        state.durable_step, state.best = step, self._current.best
+        if self._outage.failures:
+            lasted = clock_text(time.monotonic() - self._outage.since)
+            self._reporter.say(f"saving works again: step {step} is on storage, after {lasted}")
+            self._outage.end()
+        if self._group.rank != 0:
+            self.log.forget(step)
+        if self._group.rank == 0:
+            self._reporter.event("save", name=self._saver.name, of_step=step)
+        with self._pulse.doing(Activity.REPORT):
+            self._reporter.report({**self._logs(), "step": state.step}, self._saver.name)
+
+    def _failed(self) -> None:
+        assert self._current is not None
+        step, failure = self._current.step, self._saver.failure
+        if self._group.rank == 0:
+            why = "another rank failed" if failure is None else brief(failure)
+            self._reporter.event("save_failed", of_step=step, why=why)
+        if not self._outage.failures:
+            self._reporter.say(
+                f"the checkpoint of step {step} was NOT saved; training goes on, the last good one stays, and saving "
+                "is tried again"
+            )
+        self._waiting = None  # its try would come too soon; the next better one will be kept
+        if self._saver.drop():
+            self.log = self.log.renewed()  # the old one may still be written
+        self._outage.fail(time.monotonic(), "another worker's part" if failure is None else brief(failure))
+
+    def _copy(self, share_rank_zero: bool) -> None:
+        """Copy the present state into the memory of this rank's node; every rank does at the same step."""
+        state, callbacks = self._state, self._callbacks
+        if share_rank_zero:
+            own = (*callbacks.state(), self._reporter.pack_files()) if self._group.rank == 0 else None
+            self._snapshots.share_rank_zero(own)
+            self._is_news = False
+        durable = {"durable_step": state.durable_step, "world_size": self._group.world_size}
+        self._snapshots.copy(
+            state.step,
+            state.totals() | durable,
+            len(state.history),
+            lambda: {"identity": self._identity, "history": state.history},
+            self.log.since(-1 if state.durable_step is None else state.durable_step),
+        )
+
+    # -- saves that training waits for ---------------------------------------------------------------------------------
+
+    def save_now(self, pauses: tuple[float, ...] = (0.0,)) -> bool:
+        """Bring the save under way to its end, and save the present state too; whether it is on storage then.
+
+        Args:
+            pauses: seconds before each try.
+        """
+        with self._pulse.doing(Activity.SAVE):
+            self._drain()
+            for pause in pauses:
+                if self._state.durable_step == self._state.step:
+                    break
+                time.sleep(pause)
+                self._begin()
+                self._saver.phase = policy.Phase.WRITING
+                self._drain()
+            return self._state.durable_step == self._state.step
+
+    def finish(self) -> None:
+        """Have the last state on storage, whatever it takes.
+
+        Raises:
+            CheckpointError: storage did not take it.
+        """
+        if not self.save_now(_LAST_SAVE_PAUSES):
+            raise CheckpointError(
+                f"the last checkpoint, of step {self._state.step}, could not be saved: "
+                f"{self._saver.failure or 'another rank failed'}. Mend the storage and run the same command: it goes "
+                f"on from step {self._state.durable_step or 0}."
+            )
+
+    def _drain(self) -> None:
+        while self._saver.phase is not policy.Phase.IDLE or self._waiting is not None:
+            flags = np.zeros(len(Flag), np.float32)
+            for flag, value in self._save_votes().items():
+                flags[flag] = value
+            self._advance(self._group.sum(flags))
+            time.sleep(_LOOK_SECONDS)
+
+    def trouble(self) -> SaveTrouble | None:
+        """Saves that failed in a row, for the progress line; None where all is well."""
+        outage, now = self._outage, time.monotonic()
+        return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None

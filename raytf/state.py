@@ -1,0 +1,57 @@
+"""Where a run is: what its checkpoints keep beside tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.checkpoint.manifest import Checkpoint
+
+
+@dataclass
+class TrainingState:
+    """The same on every rank.
+
+    Attributes:
+        step: global steps done.
+        train_seconds: in calls of the training step.
+        imbalance_seconds: that a worker waited, on average, because shards did not divide evenly.
+        history: logs of each epoch, with its `epoch` and the `step` after it.
+        stopped_early: a callback has stopped the run.
+        durable_step: of the newest checkpoint on storage; None where there is none.
+        best: the metric of `--keep-best` and the best of its values at a checkpoint on storage; None for none yet.
+    """
+
+    step: int = 0
+    train_seconds: float = 0.0
+    imbalance_seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    stopped_early: bool = False
+    durable_step: int | None = None
+    best: tuple[str, float] | None = None
+
+    @classmethod
+    def of(cls, chosen: Checkpoint | None) -> TrainingState:
+        """That of a checkpoint from memory or storage; of a new run for None."""
+        if chosen is None:
+            return cls()
+        document = chosen.document
+        best = document.get("best")
+        return cls(
+            chosen.step,
+            document["train_seconds"],
+            document["imbalance_seconds"],
+            document["history"],
+            document["stopped_early"],
+            document.get("durable_step", chosen.step),
+            None if best is None else (best[0], best[1]),
+        )
+
+    def totals(self) -> dict[str, Any]:
+        """What changes with each step, but the step; JSON values."""
+        return {
+            "train_seconds": self.train_seconds,
+            "imbalance_seconds": self.imbalance_seconds,
+            "stopped_early": self.stopped_early,
+            "best": self.best,
+        }

@@ -1,0 +1,463 @@
+"""The training loop, as every worker runs it.
+
+All ranks go through it in step: whatever decides what comes next is either arithmetic on the step, or a flag that was
+added over the ranks with the gradients. Rank 0 alone writes logs and talks to the driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import ray
+
+from raytf import exact, export, warm
+from raytf import model as models
+from raytf.callbacks import Callbacks
+from raytf.checkpoint import format
+from raytf.checkpoint.durable import Saver
+from raytf.checkpoint.manifest import Checkpoint
+from raytf.cluster import watch
+from raytf.data.order import StepPlan, assign, imbalance
+from raytf.data.pipeline import Call, Pipeline
+from raytf.data.sources import Source, fingerprint
+from raytf.errors import NonFiniteLossError, RunMismatchError, StorageError
+from raytf.evaluation import Evaluator
+from raytf.flags import Flag
+from raytf.goal import Goal
+from raytf.hangs import Activity
+from raytf.job import Job, Sources, batch_identity, differences
+from raytf.lease import check_owner
+from raytf.phases import Phases
+from raytf.pulse import Pulse, WatchedGroup
+from raytf.reporter import Reporter
+from raytf.restoring import Restorer
+from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
+from raytf.saving import Rank, Saving
+from raytf.snapshots import Snapshots
+from raytf.state import TrainingState
+from raytf.step import TrainStep
+from raytf.storage import Storage
+from raytf.strategies.multi_worker import Group
+
+#: Calls gathered ahead of the one that runs.
+_PREFETCH = 2
+#: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
+_CALL_SECONDS = 0.1
+_MAX_CALL_STEPS = 32
+#: Seconds between two looks of waiting ranks whether to go on.
+_PARK_SECONDS = 0.1
+#: Seconds for which a shard alone is measured, now and then.
+_PROBE_SECONDS = 0.05
+
+
+def _begin_attempt(job: Job) -> tuple[str, list[str], int | None]:
+    """A new attempt's name, those before it, and the step of the newest checkpoint on storage where that is known."""
+    attempt = new_attempt()
+    return attempt, *ray.get(job.monitor.begin.remote(attempt))
+
+
+def _try(call: Callable[[], None]) -> None:
+    with contextlib.suppress(StorageError):
+        call()
+
+
+class Worker:
+    """One rank of one attempt.
+
+    Args:
+        job: to be done.
+        pulse: of this rank.
+        phases: of the restart; marked as they end.
+    """
+
+    def __init__(self, job: Job, pulse: Pulse, phases: Phases):
+        self.job, self.config, self.pulse, self._phases = job, job.config, pulse, phases
+        self.group = WatchedGroup(Group(), pulse)
+        self.rank, self.world_size = self.group.rank, self.group.world_size
+        self.storage = Storage(job.run_uri)
+        # Ray's way to broadcast would wait for an actor that starts with the group.
+        begun = json.dumps(_begin_attempt(job)).encode() if self.rank == 0 else b""
+        self.attempt, earlier, known_step = json.loads(self.group.share(begun))
+        phases.mark("rendezvous")
+        self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
+        watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
+        self.sources: Sources = ray.get(job.sources)
+        self.plan = job.plan
+        self.shards = assign(self.plan.shards, self.world_size)[self.rank]
+        self.pipeline = self._pipeline(self.sources.train, self.plan, training=True)
+        self._build()
+        phases.mark("build")
+        self.snapshots = Snapshots(
+            job.run_uri,
+            self.group,
+            self.attempt,
+            self.config.checkpoints.snapshot_every_steps,
+            job.monitor,
+            self.reporter.say_here,
+        )
+        restorer = Restorer(self.storage, self.snapshots, self.group, self._check_identity, self.reporter.say)
+        chosen = restorer.find(earlier, known_step)
+        self.named |= self.train_step.reduction.state()
+        self.state = TrainingState.of(chosen)
+        if chosen is not None:
+            self.reporter.resume(chosen.step, chosen.document.get("files"))
+        self.callbacks = Callbacks(
+            job.callbacks,
+            self.model,
+            self.group,
+            self.reporter.say,
+            self.reporter.files,
+            {"epochs": -(-job.total_steps // self.plan.steps_per_epoch), "steps": self.plan.steps_per_epoch},
+            epoch=None if chosen is None else self.plan.locate(chosen.step)[0],
+            watch=lambda: pulse.doing(Activity.CALLBACK),
+        )
+        uneven = imbalance(self.plan.shards, self.world_size)
+        self._imbalance_per_step = uneven and uneven * self._mean_over_ranks(self.train_step.shard_seconds())
+        self._begin(chosen)
+        tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
+        #: Where this attempt began: the step, and which tier it is from.
+        self._from = (self.state.step, tier)
+        phases.mark("restore")
+        # Not sooner: the keeper drops what is no longer needed.
+        self.snapshots.begin(self.named)
+        self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
+        self.call_steps = self.config.compute.steps_per_call or 1
+        self._seconds_per_step = 0.0
+        self._trained = False
+        #: Kinds of call that TensorFlow has compiled: those that are full, or not.
+        self._traced: set[bool] = set()
+        self._evaluators: dict[str, Evaluator] = {}
+
+    def _build(self) -> None:
+        """The model, the compiled step, and what identifies the run."""
+        job, compute = self.job, self.config.compute
+        given = [self.sources.train, self.sources.validation, self.sources.test]
+        self.model = models.build(
+            job.model,
+            self.pipeline.sample(),
+            [source for source in given if source is not None],
+            compute,
+            self.config.batch.seed,
+            self.reporter.say,
+        )
+        self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
+        self.named = format.variables(self.model)
+        self.identity = batch_identity(self.config, self.plan.records) | {
+            f"model {key}": value for key, value in models.describe(self.model).items()
+        }
+        self.identity["training data"] = fingerprint(self.sources.train)
+        self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
+        self.identity["augmentation"] = str(job.augment is not None)
+        self.train_step = TrainStep(
+            self.model,
+            self.plan,
+            self.shards,
+            self.group.all_reduce,
+            self.pipeline.template,
+            self.pipeline.leaf_specs,
+            len(Flag),
+            compute.jit,
+            compute.reduction == "fixed",
+        )
+        if compute.exact:
+            self.identity |= exact.admit(
+                self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
+            )
+
+    def _check_identity(self, found: Any) -> None:
+        difference = differences(found.document["identity"], self.identity)
+        if difference:
+            raise RunMismatchError(
+                f"run {self.config.run.run!r} in storage was made with other settings: {difference}. "
+                "Give them as they were, or choose another --run name."
+            )
+
+    def _begin(self, chosen: Checkpoint | None) -> None:
+        """Give the model, the callbacks and the log the state of a checkpoint, or of a new run."""
+        self.callbacks.run("on_train_begin")
+        if chosen is None:
+            # Equal seeds give equal weights on equal machines; rank 0's go to all, whatever the machines are.
+            values = [np.array(v.numpy() if hasattr(v, "numpy") else v) for v in self.named.values()]
+            for variable, value in zip(self.named.values(), self.group.broadcast(values), strict=True):
+                if self.rank != 0:
+                    variable.assign(value)
+            return
+        if chosen.step % self.plan.steps_per_epoch:
+            self.callbacks.run("on_epoch_begin", self.plan.locate(chosen.step)[0])
+        own = {k: v for k, v in chosen.tensors.items() if not k.startswith("callback/")}
+        format.restore(self.named, own)
+        self.callbacks.load_state(chosen.document["callbacks"], chosen.tensors)
+        place = chosen.name if chosen.is_in_memory else f"checkpoint {chosen.name}"
+        self.reporter.say(f"restored step {chosen.step} from {place}")
+
+    def _prepare_saving(self, chosen: Checkpoint | None, earlier: list[str], damaged: list[str]) -> Saving:
+        checkpoints, state = self.config.checkpoints, self.state
+        log = StepLog(self.storage, self.attempt)
+        if chosen is not None and chosen.is_in_memory:
+            log.restore(chosen.document["rows"])
+        note = functools.partial(write_attempt, self.storage, self.attempt, self.world_size, state.step, time.time())
+        if self.rank == 0:
+            # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
+            threading.Thread(target=_try, args=[note], daemon=True, name="raytf-note").start()
+        saver = Saver(
+            self.storage,
+            self.rank,
+            self.world_size,
+            self.attempt,
+            checkpoints.keep,
+            self.reporter.say_here,
+            restored=None if chosen is None or chosen.is_in_memory else chosen.name,
+            damaged=damaged,
+            late=self.reporter.upload_anew,
+            goal=None if checkpoints.keep_best is None else Goal.of(checkpoints.keep_best),
+            over=earlier,
+            fence=functools.partial(check_owner, self.storage, self.job.lease),
+        )
+        return Saving(
+            checkpoints,
+            Rank(self.group, self.pulse, self.reporter),
+            state,
+            self.model,
+            self.named,
+            self.identity,
+            self.callbacks,
+            log,
+            self.snapshots,
+            saver,
+            note,
+            self._logs,
+        )
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any] | None:
+        """Train to the end of the run; the result on rank 0."""
+        total, plan = self.job.total_steps, self.plan
+        pending: deque[Future[Call]] = deque()
+        asked = self.state.step
+        self.pulse.settle(Activity.LOOP, self.state.step)
+        self.show("starting")
+        while self.state.step < total and not self.state.stopped_early:
+            while asked < total and len(pending) < _PREFETCH:
+                end = plan.call_end(asked, self.call_steps, total, self.saving.cadence.every_steps)
+                pending.append(self.pipeline.submit(asked, end))
+                asked = end
+            epoch, inside = plan.locate(self.state.step)
+            if inside == 0:
+                self.callbacks.run("on_epoch_begin", epoch)
+                self.saving.callbacks_ran()
+            with self.pulse.doing(Activity.INPUT):
+                call = pending.popleft().result()
+            self.callbacks.run_batch("on_train_batch_begin", inside)
+            began = time.perf_counter()
+            with self.pulse.doing(Activity.STEP if call.full in self._traced else Activity.TRACE):
+                outcome = self.train_step(call, self._flags(call.stop))
+            self._traced.add(call.full)
+            self.state.train_seconds += time.perf_counter() - began
+            self._check_finite(call, outcome)
+            self._after_call(call, outcome, epoch, time.perf_counter() - began)
+            self.pulse.advance(self.state.step, call.stop - call.start, len(self.shards))
+            if self.state.step % plan.steps_per_epoch == 0:
+                self._end_epoch(epoch)
+            if outcome.flags[Flag.PROBE]:
+                self.pulse.probed(*self.train_step.sample_shard(_PROBE_SECONDS))
+            self.saving.act(outcome.flags)
+            if outcome.flags[Flag.PARK]:
+                self._park()
+        self.show("saving")
+        self.saving.finish()
+        if self.state.step % plan.steps_per_epoch:
+            # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
+            self._end_epoch(plan.locate(self.state.step)[0])
+        return self._finish()
+
+    def _after_call(self, call: Call, outcome: Any, epoch: int, seconds: float) -> None:
+        self.state.step = call.stop
+        self.state.imbalance_seconds += (call.stop - call.start) * self._imbalance_per_step
+        self.saving.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
+        last = self.plan.locate(call.stop - 1)[1]
+        if self.callbacks.has_batch_hooks:
+            self.callbacks.run_batch("on_train_batch_end", last, self._logs())
+        else:
+            self.callbacks.run_batch("on_train_batch_end", last)
+        self.state.stopped_early = self.callbacks.stopped
+        if not self.config.compute.steps_per_call and outcome.flags[Flag.CALL_STEPS]:
+            self.call_steps = int(outcome.flags[Flag.CALL_STEPS])
+        self._seconds_per_step = seconds / (call.stop - call.start)
+        if not self._trained:
+            self._trained = True
+            warm.trains()
+            self._phases.mark("first step")
+            self._tell_of_start()
+        if self.reporter.is_status_due():
+            loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
+            self.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
+            self.show("training")
+
+    def _tell_of_start(self) -> None:
+        node = ray.get_runtime_context().get_node_id()
+        fields = {"attempt": self.attempt, "world_size": self.world_size, "from_step": self._from[0]}
+        if self.rank == 0:
+            self.reporter.event("attempt", **fields, tier=self._from[1], node=node, phases=self._phases.seconds)
+        self.show("training")
+
+    def _end_epoch(self, epoch: int) -> None:
+        logs = self._logs()
+        if self.sources.validation is not None and (epoch + 1) % self.job.validation_freq == 0:
+            self.show("validating")
+            with self.pulse.doing(Activity.VALIDATION):
+                logs |= {f"val_{k}": v for k, v in self._evaluate("validation", self.sources.validation).items()}
+        self.callbacks.run("on_epoch_end", epoch, dict(logs))
+        self.state.stopped_early = self.callbacks.stopped
+        self.state.history.append({"epoch": epoch, "step": self.state.step, **logs})
+        self.model.reset_metrics()
+        if self.rank == 0:
+            self.reporter.scalars({f"epoch_{k}": v for k, v in logs.items()}, self.state.step)
+            self.reporter.say(f"epoch {epoch + 1}: " + ", ".join(f"{k} {v:.4f}" for k, v in logs.items()))
+        is_best = False
+        if self.state.step % self.plan.steps_per_epoch == 0:
+            self.saving.check_goal(logs)
+            is_best = self.saving.is_best()
+        report, best = self._sum([float(self.reporter.is_report_due()), float(is_best)])
+        if report:  # rank 0's answers, on every rank
+            with self.pulse.doing(Activity.REPORT):
+                self.reporter.report({**logs, "epoch": epoch, "step": self.state.step})
+        if best:
+            self.saving.keep_best()
+
+    def _check_finite(self, call: Call, outcome: Any) -> None:
+        bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
+        if not len(bad):
+            return
+        step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
+        what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"
+        epoch, inside = self.plan.locate(step)
+        kept = (
+            "no checkpoint was written yet"
+            if self.state.durable_step is None
+            else f"the checkpoint of step {self.state.durable_step} is kept"
+        )
+        raise NonFiniteLossError(
+            f"{what} at step {step + 1} (epoch {epoch + 1}, batch {inside + 1}); {kept}. "
+            "Lower the learning rate, clip gradients (global_clipnorm), or look at that batch.",
+            step + 1,
+        )
+
+    def _flags(self, stop: int) -> np.ndarray:
+        """This rank's flags for the call that ends at step `stop`."""
+        ends_epoch = stop % self.plan.steps_per_epoch == 0
+        given: dict[Flag, float] = self.saving.votes(stop, self._seconds_per_step, ends_epoch)
+        if self.rank == 0:
+            given[Flag.PARK] = self.reporter.is_parking_wanted()
+            given[Flag.PROBE] = self.world_size > 1 and self.pulse.is_probe_due()
+            if not self.config.compute.steps_per_call and self._seconds_per_step:
+                wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
+                given[Flag.CALL_STEPS] = 2 ** int(np.log2(wanted))
+        flags = np.zeros(len(Flag), np.float32)
+        for flag, value in given.items():
+            flags[flag] = value
+        return flags
+
+    def _park(self) -> None:
+        """The number of workers is about to change: save this step, and wait to be replaced or released."""
+        self.show("resizing")
+        self.reporter.answer(self.saving.save_now())
+        with self.pulse.doing(Activity.PARK):
+            while not self._sum([float(self.reporter.is_released())])[0]:
+                time.sleep(_PARK_SECONDS)
+        self.show("training")
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _finish(self) -> dict[str, Any] | None:
+        self.pulse.settle(Activity.END, self.state.step)
+        self.model.optimizer.finalize_variable_values(self.model.trainable_variables)
+        metrics = {
+            k: v
+            for k, v in (self.state.history[-1] if self.state.history else {}).items()
+            if k not in ("epoch", "step")
+        }
+        # Before the test: EarlyStopping restores its best weights here.
+        self.callbacks.run("on_train_end", dict(metrics))
+        if self.sources.test is not None:
+            self.show("testing")
+            metrics |= {f"test_{k}": v for k, v in self._evaluate("test", self.sources.test).items()}
+        if self.rank != 0:
+            return None
+        self.show("exporting")
+        attempts = read_attempts(self.storage)
+        samples = self._samples()
+        result = {
+            "run": self.config.run.run,
+            "status": "finished",
+            "metrics": metrics,
+            "steps": self.state.step,
+            "epochs": self.state.step / self.plan.steps_per_epoch,
+            "samples": samples,
+            "stopped_early": self.state.stopped_early,
+            "wall_seconds": time.time() - attempts[0]["time"],
+            "train_seconds": self.state.train_seconds,
+            "imbalance_seconds": self.state.imbalance_seconds,
+            "samples_per_second": samples / self.state.train_seconds if self.state.train_seconds else 0.0,
+            "world_sizes": sorted({a["world_size"] for a in attempts}),
+            "restarts": len(attempts) - 1,
+            "weights_sha256": models.weights_sha256(self.model),
+            "history": self.state.history,
+            "export": export.export(self.model, self.storage),
+        }
+        self.reporter.upload()
+        return result
+
+    def _samples(self) -> int:
+        epochs, rest = divmod(self.state.step, self.plan.steps_per_epoch)
+        return epochs * self.plan.records + sum(int(self.plan.counts(s).sum()) for s in range(rest))
+
+    def show(self, phase: str) -> None:
+        """Tell the driver where the run is; rank 0 does."""
+        metrics = self._logs() if phase == "training" and self.rank == 0 and self._trained else None
+        self.reporter.show(
+            phase,
+            self.state.step,
+            self.state.durable_step,
+            metrics,
+            snapshot=self.snapshots.step,
+            snapshot_bytes=self.snapshots.bytes,
+            stall_seconds=self.saving.stall_seconds,
+            trouble=self.saving.trouble(),
+        )
+
+    def _evaluate(self, name: str, source: Source) -> dict[str, float]:
+        if name not in self._evaluators:
+            plan = StepPlan(source.records, self.plan.global_batch_size, self.plan.shards)
+            pipeline = self._pipeline(source, plan, training=False)
+            self._evaluators[name] = Evaluator(self.model, pipeline, self.group, self.callbacks)
+        return self._evaluators[name].run(self.pulse.progress)
+
+    def _logs(self) -> dict[str, float]:
+        return models.logs(self.model)
+
+    def _mean_over_ranks(self, value: float) -> float:
+        return float(self._sum([value])[0]) / self.world_size
+
+    def _sum(self, values: Any) -> np.ndarray:
+        return self.group.sum(np.asarray(values, np.float32))
+
+    def _pipeline(self, source: Source, plan: StepPlan, training: bool) -> Pipeline:
+        return Pipeline(
+            source,
+            plan,
+            self.shards,
+            self.config.batch.seed,
+            shuffle=training,
+            class_weight=self.job.class_weight if training else None,
+            augment=self.job.augment if training else None,
+        )

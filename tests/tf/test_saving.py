@@ -1,0 +1,159 @@
+"""The checkpoint with the best value stays, however long saves take, and also where a failure comes between."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raytf.callbacks import Callbacks
+from raytf.checkpoint import durable, format, manifest, policy
+from raytf.config import CheckpointSection
+from raytf.errors import ConfigError
+from raytf.flags import Flag
+from raytf.goal import Goal
+from raytf.runlog import StepLog
+from raytf.saving import Rank, Saving
+from raytf.state import TrainingState
+from raytf.storage import Storage
+
+ATTEMPT = "20260101T000000.000-aaaaaa"
+GOAL = Goal("val_loss", is_largest=False)
+
+
+class Alone:
+    """A group of one rank."""
+
+    rank, world_size = 0, 1
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+
+class Memory:
+    """In the place of the memory tier, which needs Ray: which steps were copied."""
+
+    def __init__(self):
+        self.copied: list[int] = []
+
+    def wish(self, stop: int, step_seconds: float) -> float:
+        return 1.0
+
+    def copy(self, step, *_) -> None:
+        self.copied.append(step)
+
+
+class SlowSaver(durable.Saver):
+    """Takes `calls` calls of the training step for a save."""
+
+    calls = left = 0
+
+    def begin(self, *args, **kwargs) -> None:
+        self.left = self.calls
+        super().begin(*args, **kwargs)
+
+    def votes(self) -> policy.Votes:
+        if self._save is not None and self.phase is not policy.Phase.IDLE:
+            if self.left:
+                self.left -= 1
+                return policy.Votes()
+            self._job.exception(60)
+        return super().votes()
+
+
+class Run:
+    """One rank that trains an epoch with each call, without Ray."""
+
+    def __init__(
+        self, folder: str, state: TrainingState | None = None, keep_best: str | None = "val_loss", keep: int = 1
+    ):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        self.storage, self.state, self.memory = Storage(folder), state or TrainingState(), Memory()
+        self.saver = SlowSaver(self.storage, 0, 1, ATTEMPT, keep, print, goal=GOAL)
+        pulse = SimpleNamespace(doing=lambda activity: nullcontext())
+        nothing = lambda *_, **__: None  # noqa: E731
+        reporter = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
+        self.saving = Saving(
+            CheckpointSection(checkpoint_every_steps=1_000_000, keep=keep, keep_best=keep_best),
+            Rank(Alone(), pulse, reporter),
+            self.state,
+            model,
+            format.variables(model),
+            {},
+            Callbacks(None, model, Alone(), print, "", {}, None),
+            StepLog(self.storage, ATTEMPT),
+            self.memory,
+            self.saver,
+            nothing,
+            dict,
+        )
+
+    def epoch(self, value: float, saved: bool = False) -> None:
+        """One call of one step, which ends an epoch with a value; `saved`: it is time for a checkpoint."""
+        flags = np.zeros(len(Flag), np.float32)
+        for flag, vote in self.saving.votes(self.state.step + 1, 0.1, True).items():
+            flags[flag] = vote
+        if saved and self.saver.phase is policy.Phase.IDLE:
+            flags[Flag.WANT_SAVE] = 1
+        self.state.step += 1
+        logs = {"val_loss": value}
+        self.state.history.append({"step": self.state.step, **logs})
+        self.saving.check_goal(logs)
+        if self.saving.is_best():
+            self.saving.keep_best()
+        self.saving.act(flags)
+
+    @property
+    def kept(self) -> list[int]:
+        return [policy.split_name(name)[0] for name in manifest.list_complete(self.storage)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5).map(float), st.integers(0, 3), st.booleans()), min_size=1, max_size=12))
+def test_the_best_of_all_epochs_stays(epochs):
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder)
+        for value, calls, saved in epochs:
+            run.saver.calls = calls
+            run.epoch(value, saved)
+        run.saver.left = 0
+        run.saving.finish()
+        values = [value for value, _, _ in epochs]
+        best = values.index(min(values)) + 1
+        assert set(run.kept) == {best, len(values)}
+        assert run.state.best == ("val_loss", min(values))
+
+
+def test_memory_keeps_the_best_state_until_storage_has_it():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder)
+        run.saver.calls = 100
+        run.epoch(2.0)
+        run.epoch(3.0)
+        run.epoch(4.0)
+        assert set(run.memory.copied) == {1}
+        # The worker dies here; the next attempt restores step 1 from memory, and saves it.
+        state = TrainingState(step=1, history=[{"step": 1, "val_loss": 2.0}])
+        again = Run(folder, state)
+        again.epoch(5.0)
+        again.epoch(6.0)
+        again.saving.finish()
+        assert again.kept == [3, 1]
+        assert again.memory.copied[-1] == 3
+
+
+def test_a_metric_that_there_is_not():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder)
+        run.saving.check_goal({"loss": 1.0})  # an epoch without validation
+        with pytest.raises(
+            ConfigError, match=r"--keep-best val_loss: there is no such metric. Expected one of loss, val_f1"
+        ):
+            run.saving.check_goal({"loss": 1.0, "val_f1": 1.0})
