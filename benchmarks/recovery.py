@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,6 +81,7 @@ class Recovery:
         redone: steps that were made a second time.
         source: where the state came from: memory, checkpoint, or nothing.
         reused: processes of the new group that had been there before the fault.
+        phases: seconds of each part of the restart, as raytf says them, counted from the last sign of life.
     """
 
     peer: str
@@ -91,6 +93,7 @@ class Recovery:
     redone: int
     source: str
     reused: int
+    phases: dict[str, float]
 
 
 class Notes:
@@ -155,6 +158,11 @@ def recover(peer: str, fault: str, cluster: ElasticCluster, job: Job, notes: Not
         cluster.add_node()
     began, calls = notes.groups()[groups]
     later = [call for _, calls in notes.groups()[groups:] for call in calls]
+    phases: dict[str, float] = {}
+    if peer == "raytf":
+        job.until(lambda: "restarted in" in job.output[said:], PATIENCE_SECONDS)
+        words = re.findall(r"restarted in [\d.]+ s: (.*)", job.output[said:])[-1].split(", ")
+        phases = {name: float(seconds) for name, _, seconds in (word.rpartition(" ") for word in words)}
     restored = re.search(r"restored step (\d+) from (\w+)", job.output[said:])
     # Without a word about it, the first call of one step tells from where the group went on.
     start = int(restored[1]) if restored else calls[0][0] - 1
@@ -168,6 +176,7 @@ def recover(peer: str, fault: str, cluster: ElasticCluster, job: Job, notes: Not
         max(0, highest - start),
         restored[2] if restored else "checkpoint" if start else "nothing",
         sum(pid in there for pid in workers),
+        phases,
     )
 
 
@@ -234,6 +243,14 @@ def table(found: list[Recovery]) -> str:
             rows = [values(peer, fault, part) for part in parts.values()]
             if rows[0]:
                 lines.append(f"| {peer}, {fault} | " + " | ".join(f"{np.median(row):.1f}" for row in rows) + " |")
+    names = list(dict.fromkeys(name for r in found for name in r.phases))
+    lines += ["", "| phases of raytf, P50 s | " + " | ".join(names) + " |", "| --- |" + " --- |" * len(names)]
+    for fault in FAULTS:
+        if any(r.phases for r in found if r.fault == fault):
+            medians = [np.median(values("raytf", fault, lambda r, n=name: r.phases.get(n, 0.0))) for name in names]
+            lines.append(f"| {fault} | " + " | ".join(f"{median:.1f}" for median in medians) + " |")
+    sources = Counter(r.source for r in found if r.peer == "raytf")
+    lines += ["", "raytf went on from: " + ", ".join(f"{source} {count} times" for source, count in sources.items())]
     return "\n".join(lines)
 
 
