@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from raytf.errors import CheckpointError
 from raytf.snapshots import Ranks, Snapshots
 from raytf.storage import Storage
 
+#: A snapshot in memory, or the name of a checkpoint on storage.
+_Candidate = policy.Generation | str
+
 
 class Restorer:
     """Finds and reads it; all ranks must call alike.
@@ -21,62 +25,81 @@ class Restorer:
         storage: the run's folder.
         snapshots: this rank's.
         group: of ranks.
-        check: raises where a checkpoint belongs to a run with other settings.
         say: told what is skipped.
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        snapshots: Snapshots,
-        group: Ranks,
-        check: Callable[[Checkpoint], None],
-        say: Callable[[str], None],
-    ):
-        self._storage, self._snapshots, self._group, self._check, self._say = storage, snapshots, group, check, say
+    def __init__(self, storage: Storage, snapshots: Snapshots, group: Ranks, say: Callable[[str], None]):
+        self._storage, self._snapshots, self._group, self._say = storage, snapshots, group, say
+        #: What to try first; snapshots that come after that; checkpoints on storage, None where it was not asked.
+        self._candidates: list[_Candidate] = []
+        self._rest: list[policy.Generation] = []
+        self._names: list[str] | None = None
+        #: The first candidate, which is being read.
+        self._ahead: tuple[_Candidate, Future[Checkpoint]] | None = None
         self.damaged: list[str] = []
 
-    def find(self, attempts: list[str], known_step: int | None) -> Checkpoint | None:
-        """The state to go on from; None for a new run.
+    def begin(self, attempts: list[str], known_step: int | None) -> None:
+        """See what there is, and read the newest state in the background.
 
         Args:
             attempts: before this one; snapshots of others are not the run's.
             known_step: of the newest checkpoint on storage, where the driver knows it.
-
-        Raises:
-            CheckpointError: there are checkpoints, and none can be restored.
         """
         snapshots = self._snapshots.find(attempts)
         # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
         newer = [] if known_step is None else [s for s in snapshots if s.step >= known_step]
-        found = self._first_that_loads(newer)
-        if found is None:
-            names = self._list_durable()
-            rest = [snapshot for snapshot in snapshots if snapshot not in newer]
-            found = self._first_that_loads(policy.candidates(rest, names))
-            if found is None and names:
-                raise CheckpointError(
-                    f"none of the {len(names)} checkpoints in {self._storage.locate(manifest.FOLDER)} can be restored; "
-                    "the reasons are above. Mend them, or choose another --run name to begin anew."
-                )
+        self._candidates, self._rest = [*newer], [snapshot for snapshot in snapshots if snapshot not in newer]
+        if not newer:
+            self._ask_storage()
+        if self._candidates:
+            pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-restore")
+            self._ahead = self._candidates[0], pool.submit(self._load, self._candidates[0])
+            pool.shutdown(wait=False)
+
+    def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
+        """The state to go on from; None for a new run.
+
+        Args:
+            check: raises where a checkpoint belongs to a run with other settings.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none can be restored.
+        """
+        found = self._first_that_loads(check)
+        if found is None and self._names is None:
+            self._ask_storage()
+            found = self._first_that_loads(check)
+        if found is None and self._names:
+            raise CheckpointError(
+                f"none of the {len(self._names)} checkpoints in {self._storage.locate(manifest.FOLDER)} can be "
+                "restored; the reasons are above. Mend them, or choose another --run name to begin anew."
+            )
         return found
 
-    def _first_that_loads(self, candidates: Sequence[policy.Generation | str]) -> Checkpoint | None:
-        for candidate in candidates:
+    def _ask_storage(self) -> None:
+        self._names = self._list_durable()
+        self._candidates = policy.candidates(self._rest, self._names)
+
+    def _load(self, candidate: _Candidate) -> Checkpoint:
+        if isinstance(candidate, str):
+            return durable.load(self._storage, candidate)
+        return self._snapshots.load(candidate)
+
+    def _first_that_loads(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
+        for candidate in self._candidates:
             found, problem = None, ""
+            ahead, self._ahead = self._ahead, None
             try:
-                if isinstance(candidate, str):
-                    found = durable.load(self._storage, candidate)
-                else:
-                    found = self._snapshots.load(candidate)
+                is_ahead = ahead is not None and ahead[0] == candidate
+                found = ahead[1].result() if ahead is not None and is_ahead else self._load(candidate)
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
             loaded = self._group.sum(np.array([float(found is not None)], np.float32))[0]
             if loaded == self._group.world_size and found is not None:
-                self._check(found)
+                check(found)
                 return found
             problem = problem or "another rank could not read it"
             if isinstance(candidate, str):

@@ -250,6 +250,10 @@ class TrainStep:
         partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
 
+    def trace(self) -> None:
+        """Make the graph of full steps now, while the state is still on its way, and not in the first call."""
+        self._full.get_concrete_function()
+
     def __call__(self, call: Call, flags: np.ndarray) -> Outcome:
         """Run the steps of a call. All workers must make the same calls.
 

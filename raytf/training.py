@@ -94,8 +94,6 @@ class Worker:
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]
         self.pipeline = self._pipeline(self.sources.train, self.plan, training=True)
-        self._build()
-        phases.mark("build")
         self.snapshots = Snapshots(
             job.run_uri,
             self.group,
@@ -104,8 +102,13 @@ class Worker:
             job.monitor,
             self.reporter.say_here,
         )
-        restorer = Restorer(self.storage, self.snapshots, self.group, self._check_identity, self.reporter.say)
-        chosen = restorer.find(earlier, known_step)
+        restorer = Restorer(self.storage, self.snapshots, self.group, self.reporter.say)
+        restorer.begin(earlier, known_step)
+        self._build()
+        phases.mark("build")
+        self.train_step.trace()
+        phases.mark("trace")
+        chosen = restorer.find(self._check_identity)
         self.named |= self.train_step.reduction.state()
         self.state = TrainingState.of(chosen)
         if chosen is not None:
