@@ -7,9 +7,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from pathlib import Path
 
 from benchmarks import law
+from raytf import ledger
+from raytf.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment
 from raytf.testing.node import Node
 from tests.ray.conftest import manifests
@@ -158,6 +161,16 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
     assert output.count("is gone, as announced; starting again") == 1
     assert "at least 1 are wanted: saving, and training on until it goes" in output
     assert "workers were lost" not in output
+    book = ledger.read(Storage(str(folder)))
+    kinds = Counter(event["kind"] for event in book)
+    assert sorted(event["cloud"] for event in book if event["kind"] == "notice") == ["aws", "azure", "gcp"]
+    assert {event["node"] for event in book if event["kind"] == "drain"} == {*(n.id for n in machines), pod.id}
+    assert [event["to"] for event in book if event["kind"] == "resize"] == [2, 1, 1]
+    assert kinds["park"] >= 4
+    # The only loss is that of the last node, of which the run had notice.
+    assert [event["preemption"] for event in book if event["kind"] == "fault"] == [True]
+    seconds = ledger.account(ledger.timeline(book))
+    assert {"resize", "waiting"} <= seconds.keys()
 
 
 def assert_left_in_time(pod: Node) -> None:
