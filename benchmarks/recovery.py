@@ -37,6 +37,8 @@ from raytf.testing.processes import environment
 JOBS = {name: Path(__file__).with_name(f"recovery_{file}.py") for name, file in (("raytf", "job"), ("stock", "stock"))}
 FAULTS = ("worker", "raylet", "frozen")
 WORKERS = 2
+#: P50 of the seconds to a new step, how many times the peer's that is, and the median of steps redone.
+GOAL_SECONDS, GOAL_RATIO, GOAL_REDONE = 10.0, 3.0, 10
 #: A run that has made no new step after so many seconds has not recovered.
 PATIENCE_SECONDS = 300.0
 
@@ -254,8 +256,27 @@ def table(found: list[Recovery]) -> str:
     return "\n".join(lines)
 
 
+def missed(found: list[Recovery]) -> list[str]:
+    """Which goals raytf does not reach: a new step, few redone, nothing read from storage, sooner than its peer."""
+    problems = []
+    for fault in FAULTS:
+        ours, theirs = ([r for r in found if (r.peer, r.fault) == (peer, fault)] for peer in JOBS)
+        if not ours:
+            continue
+        seconds = float(np.median([r.new_seconds for r in ours]))
+        if seconds > GOAL_SECONDS:
+            problems.append(f"{fault}: {seconds:.1f} s to a new step, and not {GOAL_SECONDS:g}")
+        if theirs and (ratio := float(np.median([r.new_seconds for r in theirs])) / seconds) < GOAL_RATIO:
+            problems.append(f"{fault}: {ratio:.1f} times as fast as its peer, and not {GOAL_RATIO:g}")
+        if np.median([r.redone for r in ours]) > GOAL_REDONE:
+            problems.append(f"{fault}: more than {GOAL_REDONE} steps redone")
+        if any(r.source != "memory" for r in ours):
+            problems.append(f"{fault}: not all restores are from memory")
+    return problems
+
+
 def main(arguments: Arguments) -> int:
-    """Run all; the exit code."""
+    """Run all; the exit code, 1 where a goal is missed."""
     began = time.monotonic()
     print(" ".join(["python", *sys.argv]), flush=True)
     print(f"load before: {psutil.getloadavg()[0]:.1f} on {psutil.cpu_count()} CPUs", flush=True)
@@ -274,7 +295,9 @@ def main(arguments: Arguments) -> int:
     if arguments.json is not None:
         document: dict[str, Any] = {"arguments": sys.argv[1:], "recoveries": [asdict(r) for r in found]}
         arguments.json.write_text(json.dumps(document, indent=1))
-    return 0
+    problems = missed(found)
+    print("", *([f"missed: {problem}" for problem in problems] or ["all goals are reached"]), sep="\n")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

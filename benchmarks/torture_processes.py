@@ -60,8 +60,8 @@ class Rank:
         return bool(data)
 
     def moment(self) -> str:
-        """Where it was when it was killed; both lanes may have been somewhere."""
-        return self.at.get("save") or self.at.get("main") or "between"
+        """Where it was when it was killed; several lanes may have been somewhere."""
+        return self.at.get("retention") or self.at.get("save") or self.at.get("main") or "between"
 
 
 @dataclass

@@ -49,7 +49,7 @@ class FaultyStorage(Storage):
 
 
 class Teller:
-    """Tells the torturer where this rank is, in its two lanes: `main` (the loop) and `save` (the background)."""
+    """Tells the torturer where this rank is: in the lane `main` (the loop), and behind it in `save` and `retention`."""
 
     def __init__(self, fd: int, plan: Plan, rank: int):
         self._fd, self._plan, self._lock = fd, plan, threading.Lock()
@@ -86,12 +86,13 @@ class WatchedStorage(FaultyStorage):
         if not (self.lies and moment == "manifest"):
             super().put(name, data)
         self.teller.dawdle(moment, 0.3)
-        if moment == "manifest":
-            self.teller.enter("save", "retention")
 
     def delete(self, name: str) -> None:
-        self.teller.enter("save", "retention")
-        super().delete(name)
+        self.teller.enter("retention", "retention")
+        try:
+            super().delete(name)
+        finally:
+            self.teller.enter("retention", "")
 
 
 class Group:

@@ -89,19 +89,23 @@ def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Le
     def show() -> None:
         status, messages, events = ray.get(monitor.read.remote())
         book.add(events)
-        for message in messages:
-            display.say(message)
         if status is not None:
-            display.show(status)
             status_file.show(status)
+        # Who reads the output may have gone (`| head`), which rich takes for the end of the program.
+        with contextlib.suppress(OSError, SystemExit):
+            for message in messages:
+                display.say(message)
+            if status is not None:
+                display.show(status)
 
     def watch() -> None:
         while not stop.wait(_POLL_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 show()
             if lease.lost.is_set():
-                display.say("error: another process took this run over while this one was suspended; stopping")
-                sys.stdout.flush()
+                with contextlib.suppress(OSError, SystemExit):
+                    display.say("error: another process took this run over while this one was suspended; stopping")
+                    sys.stdout.flush()
                 os._exit(2)
 
     thread = threading.Thread(target=watch, daemon=True, name="raytf-progress")

@@ -55,7 +55,9 @@ class FailurePolicy(DefaultFailurePolicy):
         fields = {"cause": failure.cause.value, "ranks": ranks, "nodes": nodes, "text": failure.text}
         self._run_monitor.event.remote("fault", {**fields, "retry": goes_on, "preemption": False})
         if not goes_on:
-            if not failure.is_final and failure.text != decided.why:
+            if decided.retry:
+                self._run_monitor.say.remote(f"{failure.text}; not tried again: --max-failures is used up")
+            elif not failure.is_final and failure.text != decided.why:
                 self._run_monitor.say.remote(f"not tried again: {decided.why}")
             return FailureDecision.RAISE
         error.raytf_verdict = Verdict(decided.pause, [] if failure.cause is Cause.ERROR else nodes)

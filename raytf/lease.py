@@ -60,6 +60,21 @@ class Lease:
         self.lost = threading.Event()
 
     def __enter__(self) -> Lease:
+        try:
+            self._take()
+        except BaseException:  # Ctrl-C, too: a lease that this process left would keep itself out
+            self._give_back()
+            raise
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
+        self._give_back()
+
+    def _take(self) -> None:
         if not self._run.create(LEASE_FILE, self._text()):
             version = self._wait_for_death()
             if version is None:
@@ -71,13 +86,8 @@ class Lease:
         holder = _holder(self._run.get_version(LEASE_FILE))
         if holder is None or holder["id"] != self.owner["id"]:
             raise RunInUseError(self._in_use(holder or {}))
-        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
-        self._thread.start()
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self._stop.set()
-        self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
+    def _give_back(self) -> None:
         try:
             holder = _holder(self._run.get_version(LEASE_FILE))
             if holder is not None and holder["id"] == self.owner["id"]:

@@ -1,4 +1,4 @@
-"""Ray's raylets, asked directly: whether they answer, and for processes ahead of need."""
+"""Ray's nodes, asked directly: whether their raylets answer, for processes ahead of need, how much memory is free."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
+import psutil
 from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 
 _pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
@@ -46,6 +47,14 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
             found[node_id] = Answer.REFUSES if "refused" in str(error.details()) else Answer.SILENT
         channel.close()
     return found
+
+
+def free_bytes() -> int:
+    """Memory of this node that a process may still take."""
+    from ray._private.utils import estimate_available_memory
+
+    # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
+    return min(psutil.virtual_memory().available, estimate_available_memory())
 
 
 def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, keep_seconds: int) -> None:

@@ -91,7 +91,10 @@ class Conditional:
     """
 
     def __init__(self, store: S3):
-        self._client = store.client()
+        try:
+            self._client = store.client()
+        except Exception as error:  # a profile that there is not, a file that cannot be read
+            raise _explained(error, "the configuration") from error
 
     def get(self, path: str) -> tuple[bytes, str] | None:
         """The bytes and the version of BUCKET/KEY; None where it is not there."""
@@ -159,4 +162,4 @@ def _explained(error: Exception, what: str) -> OSError:
         return OSError(f"AWS Error {_code(error)} during {what} operation: {error} (HTTP status {status})")
     if isinstance(error, (OSError, exceptions.BotoCoreError)):
         return OSError(f"AWS Error during {what} operation: {error}")
-    raise error
+    return OSError(f"{type(error).__name__} during {what} operation: {error}")

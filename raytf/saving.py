@@ -34,6 +34,10 @@ from raytf.state import TrainingState
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
 #: Seconds between two looks at a save that training waits for.
 _LOOK_SECONDS = 0.02
+#: Seconds for which memory keeps the best state while it is saved; a store that is slower must not cost later steps.
+_HOLD_SECONDS = 10.0
+#: Seconds at the end of a run in which old checkpoints are deleted.
+_RETENTION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,10 @@ class _Prepared:
 
     Attributes:
         best: what `TrainingState.best` is once it is on storage.
+        made_at: seconds of a clock that only goes forward.
     """
 
+    made_at: float
     step: int
     tensors: dict[str, np.ndarray]
     document: dict[str, Any]
@@ -81,6 +87,7 @@ class Saving:
         saver: of this rank.
         note: writes down the attempt; comes again with each save, should storage have been away.
         logs: the metrics of the present epoch so far.
+        clock: seconds, of one that only goes forward.
 
     Attributes:
         log: as given, or one that goes on with it.
@@ -101,17 +108,18 @@ class Saving:
         saver: Saver,
         note: Callable[[], None],
         logs: Callable[[], dict[str, float]],
+        clock: Callable[[], float] = time.monotonic,
     ):
         self._group, self._pulse, self._reporter = rank.group, rank.pulse, rank.reporter
         self._state, self._named, self._identity = state, named, identity
         self._callbacks, self.log, self._snapshots, self._saver = callbacks, log, snapshots, saver
-        self._note, self._logs = note, logs
+        self._note, self._logs, self._clock = note, logs, clock
         trainable = {id(v) for v in model.trainable_variables}
         self._finite = [name for name, v in named.items() if id(v) in trainable]
         self._goal = None if config.keep_best is None else Goal.of(config.keep_best)
         self._outage = policy.Outage(random.random)
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
-        self._saved_step, self._saved_at = state.step, time.monotonic()
+        self._saved_step, self._saved_at = state.step, self._clock()
         #: The save under way, or the last one; and one of an earlier state, that with the best value, which comes next.
         self._current: _Prepared | None = None
         self._waiting: _Prepared | None = None
@@ -128,11 +136,11 @@ class Saving:
         flags = self._save_votes()
         if self._group.rank == 0:
             # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
-            flags[Flag.COPY] = 0.0 if self._is_best_pending() else self._snapshots.wish(stop, step_seconds)
+            flags[Flag.COPY] = 0.0 if self._is_best_held() else self._snapshots.wish(stop, step_seconds)
             callbacks = self._callbacks
             flags[Flag.SHARE] = self._is_news or (callbacks.active and ends_epoch) or callbacks.has_batch_hooks
-            idle, now = self._saver.phase is policy.Phase.IDLE, time.monotonic()
-            due = self.cadence.is_due(stop, now, self._saved_step, self._saved_at)
+            idle, now = self._saver.phase is policy.Phase.IDLE, self._clock()
+            due = self._waiting is not None or self.cadence.is_due(stop, now, self._saved_step, self._saved_at)
             flags[Flag.WANT_SAVE] = idle and self._outage.allows(now, due)
         return flags
 
@@ -183,9 +191,10 @@ class Saving:
         values = [rival[1] for rival in rivals if rival is not None and rival[0] == self._goal.metric]
         return value is not None and all(self._goal.is_better(value, other) for other in values)
 
-    def _is_best_pending(self) -> bool:
+    def _is_best_held(self) -> bool:
         under_way = self._current if self._saver.phase is not policy.Phase.IDLE else None
-        return self._waiting is not None or (under_way is not None and under_way.best != self._state.best)
+        pending = [save for save in (self._waiting, under_way) if save is not None and save.best != self._state.best]
+        return any(self._clock() - save.made_at < _HOLD_SECONDS for save in pending)
 
     # -- one save ------------------------------------------------------------------------------------------------------
 
@@ -194,11 +203,10 @@ class Saving:
         return {Flag.WRITTEN: votes.written, Flag.COMMITTED: votes.committed, Flag.FAILED: votes.failed}
 
     def _advance(self, flags: np.ndarray) -> None:
-        want = float(flags[Flag.WANT_SAVE]) or float(self._waiting is not None)
-        votes = policy.Votes(want, *(float(flags[f]) for f in (Flag.WRITTEN, Flag.COMMITTED, Flag.FAILED)))
+        votes = policy.Votes(*(float(flags[f]) for f in (Flag.WANT_SAVE, Flag.WRITTEN, Flag.COMMITTED, Flag.FAILED)))
         self._saver.phase, event = policy.advance(self._saver.phase, votes, self._group.world_size)
         if event is policy.Event.BEGIN:
-            self._begin()
+            self._begin(self._take_waiting() or self._prepare())
         elif event is policy.Event.COMMIT:
             self._saver.commit()
         elif event is policy.Event.FAILED:
@@ -223,10 +231,13 @@ class Saving:
             "world_size": self._group.world_size,
             "best": best,
         }
-        return _Prepared(state.step, own | arrays, document, best)
+        return _Prepared(self._clock(), state.step, own | arrays, document, best)
 
-    def _begin(self) -> None:
-        save, self._waiting = self._waiting or self._prepare(), None
+    def _take_waiting(self) -> _Prepared | None:
+        save, self._waiting = self._waiting, None
+        return save
+
+    def _begin(self, save: _Prepared) -> None:
         log = self.log
         rows = log.take() if self._group.rank == 0 else np.empty((0, 4))
 
@@ -238,15 +249,16 @@ class Saving:
 
         self._saver.begin(save.step, save.tensors, save.document, self._finite, first)
         self._current = save
-        self._saved_step, self._saved_at = save.step, time.monotonic()
+        self._saved_step, self._saved_at = save.step, self._clock()
 
     def _done(self) -> None:
         assert self._current is not None
         step, state = self._current.step, self._state
         self._saver.done()
-        state.durable_step, state.best = step, self._current.best
+        state.durable_step = max(step, state.durable_step or 0)  # the best of earlier steps may come late
+        state.best = self._current.best
         if self._outage.failures:
-            lasted = clock_text(time.monotonic() - self._outage.since)
+            lasted = clock_text(self._clock() - self._outage.since)
             self._reporter.say(f"saving works again: step {step} is on storage, after {lasted}")
             self._outage.end()
         if self._group.rank != 0:
@@ -267,10 +279,11 @@ class Saving:
                 f"the checkpoint of step {step} was NOT saved; training goes on, the last good one stays, and saving "
                 "is tried again"
             )
-        self._waiting = None  # its try would come too soon; the next better one will be kept
+        if self._waiting is None and self._current.best != self._state.best:
+            self._waiting = self._current  # where a better one waits, that is enough
         if self._saver.drop():
             self.log = self.log.renewed()  # the old one may still be written
-        self._outage.fail(time.monotonic(), "another worker's part" if failure is None else brief(failure))
+        self._outage.fail(self._clock(), "another worker's part" if failure is None else brief(failure))
 
     def _copy(self, share_rank_zero: bool) -> None:
         """Copy the present state into the memory of this rank's node; every rank does at the same step."""
@@ -297,18 +310,30 @@ class Saving:
             pauses: seconds before each try.
         """
         with self._pulse.doing(Activity.SAVE):
+            # The save under way may take its time, and what asks for this one may not.
+            self._copy(self._callbacks.active)
             self._drain()
             for pause in pauses:
-                if self._state.durable_step == self._state.step:
+                if self._is_saved():
                     break
                 time.sleep(pause)
-                self._begin()
-                self._saver.phase = policy.Phase.WRITING
-                self._drain()
+                best = self._take_waiting()
+                if best is not None:
+                    self._save(best)
+                if self._state.durable_step != self._state.step:
+                    self._save(self._prepare())
             return self._state.durable_step == self._state.step
 
+    def _is_saved(self) -> bool:
+        return self._waiting is None and self._state.durable_step == self._state.step
+
+    def _save(self, save: _Prepared) -> None:
+        self._begin(save)
+        self._saver.phase = policy.Phase.WRITING
+        self._drain()
+
     def finish(self) -> None:
-        """Have the last state on storage, whatever it takes.
+        """Have the last state and the best one on storage, whatever it takes, and old ones deleted.
 
         Raises:
             CheckpointError: storage did not take it.
@@ -319,9 +344,13 @@ class Saving:
                 f"{self._saver.failure or 'another rank failed'}. Mend the storage and run the same command: it goes "
                 f"on from step {self._state.durable_step or 0}."
             )
+        if self._waiting is not None:
+            self._reporter.say(f"the checkpoint of step {self._waiting.step}, the best one, was NOT saved")
+        with self._pulse.doing(Activity.SAVE):
+            self._saver.settle(_RETENTION_SECONDS)
 
     def _drain(self) -> None:
-        while self._saver.phase is not policy.Phase.IDLE or self._waiting is not None:
+        while self._saver.phase is not policy.Phase.IDLE:
             flags = np.zeros(len(Flag), np.float32)
             for flag, value in self._save_votes().items():
                 flags[flag] = value
@@ -330,5 +359,5 @@ class Saving:
 
     def trouble(self) -> SaveTrouble | None:
         """Saves that failed in a row, for the progress line; None where all is well."""
-        outage, now = self._outage, time.monotonic()
+        outage, now = self._outage, self._clock()
         return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None

@@ -199,7 +199,7 @@ def _train(
     use_gpu = checks.check_cluster(config, local, display.say)
     # On the driver's node: on another one it could die while the run lives.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    monitor = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote(runlog.attempt_names(run))
+    monitor: Any = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote(runlog.attempt_names(run))
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -208,8 +208,12 @@ def _train(
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
-    with listening(monitor, display, status_file, lease, book), exported(job.config.run.run, monitor, book):
-        outcome = _fit(_trainer(job, run, use_gpu), monitor)
+    try:
+        with listening(monitor, display, status_file, lease, book), exported(job.config.run.run, monitor, book):
+            outcome = _fit(_trainer(job, run, use_gpu), monitor)
+    finally:
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
     document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")

@@ -260,16 +260,9 @@ def prepare(workers: int, runtime_env: str = "") -> Answer:
             return Answer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
     shelf = Shelf.here()
-    count, why = missing(workers, shelf.count(), _free_bytes())
+    count, why = missing(workers, shelf.count(), raylets.free_bytes())
     if count:
         shelf.ask(count)
         node, job = this_process().node, ray.get_runtime_context().get_job_id()
         raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
     return Answer(not count, why, runtime_env)
-
-
-def _free_bytes() -> int:
-    from ray._private.utils import estimate_available_memory
-
-    # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
-    return min(psutil.virtual_memory().available, estimate_available_memory())

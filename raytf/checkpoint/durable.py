@@ -30,6 +30,8 @@ from raytf.storage import Storage
 
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
 _MOST_LINGERING = 2
+#: Saves of this attempt that retention is told of: more than can be under way while it looks.
+_MOST_LATEST = 16
 
 
 def load(run: Storage, name: str) -> Checkpoint:
@@ -125,11 +127,16 @@ class Saver:
         self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
         self._save: _Save | None = None
         self._job: Future[None] = Future()
+        #: The latest saves, of which some may still be written.
+        self._latest: tuple[_Save, ...] = ()
         #: Parts of saves that were given up and are still being written, by the folder's name.
         self._lingering: dict[str, Future[None]] = {}
         #: Folders of this attempt's saves that failed, and the thread that removes them.
         self._failed: list[str] = []
         self._removal: Future[None] | None = None
+        #: Set where retention has something to look at, and the thread that does.
+        self._is_retention_due = threading.Event()
+        self._retention: Future[None] | None = None
         self._failures = 0
         self._good_seconds = 0.0
         self.phase = policy.Phase.IDLE
@@ -185,7 +192,7 @@ class Saver:
         """
         self._serial += 1
         save = _Save(policy.name_of(step, self._attempt, self._serial), step, document, self._clock())
-        self._save = save
+        self._save, self._latest = save, (*self._latest[1 - _MOST_LATEST :], save)
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
         if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
             self._job = Future()
@@ -206,15 +213,30 @@ class Saver:
         self._job = self._start(save, work)
 
     def commit(self) -> None:
-        """All shares are written: rank 0 makes the checkpoint visible and deletes what retention lets go."""
+        """All shares are written: rank 0 makes the checkpoint visible."""
         save = self._save
         if self._rank == 0 and save is not None:
             self._job = self._start(save, lambda: self._write_manifest(save))
 
     def done(self) -> None:
-        """The checkpoint is complete."""
-        if self._save is not None:
-            self._good_seconds, self._failures = self._clock() - self._save.began, 0
+        """The checkpoint is complete: rank 0 begins to delete what retention lets go."""
+        if self._save is None:
+            return
+        self._good_seconds, self._failures = self._clock() - self._save.began, 0
+        if self._rank == 0:
+            self._needed = [self._save.name]
+            self._is_retention_due.set()
+            self._begin_retention()
+
+    def settle(self, seconds: float) -> None:
+        """Wait until nothing is left for retention to do, at most so long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._begin_retention()
+            if self._retention is None or self._retention.done():
+                return
+            with contextlib.suppress(TimeoutError):
+                self._retention.result(max(0.0, deadline - time.monotonic()))
 
     def drop(self) -> bool:
         """The save failed somewhere: remove what rank 0 can find of it, in the background.
@@ -238,6 +260,11 @@ class Saver:
                 self._removal = _in_thread(lambda: self._remove(names))
         return lingers
 
+    def _begin_retention(self) -> None:
+        # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
+        if self._is_retention_due.is_set() and (self._retention is None or self._retention.done()):
+            self._retention = _in_thread(self._retain_while_due)
+
     def _is_late(self, save: _Save) -> bool:
         return self._clock() - save.began > policy.deadline(self._good_seconds)
 
@@ -249,7 +276,9 @@ class Saver:
     def _remove(self, names: Collection[str]) -> None:
         with contextlib.suppress(StorageError):  # what stays is no checkpoint, and retention finds it later
             for name in names:
-                self._delete(name)
+                # One that was given up in the moment in which it became complete is as good as any.
+                if not self._run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
+                    self._delete(name)
 
     def _delete(self, name: str) -> None:
         # The manifest goes first: a deletion cut short leaves no checkpoint that looks complete.
@@ -275,8 +304,11 @@ class Saver:
         if save.given_up.is_set():
             self._delete(save.name)
         save.check()
-        self._needed = [save.name]
-        self._retain()
+
+    def _retain_while_due(self) -> None:
+        while self._is_retention_due.is_set():
+            self._is_retention_due.clear()
+            self._retain()
 
     def _retain(self) -> None:
         try:
@@ -287,7 +319,8 @@ class Saver:
             if self._goal is not None:
                 best = self._goal.best({n: self._values.get(n) for n in complete if n not in damaged})
                 needed |= set() if best is None else {best}
-            writing = [name for name, job in self._lingering.items() if not job.done()]
+            writing = [name for name, job in dict(self._lingering).items() if not job.done()]
+            writing += [save.name for save in self._latest if not save.given_up.is_set()]
             self._fence()
             for old in policy.to_delete(
                 names, complete, self._keep, self._attempt, damaged, needed, self._over, writing

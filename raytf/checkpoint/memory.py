@@ -18,22 +18,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytf import raylets
 from raytf.checkpoint import slots
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.policy import Generation, Held, generations
 from raytf.errors import CheckpointError
+from raytf.raylets import Answer
 
 _NAMESPACE = "raytf"
 #: How long keepers wait for another driver of their run, and how often they look whether there is one.
 ALONE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 #: Snapshots in memory leave at least so much of the node's memory to others, bytes.
 _LEAVE_BYTES = 1 << 30
-#: A node that is asked what it holds, and does not answer within so many seconds, holds nothing.
-SURVEY_SECONDS = 3.0
+#: A node that is asked what it holds has so many seconds; the second number where its raylet answers meanwhile.
+SURVEY_SECONDS, _BUSY_SECONDS = 3.0, 20.0
 _READ_SECONDS = 600.0
 
 
@@ -56,6 +57,8 @@ class Keeper:
         self._alone_seconds = alone_seconds
         self._lock = threading.Lock()
         self._slots: dict[str, tuple[str, int]] = {}  # path -> attempt, file descriptor
+        #: Bytes that each slot may grow to, by its path: memory that is promised is not taken yet.
+        self._promised: dict[str, int] = {}
         self._monitor: Any = None
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
@@ -73,7 +76,8 @@ class Keeper:
         with self._lock:
             self._monitor, self._seen_at = monitor, time.monotonic()
             self._drop({path for path, (owner, _) in self._slots.items() if owner != attempt} - self._newest())
-            free = psutil.virtual_memory().available - _LEAVE_BYTES
+            owed = sum(max(0, self._promised[p] - os.fstat(fd).st_size) for p, (_, fd) in self._slots.items())
+            free = raylets.free_bytes() - _LEAVE_BYTES - owed
             if 2 * state_bytes > free:
                 return Place(
                     reason=f"two copies of {state_bytes / 2**20:,.0f} MiB do not fit into the node's free memory"
@@ -82,7 +86,7 @@ class Keeper:
             for _ in range(2):
                 fd = os.memfd_create(f"raytf-{attempt}")
                 path = f"/proc/{os.getpid()}/fd/{fd}"
-                self._slots[path] = (attempt, fd)
+                self._slots[path], self._promised[path] = (attempt, fd), state_bytes
                 paths.append(path)
             return Place(tuple(paths))
 
@@ -121,6 +125,7 @@ class Keeper:
     def _drop(self, paths: Collection[str]) -> None:
         for path in paths:
             os.close(self._slots.pop(path)[1])
+            del self._promised[path]
 
     def _watch(self) -> None:
         while time.monotonic() - self._seen_at < self._alone_seconds:
@@ -158,12 +163,18 @@ def keeper(run_uri: str) -> Any:
 def survey(run_uri: str, seconds: float = SURVEY_SECONDS) -> dict[str, list[Held]]:
     """What the nodes of the cluster hold of a run, by node; without nodes that do not answer in time."""
     asked = {keeper.held.remote(): node for node, keeper in _keepers(run_uri).items()}
+    if not asked:
+        return {}
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+    if late:  # a node that is busy holds as much as any other; one that is frozen is not waited for
+        silent = {asked[answer] for answer in late}
+        heard = raylets.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
+        busy = [answer for answer in late if heard.get(asked[answer]) is Answer.LIVES]
+        done += ray.wait(busy, num_returns=len(busy), timeout=_BUSY_SECONDS)[0] if busy else []
     found: dict[str, list[Held]] = {}
-    if asked:
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
-        for answer in done:
-            with contextlib.suppress(ray.exceptions.RayError):  # it has just died
-                found[asked[answer]] = ray.get(answer)
+    for answer in done:
+        with contextlib.suppress(ray.exceptions.RayError):  # it has just died
+            found[asked[answer]] = ray.get(answer)
     return found
 
 

@@ -72,6 +72,7 @@ def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(tmp_path:
         preempted = [event for event in events if event["kind"] == "fault" and event["preemption"]]
         assert bool(preempted) is is_retried
         assert any("as announced" in line for line in lines) is is_retried
+    assert found[0][1][0].endswith("; not tried again: --max-failures is used up")
     assert found[1][2][0] | {"time": 0} == {
         "time": 0,
         "kind": "fault",

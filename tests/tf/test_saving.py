@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import durable, format, manifest, policy
 from raytf.config import CheckpointSection
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, StorageError
 from raytf.flags import Flag
 from raytf.goal import Goal
 from raytf.runlog import StepLog
@@ -50,13 +50,17 @@ class Memory:
 
 
 class SlowSaver(durable.Saver):
-    """Takes `calls` calls of the training step for a save."""
+    """Takes `calls` calls of the training step for a save, which may fail."""
 
     calls = left = 0
+    fails = False
 
-    def begin(self, *args, **kwargs) -> None:
+    def begin(self, step, tensors, document, finite, first) -> None:
+        def refuse() -> None:
+            raise StorageError("storage is away", "unreachable")
+
         self.left = self.calls
-        super().begin(*args, **kwargs)
+        super().begin(step, tensors, document, finite, refuse if self.fails else first)
 
     def votes(self) -> policy.Votes:
         if self._save is not None and self.phase is not policy.Phase.IDLE:
@@ -78,6 +82,7 @@ class Run:
         self.storage, self.state, self.memory = Storage(folder), state or TrainingState(), Memory()
         self.saver = SlowSaver(self.storage, 0, 1, ATTEMPT, keep, print, goal=GOAL)
         pulse = SimpleNamespace(doing=lambda activity: nullcontext())
+        self.now = 0.0
         nothing = lambda *_, **__: None  # noqa: E731
         reporter = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
         self.saving = Saving(
@@ -93,10 +98,12 @@ class Run:
             self.saver,
             nothing,
             dict,
+            lambda: self.now,
         )
 
     def epoch(self, value: float, saved: bool = False) -> None:
         """One call of one step, which ends an epoch with a value; `saved`: it is time for a checkpoint."""
+        self.now += 3
         flags = np.zeros(len(Flag), np.float32)
         for flag, vote in self.saving.votes(self.state.step + 1, 0.1, True).items():
             flags[flag] = vote
@@ -115,20 +122,26 @@ class Run:
         return [policy.split_name(name)[0] for name in manifest.list_complete(self.storage)]
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 5).map(float), st.integers(0, 3), st.booleans()), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5).map(float), st.integers(0, 3), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
 def test_the_best_of_all_epochs_stays(epochs):
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
-        for value, calls, saved in epochs:
-            run.saver.calls = calls
+        for value, calls, saved, fails in epochs:
+            run.saver.calls, run.saver.fails = calls, fails
             run.epoch(value, saved)
-        run.saver.left = 0
+        run.saver.left, run.saver.fails = 0, False
         run.saving.finish()
-        values = [value for value, _, _ in epochs]
+        values = [epoch[0] for epoch in epochs]
         best = values.index(min(values)) + 1
         assert set(run.kept) == {best, len(values)}
-        assert run.state.best == ("val_loss", min(values))
+        assert (run.state.best, run.state.durable_step) == (("val_loss", min(values)), len(values))
 
 
 def test_memory_keeps_the_best_state_until_storage_has_it():
@@ -139,6 +152,9 @@ def test_memory_keeps_the_best_state_until_storage_has_it():
         run.epoch(3.0)
         run.epoch(4.0)
         assert set(run.memory.copied) == {1}
+        for _ in range(4):
+            run.epoch(5.0)
+        assert set(run.memory.copied) > {1}  # not for ever
         # The worker dies here; the next attempt restores step 1 from memory, and saves it.
         state = TrainingState(step=1, history=[{"step": 1, "val_loss": 2.0}])
         again = Run(folder, state)

@@ -52,11 +52,13 @@ class Ranks:
                 saver.done()
         return event
 
-    def finish(self):
-        """How the save under way ends."""
+    def finish(self, settle=True):
+        """How the save under way ends, and what retention does then."""
         while True:
             event = self.advance()
             if event in (policy.Event.DONE, policy.Event.FAILED):
+                if settle:
+                    self.savers[0].settle(60)
                 return event
             time.sleep(0.01)
 
@@ -82,6 +84,19 @@ def fail(message):
 @pytest.fixture
 def run(tmp_path):
     return Storage(str(tmp_path / "run"))
+
+
+class SlowToDelete(Storage):
+    """Storage whose deletions take until `go` is set."""
+
+    def __init__(self, uri):
+        super().__init__(uri)
+        self.go, self.is_waiting = threading.Event(), threading.Event()
+
+    def delete(self, name):
+        self.is_waiting.set()
+        assert self.go.wait(60)
+        super().delete(name)
 
 
 def folders(run):
@@ -319,3 +334,35 @@ def test_a_run_that_was_taken_over_is_not_written(run):
     assert fenced.save(2) is policy.Event.FAILED
     assert fenced.said == ["rank 0: the run belongs to process 7 on far now."]
     assert steps(run) == [1]
+
+
+def test_a_store_that_is_slow_to_delete_costs_no_checkpoint(tmp_path):
+    run = SlowToDelete(str(tmp_path / "run"))
+    ranks = Ranks(run, keep=1)
+    assert ranks.save(1) is policy.Event.DONE
+    ranks.begin(2)
+    assert ranks.finish(settle=False) is policy.Event.DONE  # the first one is still being deleted
+    assert run.is_waiting.wait(60)
+    ranks.clock.now += 10 * policy.DEADLINE_SECONDS
+    ranks.begin(3, first=fail("storage is away"))
+    assert ranks.finish(settle=False) is policy.Event.FAILED
+    assert manifest.list_complete(run)[0] == policy.name_of(2, ATTEMPT, 2)
+    run.go.set()
+    ranks.savers[0].settle(60)
+    until(lambda: folders(run) == [policy.name_of(2, ATTEMPT, 2)])
+
+
+def test_what_is_written_while_others_are_deleted_stays(tmp_path):
+    run = SlowToDelete(str(tmp_path / "run"))
+    ranks = Ranks(run, keep=1)
+    assert ranks.save(1) is policy.Event.DONE
+    ranks.begin(2)
+    assert ranks.finish(settle=False) is policy.Event.DONE
+    assert run.is_waiting.wait(60)
+    ranks.begin(3)
+    until(lambda: all(saver.votes().written for saver in ranks.savers))
+    run.go.set()
+    ranks.savers[0].settle(60)
+    assert ranks.finish() is policy.Event.DONE
+    assert durable.load(run, policy.name_of(3, ATTEMPT, 3)).step == 3
+    assert folders(run) == [policy.name_of(3, ATTEMPT, 3)]
