@@ -3,6 +3,7 @@ says where it is, and dawdles there until somebody kills it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -10,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -87,10 +88,20 @@ class WatchedStorage(FaultyStorage):
             super().put(name, data)
         self.teller.dawdle(moment, 0.3)
 
+    def list(self, name: str = "", recursive: bool = False) -> list[str]:
+        # Only retention lists folders: what is restored is found by its files.
+        with self._retention():
+            return super().list(name, recursive)
+
     def delete(self, name: str) -> None:
+        with self._retention():
+            super().delete(name)
+
+    @contextlib.contextmanager
+    def _retention(self) -> Iterator[None]:
         self.teller.enter("retention", "retention")
         try:
-            super().delete(name)
+            yield
         finally:
             self.teller.enter("retention", "")
 
