@@ -63,7 +63,8 @@ class Snapshots:
         self._keeper: Any = None
         self._place: Any = None
         self._slots: list[slots.Slot] = []
-        self._costs: list[float] = []
+        #: Of the latest copies, seconds: the copy itself, and giving all ranks what rank 0 alone knows.
+        self._costs: list[tuple[float, float]] = []
         self._slow: tuple[Any, bytes] = (None, b"")
         self._rank_zero = np.zeros(0, np.uint8)
         self._wished = -1
@@ -115,7 +116,11 @@ class Snapshots:
         """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
         if self._every == 0 or self._group.rank != 0:
             return 0.0
-        cost = float(np.median(self._costs)) if self._costs else 0.0
+        cost = 0.0
+        if self._costs:
+            copying, sharing = zip(*self._costs, strict=True)
+            # Ranks that share wait for each other, as they would in the next step: only the shortest time is a cost.
+            cost = float(np.median(copying)) + min(sharing)
         every = policy.snapshot_every(self._every, cost, step_seconds)
         if self._wished >= 0 and stop - self._wished < every:
             return 0.0
@@ -159,10 +164,10 @@ class Snapshots:
         first = self.step is None
         self._slots.reverse()
         self.step, self.bytes = step, 2 * size * self._shares
-        seconds, self._sharing_seconds = time.perf_counter() - began + self._sharing_seconds, 0.0
-        self.seconds += seconds
+        copying, sharing, self._sharing_seconds = time.perf_counter() - began, self._sharing_seconds, 0.0
+        self.seconds += copying + sharing
         if not first:  # it pays for memory that is touched for the first time
-            self._costs = [*self._costs[1 - _COSTS :], seconds]
+            self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
         if first:
             self._keeper.tidy.remote(self._attempt)
 
