@@ -187,7 +187,9 @@ def measure(peer: str, run: str, faults: list[str], arguments: Arguments, folder
     draw = random.Random(f"recovery {arguments.seed} {run}")
     found: list[Recovery] = []
     notes = Notes(folder / f"{run}.notes")
-    command = [sys.executable, str(JOBS[peer]), "--notes", str(folder / f"{run}.notes"), "--data", arguments.data]
+    # The peer's workers read the data themselves, in another folder.
+    data = str(Path(arguments.data).resolve()) if Path(arguments.data).exists() else arguments.data
+    command = [sys.executable, str(JOBS[peer]), "--notes", str(folder / f"{run}.notes"), "--data", data]
     command += ["--storage", str(folder), "--run", run, "--workers", str(WORKERS), "--steps", "10000000"]
     command += arguments.flags.split() if peer == "raytf" else []
     with (
