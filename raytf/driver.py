@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import ray
@@ -51,25 +51,36 @@ class Book(ledger.Ledger):
 
 
 @contextlib.contextmanager
-def booked(run: Storage) -> Iterator[Book]:
-    """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
-    book, stop = Book(run), threading.Event()
-    book.add([driver_event("started", pid=os.getpid(), host=socket.gethostname())])
-
-    def write() -> None:
-        while not stop.wait(_FLUSH_SECONDS):
-            book.flush()
-
-    thread = threading.Thread(target=write, daemon=True, name="raytf-ledger")
+def _beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread as long as the `with` statement lasts, and 5 s more at most; the event tells it to end."""
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,), daemon=True, name=name)
     thread.start()
     try:
-        yield book
-    except BaseException as error:
-        book.add([driver_event("ended", outcome="failed", text=one_line(error, 300) or type(error).__name__)])
-        raise
+        yield
     finally:
         stop.set()
         thread.join(5)
+
+
+@contextlib.contextmanager
+def booked(run: Storage) -> Iterator[Book]:
+    """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
+    book = Book(run)
+    book.add([driver_event("started", pid=os.getpid(), host=socket.gethostname())])
+
+    def write(stop: threading.Event) -> None:
+        while not stop.wait(_FLUSH_SECONDS):
+            book.flush()
+
+    try:
+        with _beside("raytf-ledger", write):
+            try:
+                yield book
+            except BaseException as error:
+                book.add([driver_event("ended", outcome="failed", text=one_line(error, 300) or type(error).__name__)])
+                raise
+    finally:
         book.flush()
 
 
@@ -84,7 +95,7 @@ def add_times(document: dict[str, Any], run: Storage, book: Book) -> None:
 
 @contextlib.contextmanager
 def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: Book) -> Iterator[None]:
-    stop = threading.Event()
+    """What workers and controller say reaches the user, the status file and the ledger."""
 
     def show() -> None:
         status, messages, events = ray.get(monitor.read.remote())
@@ -98,7 +109,7 @@ def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Le
             if status is not None:
                 display.show(status)
 
-    def watch() -> None:
+    def watch(stop: threading.Event) -> None:
         while not stop.wait(_POLL_SECONDS):
             with contextlib.suppress(ray.exceptions.RayError):
                 show()
@@ -108,13 +119,10 @@ def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Le
                     sys.stdout.flush()
                 os._exit(2)
 
-    thread = threading.Thread(target=watch, daemon=True, name="raytf-progress")
-    thread.start()
     try:
-        yield
+        with _beside("raytf-progress", watch):
+            yield
     finally:
-        stop.set()
-        thread.join(5)
         with contextlib.suppress(ray.exceptions.RayError):
             show()
 
@@ -122,9 +130,8 @@ def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Le
 @contextlib.contextmanager
 def exported(run: str, monitor: Any, book: Book) -> Iterator[None]:
     """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
-    stop = threading.Event()
 
-    def export() -> None:
+    def export(stop: threading.Event) -> None:
         book.read_earlier()
         if stop.is_set():  # storage took its time, and the connection to Ray is another one by now
             return
@@ -137,10 +144,5 @@ def exported(run: str, monitor: Any, book: Book) -> Iterator[None]:
                 break
         shown.show()
 
-    thread = threading.Thread(target=export, daemon=True, name="raytf-metrics")
-    thread.start()
-    try:
+    with _beside("raytf-metrics", export):
         yield
-    finally:
-        stop.set()
-        thread.join(5)

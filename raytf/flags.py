@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+
+import numpy as np
 
 
 class Flag(enum.IntEnum):
@@ -17,3 +20,11 @@ class Flag(enum.IntEnum):
     COPY = 6
     SHARE = 7
     PROBE = 8
+
+
+def vector(given: Mapping[Flag, float]) -> np.ndarray:
+    """Flags as they are added over the ranks, float32 [F]; 0 for those that are not given."""
+    flags = np.zeros(len(Flag), np.float32)
+    for flag, value in given.items():
+        flags[flag] = value
+    return flags

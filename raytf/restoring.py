@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -37,8 +37,8 @@ class Restorer:
         self._candidates: list[_Candidate] = []
         self._rest: list[policy.Generation] = []
         self._names: list[str] | None = None
-        #: The first candidate, which is being read.
-        self._ahead: tuple[_Candidate, Future[Checkpoint]] | None = None
+        #: The first candidate, as it is being read.
+        self._ahead: Future[Checkpoint] | None = None
         self.damaged: list[str] = []
 
     def begin(self, attempts: list[str], known_step: int | None) -> None:
@@ -55,9 +55,7 @@ class Restorer:
         if not newer:
             self._ask_storage()
         if self._candidates:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-restore")
-            self._ahead = self._candidates[0], pool.submit(self._load, self._candidates[0])
-            pool.shutdown(wait=False)
+            self._ahead = durable.in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
         """The state to go on from; None for a new run.
@@ -93,8 +91,7 @@ class Restorer:
             found, problem = None, ""
             ahead, self._ahead = self._ahead, None
             try:
-                is_ahead = ahead is not None and ahead[0] == candidate
-                found = ahead[1].result() if ahead is not None and is_ahead else self._load(candidate)
+                found = self._load(candidate) if ahead is None else ahead.result()
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
             loaded = self._group.sum(np.array([float(found is not None)], np.float32))[0]

@@ -20,7 +20,7 @@ from raytf.checkpoint import codec, format, policy
 from raytf.checkpoint.durable import Saver
 from raytf.config import CheckpointSection
 from raytf.errors import CheckpointError, ConfigError, brief
-from raytf.flags import Flag
+from raytf.flags import Flag, vector
 from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.progress import SaveTrouble, clock_text
@@ -38,21 +38,6 @@ _LOOK_SECONDS = 0.02
 _HOLD_SECONDS = 10.0
 #: Seconds at the end of a run in which old checkpoints are deleted.
 _RETENTION_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One rank of one attempt, as its parts know it.
-
-    Attributes:
-        group: of all ranks.
-        pulse: told what the rank waits for.
-        reporter: its voice.
-    """
-
-    group: WatchedGroup
-    pulse: Pulse
-    reporter: Reporter
 
 
 @dataclass(frozen=True)
@@ -76,7 +61,10 @@ class Saving:
 
     Args:
         config: of checkpoints.
-        rank: of this worker.
+        goal: that of `--keep-best`; None where there is none.
+        group: of all ranks.
+        pulse: told what the rank waits for.
+        reporter: the rank's voice.
         state: where the run is; `durable_step` and `best` are kept up to date here.
         model: for the names of what must be finite.
         named: all variables of the state.
@@ -97,7 +85,10 @@ class Saving:
     def __init__(
         self,
         config: CheckpointSection,
-        rank: Rank,
+        goal: Goal | None,
+        group: WatchedGroup,
+        pulse: Pulse,
+        reporter: Reporter,
         state: TrainingState,
         model: keras.Model,
         named: dict[str, keras.Variable],
@@ -110,13 +101,12 @@ class Saving:
         logs: Callable[[], dict[str, float]],
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._group, self._pulse, self._reporter = rank.group, rank.pulse, rank.reporter
+        self._goal, self._group, self._pulse, self._reporter = goal, group, pulse, reporter
         self._state, self._named, self._identity = state, named, identity
         self._callbacks, self.log, self._snapshots, self._saver = callbacks, log, snapshots, saver
         self._note, self._logs, self._clock = note, logs, clock
         trainable = {id(v) for v in model.trainable_variables}
         self._finite = [name for name, v in named.items() if id(v) in trainable]
-        self._goal = None if config.keep_best is None else Goal.of(config.keep_best)
         self._outage = policy.Outage(random.random)
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         self._saved_step, self._saved_at = state.step, self._clock()
@@ -351,10 +341,7 @@ class Saving:
 
     def _drain(self) -> None:
         while self._saver.phase is not policy.Phase.IDLE:
-            flags = np.zeros(len(Flag), np.float32)
-            for flag, value in self._save_votes().items():
-                flags[flag] = value
-            self._advance(self._group.sum(flags))
+            self._advance(self._group.sum(vector(self._save_votes())))
             time.sleep(_LOOK_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:

@@ -31,7 +31,7 @@ from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
 from raytf.errors import NonFiniteLossError, RunMismatchError, StorageError
 from raytf.evaluation import Evaluator
-from raytf.flags import Flag
+from raytf.flags import Flag, vector
 from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
@@ -41,7 +41,7 @@ from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.restoring import Restorer
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
-from raytf.saving import Rank, Saving
+from raytf.saving import Saving
 from raytf.snapshots import Snapshots
 from raytf.state import TrainingState
 from raytf.step import TrainStep
@@ -204,6 +204,7 @@ class Worker:
 
     def _prepare_saving(self, chosen: Checkpoint | None, earlier: list[str], damaged: list[str]) -> Saving:
         checkpoints, state = self.config.checkpoints, self.state
+        goal = None if checkpoints.keep_best is None else Goal.of(checkpoints.keep_best)
         log = StepLog(self.storage, self.attempt)
         if chosen is not None and chosen.is_in_memory:
             log.restore(chosen.document["rows"])
@@ -221,13 +222,16 @@ class Worker:
             restored=None if chosen is None or chosen.is_in_memory else chosen.name,
             damaged=damaged,
             late=self.reporter.upload_anew,
-            goal=None if checkpoints.keep_best is None else Goal.of(checkpoints.keep_best),
+            goal=goal,
             over=earlier,
             fence=functools.partial(check_owner, self.storage, self.job.lease),
         )
         return Saving(
             checkpoints,
-            Rank(self.group, self.pulse, self.reporter),
+            goal,
+            self.group,
+            self.pulse,
+            self.reporter,
             state,
             self.model,
             self.named,
@@ -365,10 +369,7 @@ class Worker:
             if not self.config.compute.steps_per_call and self._seconds_per_step:
                 wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
                 given[Flag.CALL_STEPS] = 2 ** int(np.log2(wanted))
-        flags = np.zeros(len(Flag), np.float32)
-        for flag, value in given.items():
-            flags[flag] = value
-        return flags
+        return vector(given)
 
     def _park(self) -> None:
         """The number of workers is about to change: save this step, and wait to be replaced or released."""

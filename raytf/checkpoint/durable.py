@@ -18,7 +18,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,10 +28,10 @@ from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, Stora
 from raytf.goal import Goal
 from raytf.storage import Storage
 
+T = TypeVar("T")
+
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
 _MOST_LINGERING = 2
-#: Saves of this attempt that retention is told of: more than can be under way while it looks.
-_MOST_LATEST = 16
 
 
 def load(run: Storage, name: str) -> Checkpoint:
@@ -127,8 +127,6 @@ class Saver:
         self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
         self._save: _Save | None = None
         self._job: Future[None] = Future()
-        #: The latest saves, of which some may still be written.
-        self._latest: tuple[_Save, ...] = ()
         #: Parts of saves that were given up and are still being written, by the folder's name.
         self._lingering: dict[str, Future[None]] = {}
         #: Folders of this attempt's saves that failed, and the thread that removes them.
@@ -192,7 +190,7 @@ class Saver:
         """
         self._serial += 1
         save = _Save(policy.name_of(step, self._attempt, self._serial), step, document, self._clock())
-        self._save, self._latest = save, (*self._latest[1 - _MOST_LATEST :], save)
+        self._save = save
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
         if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
             self._job = Future()
@@ -257,19 +255,19 @@ class Saver:
             self._failed = [*self._failed[1 - _MOST_LINGERING :], self._save.name]
             if self._removal is None or self._removal.done():
                 names = [name for name in self._failed if name not in self._lingering]
-                self._removal = _in_thread(lambda: self._remove(names))
+                self._removal = in_thread(lambda: self._remove(names))
         return lingers
 
     def _begin_retention(self) -> None:
         # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
         if self._is_retention_due.is_set() and (self._retention is None or self._retention.done()):
-            self._retention = _in_thread(self._retain_while_due)
+            self._retention = in_thread(self._retain_while_due)
 
     def _is_late(self, save: _Save) -> bool:
         return self._clock() - save.began > policy.deadline(self._good_seconds)
 
     def _start(self, save: _Save, work: Callable[[], None]) -> Future[None]:
-        job = _in_thread(work)
+        job = in_thread(work)
         job.add_done_callback(lambda _: self._late() if save.given_up.is_set() else None)
         return job
 
@@ -313,14 +311,16 @@ class Saver:
     def _retain(self) -> None:
         try:
             names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
+            # Between the two lists: a folder of the first that is under way no more is complete in the second.
+            writing = [name for name, job in dict(self._lingering).items() if not job.done()]
+            if self._save is not None and not self._save.given_up.is_set():
+                writing.append(self._save.name)
             complete = manifest.list_complete(self._run)
             damaged = {*self._damaged, *self._look(complete)}
             needed = set(self._needed)
             if self._goal is not None:
                 best = self._goal.best({n: self._values.get(n) for n in complete if n not in damaged})
                 needed |= set() if best is None else {best}
-            writing = [name for name, job in dict(self._lingering).items() if not job.done()]
-            writing += [save.name for save in self._latest if not save.given_up.is_set()]
             self._fence()
             for old in policy.to_delete(
                 names, complete, self._keep, self._attempt, damaged, needed, self._over, writing
@@ -357,17 +357,15 @@ class Saver:
         return damaged
 
 
-def _in_thread(work: Callable[[], None]) -> Future[None]:
+def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
     """Run in a daemon thread of its own: one that hangs holds up neither the next one nor the end of the process."""
-    job: Future[None] = Future()
+    job: Future[T] = Future()
 
     def run() -> None:
         try:
-            work()
+            job.set_result(work())
         except BaseException as error:
             job.set_exception(error)
-        else:
-            job.set_result(None)
 
-    threading.Thread(target=run, daemon=True, name="raytf-save").start()
+    threading.Thread(target=run, daemon=True, name=name).start()
     return job

@@ -56,9 +56,8 @@ class Keeper:
     def __init__(self, alone_seconds: float = ALONE_SECONDS):
         self._alone_seconds = alone_seconds
         self._lock = threading.Lock()
-        self._slots: dict[str, tuple[str, int]] = {}  # path -> attempt, file descriptor
-        #: Bytes that each slot may grow to, by its path: memory that is promised is not taken yet.
-        self._promised: dict[str, int] = {}
+        #: Path -> attempt, file descriptor, and bytes promised, which are not taken before they are written.
+        self._slots: dict[str, tuple[str, int, int]] = {}
         self._monitor: Any = None
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
@@ -75,8 +74,8 @@ class Keeper:
         """
         with self._lock:
             self._monitor, self._seen_at = monitor, time.monotonic()
-            self._drop({path for path, (owner, _) in self._slots.items() if owner != attempt} - self._newest())
-            owed = sum(max(0, self._promised[p] - os.fstat(fd).st_size) for p, (_, fd) in self._slots.items())
+            self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt} - self._newest())
+            owed = sum(max(0, promised - os.fstat(fd).st_size) for _, fd, promised in self._slots.values())
             free = raylets.free_bytes() - _LEAVE_BYTES - owed
             if 2 * state_bytes > free:
                 return Place(
@@ -86,7 +85,7 @@ class Keeper:
             for _ in range(2):
                 fd = os.memfd_create(f"raytf-{attempt}")
                 path = f"/proc/{os.getpid()}/fd/{fd}"
-                self._slots[path], self._promised[path] = (attempt, fd), state_bytes
+                self._slots[path] = (attempt, fd, state_bytes)
                 paths.append(path)
             return Place(tuple(paths))
 
@@ -95,7 +94,7 @@ class Keeper:
         with self._lock:
             newest = self._newest()
             if newest and all(self._slots[path][0] == attempt for path in newest):
-                self._drop({path for path, (owner, _) in self._slots.items() if owner != attempt})
+                self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt})
 
     def held(self) -> list[Held]:
         """What there is, share by share."""
@@ -112,7 +111,7 @@ class Keeper:
 
     def _held(self) -> list[Held]:
         found = []
-        for path, (_, fd) in self._slots.items():
+        for path, (_, fd, _) in self._slots.items():
             share = slots.head(_mapped(fd))
             if share is not None:
                 found.append(Held(share.step, share.attempt, share.share, share.shares, share.bytes, path))
@@ -125,7 +124,6 @@ class Keeper:
     def _drop(self, paths: Collection[str]) -> None:
         for path in paths:
             os.close(self._slots.pop(path)[1])
-            del self._promised[path]
 
     def _watch(self) -> None:
         while time.monotonic() - self._seen_at < self._alone_seconds:

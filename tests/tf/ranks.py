@@ -18,6 +18,18 @@ from raytf.model import build, seed_states
 from raytf.step import TrainStep
 
 
+class Alone:
+    """A group of one rank."""
+
+    rank, world_size = 0, 1
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return arrays
+
+
 class World:
     """A sum over `size` threads; each calls `all_reduce` at the same places."""
 

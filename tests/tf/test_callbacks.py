@@ -5,23 +5,11 @@ from __future__ import annotations
 import csv
 
 import keras
-import numpy as np
 import pytest
 
 from raytf.callbacks import Callbacks
 from raytf.errors import JobError, ModelError
-
-
-class Alone:
-    """A group of one rank."""
-
-    rank = 0
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return values
-
-    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return arrays
+from tests.tf.ranks import Alone
 
 
 def model(optimizer=None) -> keras.Model:

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import keras
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,24 +15,16 @@ from raytf.callbacks import Callbacks
 from raytf.checkpoint import durable, format, manifest, policy
 from raytf.config import CheckpointSection
 from raytf.errors import ConfigError, StorageError
-from raytf.flags import Flag
+from raytf.flags import Flag, vector
 from raytf.goal import Goal
 from raytf.runlog import StepLog
-from raytf.saving import Rank, Saving
+from raytf.saving import Saving
 from raytf.state import TrainingState
 from raytf.storage import Storage
+from tests.tf.ranks import Alone
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
 GOAL = Goal("val_loss", is_largest=False)
-
-
-class Alone:
-    """A group of one rank."""
-
-    rank, world_size = 0, 1
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return values
 
 
 class Memory:
@@ -74,20 +65,21 @@ class SlowSaver(durable.Saver):
 class Run:
     """One rank that trains an epoch with each call, without Ray."""
 
-    def __init__(
-        self, folder: str, state: TrainingState | None = None, keep_best: str | None = "val_loss", keep: int = 1
-    ):
+    def __init__(self, folder: str, state: TrainingState | None = None):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         self.storage, self.state, self.memory = Storage(folder), state or TrainingState(), Memory()
-        self.saver = SlowSaver(self.storage, 0, 1, ATTEMPT, keep, print, goal=GOAL)
+        self.saver = SlowSaver(self.storage, 0, 1, ATTEMPT, 1, print, goal=GOAL)
         pulse = SimpleNamespace(doing=lambda activity: nullcontext())
         self.now = 0.0
         nothing = lambda *_, **__: None  # noqa: E731
         reporter = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
         self.saving = Saving(
-            CheckpointSection(checkpoint_every_steps=1_000_000, keep=keep, keep_best=keep_best),
-            Rank(Alone(), pulse, reporter),
+            CheckpointSection(checkpoint_every_steps=1_000_000),
+            GOAL,
+            Alone(),
+            pulse,
+            reporter,
             self.state,
             model,
             format.variables(model),
@@ -104,9 +96,7 @@ class Run:
     def epoch(self, value: float, saved: bool = False) -> None:
         """One call of one step, which ends an epoch with a value; `saved`: it is time for a checkpoint."""
         self.now += 3
-        flags = np.zeros(len(Flag), np.float32)
-        for flag, vote in self.saving.votes(self.state.step + 1, 0.1, True).items():
-            flags[flag] = vote
+        flags = vector(self.saving.votes(self.state.step + 1, 0.1, True))
         if saved and self.saver.phase is policy.Phase.IDLE:
             flags[Flag.WANT_SAVE] = 1
         self.state.step += 1

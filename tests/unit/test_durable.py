@@ -99,6 +99,15 @@ class SlowToDelete(Storage):
         super().delete(name)
 
 
+class SlowToList(SlowToDelete):
+    """Storage whose lists of folders take until `go` is set, and say then what there is."""
+
+    def list(self, name="", recursive=False):
+        self.is_waiting.set()
+        assert self.go.wait(60)
+        return super().list(name, recursive)
+
+
 def folders(run):
     return [n.rstrip("/") for n in run.list(FOLDER) if n.endswith("/")]
 
@@ -352,10 +361,12 @@ def test_a_store_that_is_slow_to_delete_costs_no_checkpoint(tmp_path):
     until(lambda: folders(run) == [policy.name_of(2, ATTEMPT, 2)])
 
 
-def test_what_is_written_while_others_are_deleted_stays(tmp_path):
-    run = SlowToDelete(str(tmp_path / "run"))
+@pytest.mark.parametrize("kind", [SlowToDelete, SlowToList])
+def test_what_is_written_while_others_are_deleted_stays(tmp_path, kind):
+    run = kind(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)
-    assert ranks.save(1) is policy.Event.DONE
+    ranks.begin(1)
+    assert ranks.finish(settle=False) is policy.Event.DONE
     ranks.begin(2)
     assert ranks.finish(settle=False) is policy.Event.DONE
     assert run.is_waiting.wait(60)
