@@ -95,7 +95,7 @@ def _ports(document: Document) -> Iterator[Finding]:
                 "open-to-world",
                 (*path, i),
                 f"{ports} are open to {open_to[0]}",
-                "Whoever reaches the dashboard or the job server runs code there, with the cluster's rights on the bucket.",
+                "Whoever reaches the dashboard or the job server runs code with the cluster's rights.",
                 "Leave the rule out and use `ray dashboard CLUSTER.yaml` (a tunnel), or give your own address /32.",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path as File
@@ -20,7 +21,20 @@ _HTTP_BYTES = 100 * 2**20
 #: Copied to each node by rsync before anything runs there.
 _MOUNT_BYTES = 1024 * 2**20
 _TOKEN = ".ray/auth_token"
-_PLACEHOLDERS = ("<", "change_me", "changeme", "change-me", "your-", "your_", "/path/to/", "xxxx", "replace-me")
+#: In a command, where `<` and the like mean something else.
+_YOURS = re.compile(r"\byour-\w+")
+_PLACEHOLDERS = (
+    "<",
+    "change_me",
+    "changeme",
+    "change-me",
+    "your-",
+    "your_",
+    "/path/to/",
+    "xxxx",
+    "replace-me",
+    ":000000000000:",
+)
 
 
 def check(document: Document, here: Surroundings) -> Iterator[Finding]:
@@ -225,7 +239,7 @@ def placeholders(document: Document) -> Iterator[Finding]:
         elif isinstance(value, list):
             for i, inner in enumerate(value):
                 yield from walk(inner, (*path, i))
-        elif isinstance(value, str) and "\n" not in value and " " not in value and is_placeholder(value):
+        elif isinstance(value, str) and (_YOURS.search(value) if " " in value else is_placeholder(value)):
             yield path
 
     for path in walk(document.value, ()):

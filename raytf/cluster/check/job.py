@@ -10,6 +10,9 @@ from raytf.cluster.check.finding import Finding, Path, error, warning
 from raytf.config import ClusterSection, RunSection
 from raytf.errors import ConfigError
 
+#: Folders that each node has for itself; others may be mounted by all.
+_OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
+
 
 @dataclass(frozen=True)
 class Need:
@@ -125,7 +128,7 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
         )
     elif not gpu and gpus and need.gpu is None:
         return
-    if "://" not in need.storage and len([r for r in rooms if r.nodes]) and sum(r.nodes for r in rooms) > 1:
+    if need.storage.startswith(_OWN_FOLDERS) and sum(room.nodes for room in rooms) > 1:
         yield error(
             "job-storage",
             where,
