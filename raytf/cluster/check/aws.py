@@ -17,7 +17,7 @@ _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 _GOOD_IMAGE = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 #: GiB that TensorFlow, its CUDA libraries and a GPU image take together, with room for logs and spilled objects.
-_LEAST_GIB, _GPU_GIB = 30, 80
+_LEAST_GIB, _GPU_GIB = 20, 60
 
 
 def check(document: Document) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ def _workers_profile(types: list[NodeType]) -> Iterator[Finding]:
                 (*t.path, "node_config"),
                 f"nodes of type {t.name!r} have no IamInstanceProfile",
                 "Ray gives its own role to the head alone: workers cannot write to S3, and the first checkpoint fails.",
-                "Give IamInstanceProfile: {Name: raytf-node}; cluster-configs/iam/ has its policy.",
+                "Give IamInstanceProfile: {Name: raytf-worker}; cluster-configs/iam/ has its policy.",
             )
 
 

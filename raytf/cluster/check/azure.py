@@ -78,9 +78,7 @@ def _node(t: NodeType, known: set[str]) -> Iterator[Finding]:
             yield error(
                 "azure-unknown-key",
                 (*path, str(key)),
-                f"{key!r} is filled in by Ray"
-                if own
-                else f"Ray's template has no parameter {key!r}.{near(key, known)}",
+                f"{key!r} is filled in by Ray" if own else f"Ray's template has no parameter {key!r}{near(key, known)}",
                 "Ray overwrites it." if own else "Azure refuses the deployment of each node (InvalidTemplate).",
                 "Leave it out." if own else instead(key, known - _RAYS, "Parameters are"),
             )
@@ -115,7 +113,7 @@ def _choices(parameters: dict[str, Any], path: Path) -> Iterator[Finding]:
             yield error(
                 "azure-value",
                 (*path, key),
-                f"{key} is {value!r}.{near(value, choices)}",
+                f"{key} is {value!r}{near(value, choices)}",
                 "Azure refuses the machine.",
                 f"Write one of {', '.join(choices)}, with capitals as here.",
             )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.software import NIGHTLY
 
 _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 _HEAD, _WORKER = "head_start_ray_commands", "worker_start_ray_commands"
@@ -64,7 +65,7 @@ def _setup(path: Path, command: str) -> Iterator[Finding]:
             "The connection ends, and Ray takes the set-up for failed.",
             "Put what needs a restart into the image.",
         )
-    if re.search(r"ray-3\.0\.0\.dev0|ray-wheels/latest", command):
+    if NIGHTLY.search(command):
         yield warning(
             "nightly-ray",
             path,

@@ -74,7 +74,7 @@ def _head(document: Document, names: list[str]) -> Iterator[Finding]:
         yield error(
             "head-node-type",
             ("head_node_type",),
-            f"head_node_type {head!r} is none of the types.{near(head, names)}",
+            f"head_node_type {head!r} is none of the types{near(head, names)}",
             "Ray refuses the file when it validates it.",
             f"Name one of {', '.join(names)}.",
         )

@@ -67,17 +67,17 @@ def place(path: Path) -> str:
 
 
 def near(word: object, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
+    """`. Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
     by_fold = {name.casefold().replace("_", "").replace("-", ""): name for name in known}
     folded = str(word).casefold().replace("_", "").replace("-", "")
     found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
-    return f" Did you mean {by_fold[found[0]]!r}?" if found else ""
+    return f". Did you mean {by_fold[found[0]]!r}?" if found else ""
 
 
 def instead(word: object, known: Iterable[str], what: str = "Keys here are") -> str:
     """What to write for a word that is not known: the close one, or all."""
     names = sorted(known)
-    return near(word, names).strip() or f"{what} {listed(names, 40)}."
+    return near(word, names).removeprefix(". ") or f"{what} {listed(names, 40)}."
 
 
 def listed(names: Iterable[object], most: int = 12) -> str:

@@ -43,7 +43,7 @@ _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _WITH_GPUS = ("a2-", "a3-", "a4-", "g2-", "g4-")
 #: Ubuntu with NVIDIA's driver, as Google publishes it.
 _GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-570"
-_RETIRED_IMAGES = re.compile(r"ubuntu-(1604|1804)|ubuntu-16|ubuntu-18|tf-?1-|debian-9|common-cu(8|9|10|11)\d*")
+_RETIRED_IMAGES = re.compile(r"ubuntu-(1604|1804|2004)|ubuntu-16|ubuntu-18|tf-?1-|debian-9|common-cu(8|9|10|11)\d*")
 
 
 def check(document: Document) -> Iterator[Finding]:
@@ -221,8 +221,8 @@ def _disks(t: NodeType, path: Path) -> Iterator[Finding]:
                 "Google finds no image, or TensorFlow finds no GPU.",
                 f"Take {_GOOD_IMAGE}.",
             )
-        if isinstance(size, int) and disk.get("boot") and size < (80 if t.machine and t.machine.gpus else 30):
-            least = 80 if t.machine and t.machine.gpus else 30
+        if isinstance(size, int) and disk.get("boot") and size < (50 if t.machine and t.machine.gpus else 20):
+            least = 50 if t.machine and t.machine.gpus else 20
             yield error(
                 "disk-too-small",
                 (*inner, "diskSizeGb"),

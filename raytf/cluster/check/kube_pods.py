@@ -157,7 +157,7 @@ def _resource_names(first: Path, both: dict[str, dict[str, Any]]) -> Iterator[Fi
                 yield error(
                     "kube-resource",
                     path,
-                    f"there is no resource {name!r}.{hint or ' A GPU is nvidia.com/gpu.'}",
+                    f"there is no resource {name!r}{hint or '. A GPU is nvidia.com/gpu'}",
                     "No node has it: the pod stays Pending, or is refused.",
                     f"Write one of {', '.join(_RESOURCES[:4])}, google.com/tpu.",
                 )
@@ -219,7 +219,7 @@ def _mounts(document: Document, pod: Path) -> Iterator[Finding]:
                     yield error(
                         "kube-volume",
                         (*pod, key, i, "volumeMounts", j, "name"),
-                        f"there is no volume {name!r}.{near(name, [str(v) for v in volumes])}",
+                        f"there is no volume {name!r}{near(name, [str(v) for v in volumes])}",
                         "The API server refuses the pod: the cluster stays without it, and only events say so.",
                         "Add it to volumes, or mend the name.",
                     )

@@ -64,7 +64,7 @@ def _other(document: Document, kind: str) -> Iterator[Finding]:
         yield error(
             "kube-kind",
             ("kind",),
-            f"there is no kind {kind!r}.{near(kind, KINDS)}",
+            f"there is no kind {kind!r}{near(kind, KINDS)}",
             "The API server refuses the object.",
             f"Write one of {', '.join(KINDS)}.",
         )
@@ -95,7 +95,7 @@ def _job(document: Document) -> Iterator[Finding]:
     if mode is not None and mode not in _MODES:
         yield refused(
             ("spec", "submissionMode"),
-            f"submissionMode is {mode!r}.{near(mode, _MODES)}",
+            f"submissionMode is {mode!r}{near(mode, _MODES)}",
             f"Write one of {', '.join(_MODES)}.",
         )
     if not spec.get("entrypoint") and mode != "InteractiveMode":
@@ -234,7 +234,7 @@ def _scaling(document: Document, base: Path, scaling: bool) -> Iterator[Finding]
     if mode is not None and mode not in _UPSCALING:
         yield refused(
             (*base, "autoscalerOptions", "upscalingMode"),
-            f"upscalingMode is {mode!r}.{near(mode, _UPSCALING)}",
+            f"upscalingMode is {mode!r}{near(mode, _UPSCALING)}",
             f"Write one of {', '.join(_UPSCALING)}.",
         )
     head_pod: Path = (*base, "headGroupSpec", "template", "spec")
@@ -293,7 +293,7 @@ def _auth(document: Document, base: Path) -> Iterator[Finding]:
     mode = document.get(*base, "authOptions", "mode")
     if mode is not None and mode not in ("token", "disabled"):
         yield refused(
-            (*base, "authOptions", "mode"), f"mode is {mode!r}.{near(mode, ('token', 'disabled'))}", "Write token."
+            (*base, "authOptions", "mode"), f"mode is {mode!r}{near(mode, ('token', 'disabled'))}", "Write token."
         )
     if mode == "token" and not document.get(*base, "rayVersion"):
         yield refused((*base, "authOptions"), "authOptions.mode token without rayVersion", "Add rayVersion: 2.60.0.")

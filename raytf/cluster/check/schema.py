@@ -58,7 +58,7 @@ def check(document: Document) -> Iterator[Finding]:
         yield error(
             "unknown-provider",
             ("provider", "type"),
-            f"there is no provider {kind!r}.{near(kind, _PROVIDERS)}",
+            f"there is no provider {kind!r}{near(kind, _PROVIDERS)}",
             "In Ray 2.60 this provider ends without a word." if dead else "`ray up` ends with NotImplementedError.",
             "Use `type: external` with `module: ray.autoscaler._private.fake_multi_node.node_provider."
             "FakeMultiNodeProvider`."

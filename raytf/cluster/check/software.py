@@ -12,6 +12,9 @@ from raytf.cluster.check.nodes import node_types
 from raytf.cluster.check.surroundings import Surroundings
 
 _DOCKER_IMAGES = ("image", "head_image", "worker_image")
+_OLDEST_PYTHON = (3, 11)
+#: Ray's wheels of last night.
+NIGHTLY = re.compile(r"ray-\d\.\d\.\d\.dev0|ray-wheels/latest")
 _CLOUDS = ("aws", "gcp", "azure")
 
 
@@ -27,6 +30,8 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
     keys = ("setup_commands", "head_setup_commands", "worker_setup_commands")
     commands = [((k, i), c) for k in keys for i, c in enumerate(document.sequence(k)) if isinstance(c, str)]
     for path, command in commands:
+        if NIGHTLY.search(command):
+            continue  # said once, by commands.py
         for version in re.findall(r"\bray(?:\[[\w,-]+\])?\s*==\s*([\w.]+)", command):
             yield from ray_version(version, path, here)
         for version in re.findall(r"ray-(\d+\.\d+\.\d+)-cp", command):
@@ -68,12 +73,20 @@ def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[Findin
 def python_version(version: str, path: Path, here: Surroundings) -> Iterator[Finding]:
     """Compare a version of Python, whole or only MAJOR.MINOR, with this machine's."""
     mine = ".".join(here.python.split(".")[: version.count(".") + 1])
-    if version != mine:
+    if tuple(map(int, version.split(".")[:2])) < _OLDEST_PYTHON:
         yield error(
             "python-version",
             path,
+            f"Python {version} on the nodes",
+            "raytf wants 3.11 or newer: pip does not install it there.",
+            f"Install Python {here.python}, that of this machine.",
+        )
+    elif version != mine:
+        yield warning(
+            "python-version",
+            path,
             f"Python {version} on the nodes, {here.python} here",
-            "Ray refuses a driver whose Python differs, to the patch level; raytf wants 3.11 or newer.",
+            "Ray refuses a driver whose Python differs, to the patch level; a submitted job is none.",
             f"Install {here.python} there, or {version} here.",
         )
 
