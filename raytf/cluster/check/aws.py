@@ -102,7 +102,7 @@ def _ports(document: Document) -> Iterator[Finding]:
 
 def _image(t: NodeType, path: Path) -> Iterator[Finding]:
     image = t.config.get("ImageId")
-    if image is None and ("LaunchTemplate" in t.config or any(key.casefold() == "imageid" for key in t.config)):
+    if image is None and ("LaunchTemplate" in t.config or _has(t, "ImageId")):
         return
     if image is None or image == "latest_dlami":
         yield warning(
@@ -209,7 +209,7 @@ def _profile(t: NodeType, path: Path) -> Iterator[Finding]:
 
 def _workers_profile(types: list[NodeType]) -> Iterator[Finding]:
     for t in types:
-        if not t.is_head and t.most > 0 and "IamInstanceProfile" not in t.config and "LaunchTemplate" not in t.config:
+        if not t.is_head and t.most > 0 and "LaunchTemplate" not in t.config and not _has(t, "IamInstanceProfile"):
             yield warning(
                 "workers-without-profile",
                 (*t.path, "node_config"),
@@ -217,6 +217,11 @@ def _workers_profile(types: list[NodeType]) -> Iterator[Finding]:
                 "Ray gives its own role to the head alone: workers cannot write to S3, and the first checkpoint fails.",
                 "Give IamInstanceProfile: {Name: raytf-worker}; cluster-configs/iam/ has its policy.",
             )
+
+
+def _has(t: NodeType, key: str) -> bool:
+    """Whether a key is there in any spelling: a typo is reported as such, not as a key that is missing."""
+    return any(str(given).casefold() == key.casefold() for given in t.config)
 
 
 def _disk(t: NodeType, path: Path) -> Iterator[Finding]:

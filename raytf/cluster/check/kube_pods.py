@@ -104,7 +104,7 @@ def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Itera
     if group.get("resources") and {"num-cpus", "num-gpus", "memory", "resources"} & parameters.keys():
         yield refused((*path, "resources"), "resources beside rayStartParams with the same", "Give one of them.")
     custom = parameters.get("resources")
-    if isinstance(custom, str) and not re.fullmatch(r"\s*['\"]?\{.*\}['\"]?\s*", custom):
+    if isinstance(custom, str) and not re.fullmatch(r"\s*(['\"])\{.*\}\1\s*", custom):
         yield error(
             "start-parameter",
             (*path, "rayStartParams", "resources"),

@@ -137,6 +137,12 @@ def _job_source(spec: dict[str, Any]) -> Iterator[Finding]:
         yield refused(
             ("spec", "clusterSelector"), "clusterSelector names no ray.io/cluster", "Add ray.io/cluster: NAME."
         )
+    if selector and (spec.get("backoffLimit") or 0) > 0:
+        yield refused(
+            ("spec", "backoffLimit"),
+            "backoffLimit with clusterSelector: each try would need a cluster of its own",
+            "Leave it out; submitterConfig.backoffLimit starts the driver again.",
+        )
     if selector and spec.get("shutdownAfterJobFinishes"):
         yield warning(
             "job-stays",
