@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import tyro
 
-from raytf.cluster.check import job, preflight, surroundings
+from raytf.cluster.check import job, preflight, sources, surroundings
 from raytf.cluster.check.cost import Cost
 from raytf.cluster.check.finding import Finding, Severity, place
 from raytf.cluster.check.preflight import Report
@@ -27,7 +26,8 @@ class Check:
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Cluster YAMLs or manifests; a folder stands for all .yaml files in it."""
+    """Cluster YAMLs or manifests, or - for standard input; a folder stands for all YAML in it, and one with a
+    kustomization.yaml for what `kubectl kustomize` makes of it."""
     job: str | None = None
     """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': whether it ever gets its workers."""
     working_dir: str | None = None
@@ -40,20 +40,16 @@ class Check:
 
 def main(flags: Check) -> None:
     """Run the command."""
-    if not flags.offline:
-        raise ConfigError(
-            "--no-offline: this version asks no cloud. Leave it out; quotas, images and rights are then yours."
-        )
-    paths = _paths(flags.files)
+    if not flags.files:
+        raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
     need = None if flags.job is None else job.parse(flags.job)
     here = surroundings.here()
-    reports: dict[str, Report] = {}
-    for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}. Expected a YAML file.") from None
-        reports[str(path)] = preflight.check(text, here, need, flags.working_dir if path == paths[0] else None)
+    texts = sources.read(flags.files)
+    first = next(iter(texts))
+    reports = {
+        name: preflight.check(text, here, need, flags.working_dir if name == first else None)
+        for name, text in texts.items()
+    }
     if flags.json:
         print(json.dumps([_document(name, report) for name, report in reports.items()], indent=1))
     else:
@@ -67,22 +63,6 @@ def main(flags: Check) -> None:
 def exit_code(report: Report) -> int:
     """2 for errors, 1 for warnings, else 0: what is still to be filled in is no mistake."""
     return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
-
-
-def _paths(names: tuple[str, ...]) -> list[Path]:
-    if not names:
-        raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
-    found: list[Path] = []
-    for name in names:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.suffix in (".yaml", ".yml"))
-            if not inside:
-                raise ConfigError(f"{name} holds no .yaml file. Expected a cluster YAML, or a folder of them.")
-            found += inside
-        else:
-            found.append(path)
-    return found
 
 
 def _document(name: str, report: Report) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, warning
 from raytf.cluster.check.nodes import NodeType, node_types
 
-_EVERYONE = {"0.0.0.0/0", "::/0"}
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 #: A public parameter of AWS: the newest Ubuntu with NVIDIA's driver, in each region.
 _GOOD_IMAGE = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
@@ -75,10 +74,7 @@ def _ports(document: Document) -> Iterator[Finding]:
     for i, rule in enumerate(document.sequence(*path)):
         if not isinstance(rule, dict):
             continue
-        ranges = [(r, "CidrIp") for r in rule.get("IpRanges") or ()] + [
-            (r, "CidrIpv6") for r in rule.get("Ipv6Ranges") or ()
-        ]
-        open_to = [r.get(key) for r, key in ranges if isinstance(r, dict) and r.get(key) in _EVERYONE]
+        open_to = _open_to(rule)
         low, high = rule.get("FromPort"), rule.get("ToPort")
         if isinstance(low, int) and isinstance(high, int) and low > high:
             yield error(
@@ -98,6 +94,18 @@ def _ports(document: Document) -> Iterator[Finding]:
                 "Whoever reaches the dashboard or the job server runs code with the cluster's rights.",
                 "Leave the rule out and use `ray dashboard CLUSTER.yaml` (a tunnel), or give your own address /32.",
             )
+
+
+def _open_to(rule: dict[str, Any]) -> list[str]:
+    """The ranges of a rule that are everybody."""
+    found = []
+    for key, inner in (("IpRanges", "CidrIp"), ("Ipv6Ranges", "CidrIpv6")):
+        ranges = rule.get(key)
+        for entry in ranges if isinstance(ranges, list) else ():
+            cidr = entry.get(inner) if isinstance(entry, dict) else None
+            if cidr in ("0.0.0.0/0", "::/0"):
+                found.append(cidr)
+    return found
 
 
 def _image(t: NodeType, path: Path) -> Iterator[Finding]:

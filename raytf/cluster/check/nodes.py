@@ -55,7 +55,7 @@ def node_types(document: Document) -> list[NodeType]:
     provider = str(document.get("provider", "type"))
     head = document.get("head_node_type")
     names = document.mapping("available_node_types")
-    if head not in names:  # reported once, not as a head that is missing everywhere
+    if not isinstance(head, str) or head not in names:  # reported once, not as a head that is missing everywhere
         hint = near(head, names)
         head = hint.split("'")[1] if hint else next(iter(names), None)
     cluster_most = document.get("max_workers", default=2)

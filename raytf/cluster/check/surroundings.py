@@ -23,14 +23,12 @@ class Surroundings:
         ray: the version of the Ray that is installed.
         folder: what relative paths of the YAML start from: that of the shell, as `ray up` has it.
         environ: the shell's environment.
-        keys: whether files that the YAML names on this machine are looked for.
     """
 
     python: str
     ray: str
     folder: Path
     environ: Mapping[str, str] = field(default_factory=dict)
-    keys: bool = True
 
     def local(self, path: str) -> Path:
         """A path of the YAML as a file of this machine."""
