@@ -21,6 +21,7 @@ def check(document: Document) -> Iterator[Finding]:
         yield from _setup(path, command)
     yield from _head(document)
     yield from _worker(document)
+    yield from _watched(document)
     yield from _auth(document)
 
 
@@ -182,6 +183,30 @@ def _worker(document: Document) -> Iterator[Finding]:
             "A new head has another address.",
             "Write --address=$RAY_HEAD_IP:6379; Ray sets RAY_HEAD_IP.",
         )
+
+
+def _watched(document: Document) -> Iterator[Finding]:
+    for key in (_HEAD, _WORKER):
+        for i, command in enumerate(document.sequence(key)):
+            if not isinstance(command, str) or not re.search(r"\bray start\b", command):
+                continue
+            stays = re.search(r"\braytf watch\b", command)
+            if stays and "--block" not in command:
+                yield error(
+                    "watch-without-block",
+                    (key, i),
+                    "`raytf watch` runs a `ray start` that does not stay",
+                    "`ray start` ends at once without --block, and `raytf watch` with it: nobody watches the node.",
+                    "Add --block after `ray start`.",
+                )
+            elif "--block" in command and not re.search(r"&\s*\)?\s*$", command):
+                yield error(
+                    "start-never-ends",
+                    (key, i),
+                    "`ray start --block` stays in the foreground",
+                    "`ray up` waits for it forever, and never goes on.",
+                    "Leave --block out, or put the command into the background: setsid nohup ... > LOG 2>&1 < /dev/null &",
+                )
 
 
 def _auth(document: Document) -> Iterator[Finding]:
