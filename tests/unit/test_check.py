@@ -3,6 +3,7 @@
 import copy
 import importlib.metadata
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -360,6 +361,14 @@ def test_all_configs_at_once_are_quick(tmp_path):
     done = raytf("check", "--offline", CONFIGS, cwd=ROOT)
     assert time.monotonic() - started < 5
     assert "error" not in done.stdout, done.stdout
+
+
+def test_each_code_is_in_the_docs():
+    code = "".join(file.read_text() for file in (ROOT / "raytf/cluster/check").glob("*.py"))
+    given = set(re.findall(r'(?:error|warning|Finding)\(\s*"([a-z][a-z0-9-]+)"', code))
+    table = (ROOT / "docs/clusters.md").read_text().partition("| about |")[2].partition("`kube-rule` is")[0]
+    assert len(given) > 100
+    assert given <= set(re.findall(r"`([a-z0-9-]+)`", table))
 
 
 def test_it_loads_no_ray():

@@ -205,7 +205,7 @@ def _watched(document: Document) -> Iterator[Finding]:
                     (key, i),
                     "`ray start --block` stays in the foreground",
                     "`ray up` waits for it forever, and never goes on.",
-                    "Leave --block out, or put the command into the background: setsid nohup ... > LOG 2>&1 < /dev/null &",
+                    "Leave --block out, or put it into the background: setsid nohup ... > LOG 2>&1 < /dev/null &",
                 )
 
 
