@@ -184,6 +184,31 @@ def test_what_is_no_quantity(bad):
     assert not is_quantity(bad)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        # Ray makes a text of a template's version, and takes the head's name from its defaults.
+        ("InstanceType: m7i.large,", "LaunchTemplate: {LaunchTemplateName: mine, Version: 2},", set()),
+        ("head_node_type: head\n", "", {"head-node-type"}),
+        ("InstanceType: m7i.large, ", "", {"instance-type-missing"}),
+        ("provider: {type: aws,", "provider: {type: aws, use_internal_ips: true,", set()),
+        ("us-west-2,", "us-gov-west-1, availability_zone: us-gov-west-1a,", set()),
+        ("us-west-2,", "us-west-2, availability_zone: us-west-2-lax-1a,", set()),
+        ("MarketType: spot", "MarketType: spot, SpotOptions: {MaxPrice: '0.5', SpotInstanceType: one-time}", set()),
+        ("InstanceType: m7i.large,", "InstanceType: m7i.large, UserData: '#cloud-config',", set()),
+        ("head_node_type: head", "metadata: {owner: me}\nhead_node_type: head", set()),
+    ],
+)
+def test_what_is_right_is_left_alone(here, old, new, found):
+    assert old in AWS
+    assert codes(preflight.check(AWS.replace(old, new), here)) == found
+
+
+def test_the_head_of_the_defaults(here):
+    text = AWS.replace("head_node_type: head\n", "").replace("  head: ", "  ray.head.default: ")
+    assert codes(preflight.check(text, here)) == set()
+
+
 def test_a_key_that_others_can_read(here, tmp_path):
     key = tmp_path / "key.pem"
     key.write_text("secret")

@@ -27,6 +27,7 @@ def check(document: Document) -> Iterator[Finding]:
     for t in types:
         path = (*t.path, "node_config")
         yield from ec2.check(t.config, path)
+        yield from _machine(t, path)
         yield from _image(t, path)
         yield from _network(t, path)
         yield from _market(t, path)
@@ -106,6 +107,17 @@ def _open_to(rule: dict[str, Any]) -> list[str]:
             if cidr in ("0.0.0.0/0", "::/0"):
                 found.append(cidr)
     return found
+
+
+def _machine(t: NodeType, path: Path) -> Iterator[Finding]:
+    if "LaunchTemplate" not in t.config and not _has(t, "InstanceType"):
+        yield error(
+            "instance-type-missing",
+            path,
+            f"type {t.name!r} has no InstanceType",
+            "Ray does not find out what such a node has, and EC2 takes a type of 2006 (m1.small).",
+            "Add InstanceType: g6.xlarge, or the one that you want.",
+        )
 
 
 def _image(t: NodeType, path: Path) -> Iterator[Finding]:

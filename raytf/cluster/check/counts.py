@@ -7,7 +7,7 @@ from typing import Any
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, error, near, warning
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.nodes import DEFAULT_HEADS, NodeType, node_types
 
 
 def check(document: Document) -> Iterator[Finding]:
@@ -60,7 +60,7 @@ def check(document: Document) -> Iterator[Finding]:
 
 def _head(document: Document, names: list[str]) -> Iterator[Finding]:
     head = document.get("head_node_type")
-    if not names:
+    if not names or (head is None and DEFAULT_HEADS.get(str(document.get("provider", "type"))) in names):
         return
     if head is None:
         yield error(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -88,7 +88,7 @@ def _syntax(problem: yaml.YAMLError, text: str) -> Finding:
     else:
         mend = "Mend the line, or the one before: often an indentation, a bracket or a quote."
     found = error("yaml-syntax", (), f"this is no YAML: {said}", "Ray reads nothing of this file.", mend)
-    return Finding(**{**found.__dict__, "line": line})
+    return replace(found, line=line)
 
 
 def _doubles(node: yaml.Node, path: Path) -> Iterator[Finding]:
@@ -104,7 +104,7 @@ def _doubles(node: yaml.Node, path: Path) -> Iterator[Finding]:
                     "YAML keeps the last one and drops the first without a word.",
                     "Join the two, or leave one out.",
                 )
-                yield Finding(**{**found.__dict__, "line": key.start_mark.line + 1})
+                yield replace(found, line=key.start_mark.line + 1)
             seen.setdefault(name, key.start_mark.line + 1)
             yield from _doubles(value, (*path, name))
     elif isinstance(node, yaml.SequenceNode):

@@ -54,6 +54,8 @@ def _check(
     shape = shapes[name]
     kind = shape["type"]
     fits = _TYPES.get(kind)
+    if path[-2:] == ("LaunchTemplate", "Version") and isinstance(value, int):
+        return  # Ray makes a text of it
     if fits and (not isinstance(value, fits) or (isinstance(value, bool) and kind != "boolean")):
         quotes = kind == "string" and isinstance(value, int | float)
         yield error(

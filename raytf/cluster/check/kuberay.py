@@ -313,6 +313,11 @@ def rooms(document: Document) -> tuple[list[Room], Path]:
     for path, group, is_head in groups(document):
         first: Path = (*path, "template", "spec", "containers", 0, "resources")
         quantities = {**document.mapping(*first, "requests"), **document.mapping(*first, "limits")}
+        quantities |= {
+            name: value
+            for key, name in (("CPU", "cpu"), ("GPU", ACCELERATORS[0]))
+            if (value := document.get(*path, "resources", key)) is not None
+        }
         parameters = document.mapping(*path, "rayStartParams")
         cpus = parameters.get("num-cpus", quantities.get("cpu", 0))
         gpus = parameters.get("num-gpus", next((quantities[n] for n in ACCELERATORS[:2] if n in quantities), 0))

@@ -11,6 +11,9 @@ from raytf.cluster.check.catalog import Machine
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, near, warning
 
+#: Provider -> head_node_type of Ray's defaults, which holds where a file has none.
+DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": "ray_head_default"}
+
 
 @dataclass(frozen=True)
 class NodeType:
@@ -53,7 +56,7 @@ class NodeType:
 def node_types(document: Document) -> list[NodeType]:
     """All node types that are mappings; types that are not, the schema reports."""
     provider = str(document.get("provider", "type"))
-    head = document.get("head_node_type")
+    head = document.get("head_node_type", default=DEFAULT_HEADS.get(provider))
     names = document.mapping("available_node_types")
     if not isinstance(head, str) or head not in names:  # reported once, not as a head that is missing everywhere
         hint = near(head, names)

@@ -165,8 +165,9 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[Finding]:
         )
         return
     found = re.match(r"(\d+\.\d+\.\d+)", tag)
-    if found:
+    if found and found[1] != here.ray:
         yield from ray_version(found[1], path, here)
+        return
     python = _python_tag(name)
     if python:
         yield from python_version(python, path, here)
