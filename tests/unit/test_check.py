@@ -88,6 +88,15 @@ def test_a_key_given_twice_is_told_with_both_lines():
     assert "line 3" in finding.what
 
 
+@pytest.mark.parametrize(
+    "text", ["a: &a [*a]\n", "a: &a {b: {c: *a}}\n", "a: *b\n", "a: [1\n", "\ta: 1\n", "a: b: c\n"]
+)
+def test_what_is_no_yaml_has_a_line(text):
+    _, (finding,) = document.parse(text)
+    assert finding.code == "yaml-syntax"
+    assert finding.line in (1, 2)
+
+
 def test_several_documents():
     documents, _ = document.parse("a: 1\n---\n---\nb: 2\n")
     assert [d.value for d in documents] == [{"a": 1}, {"b": 2}]

@@ -63,6 +63,9 @@ def parse(text: str) -> tuple[list[Document], list[Finding]]:
     try:
         while loader.check_node():
             node = loader.get_node()
+            if _refers_to_itself(node, ()):
+                findings.append(replace(_syntax(yaml.YAMLError("an alias refers to what it is in"), text), line=1))
+                break
             findings += _doubles(node, ())
             value = loader.construct_document(node)
             lines: dict[Path, int] = {}
@@ -74,6 +77,14 @@ def parse(text: str) -> tuple[list[Document], list[Finding]]:
     finally:
         loader.dispose()
     return documents, findings
+
+
+def _refers_to_itself(node: yaml.Node, above: tuple[int, ...]) -> bool:
+    if id(node) in above or isinstance(node, yaml.ScalarNode):
+        return id(node) in above
+    inner = (*above, id(node))
+    parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+    return any(_refers_to_itself(part, inner) for part in parts)
 
 
 def _syntax(problem: yaml.YAMLError, text: str) -> Finding:

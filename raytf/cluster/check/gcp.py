@@ -42,7 +42,7 @@ _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 #: Machine families that bring their GPUs along.
 _WITH_GPUS = ("a2-", "a3-", "a4-", "g2-", "g4-")
 #: Ubuntu with NVIDIA's driver, as Google publishes it.
-_GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-570"
+_GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"
 _RETIRED_IMAGES = re.compile(r"ubuntu-(1604|1804|2004)|ubuntu-16|ubuntu-18|tf-?1-|debian-9|common-cu(8|9|10|11)\d*")
 
 

@@ -61,6 +61,7 @@ RECORDS: dict[str, dict[str, str]] = {
         "suspend": "bool",
         "resources": "quantities",
         "scaleStrategy": "any",
+        "topology": "any",
         "networkPolicy": "any",
         "template": "podTemplate",
     },
