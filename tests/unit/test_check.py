@@ -258,6 +258,7 @@ def test_a_working_dir_counts_what_ray_takes(here, tmp_path):
 
 def test_an_autoscaler_that_the_shell_chooses(tmp_path):
     text = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}\nauth: {ssh_user: me}\n"
+    text += 'setup_commands: ["echo export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/t >> ~/.bashrc"]\n'
     shell = {"HOME": str(tmp_path)}
     assert codes(preflight.check(text, Surroundings("3.11.7", "2.60.0", tmp_path, shell))) == {"local-autoscaler"}
     shell["RAY_UP_enable_autoscaler_v2"] = "0"

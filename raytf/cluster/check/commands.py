@@ -123,6 +123,15 @@ def _head(document: Document) -> Iterator[Finding]:
             "A second `ray up` finds the port taken.",
             "Put `ray stop` before.",
         )
+    everything = " ".join(commands)
+    if "RAY_gcs_storage=rocksdb" in everything and "RAY_gcs_storage_path=" not in everything:
+        yield error(
+            "gcs-storage",
+            (_HEAD, i),
+            "RAY_gcs_storage=rocksdb without RAY_gcs_storage_path",
+            "`ray start --head` ends.",
+            "Add RAY_gcs_storage_path=$HOME/raytf-gcs, on a disk that stays.",
+        )
     for flag in re.findall(r"(?<=\s)-[a-z]\w+=", start):
         yield error(
             "one-dash",
@@ -221,6 +230,15 @@ def _auth(document: Document) -> Iterator[Finding]:
             f"RAY_AUTH_MODE: {modes['head'] or 'not set'} for the head, {modes['workers'] or 'not set'} for workers",
             "Workers are turned away (InvalidAuthToken) or the head takes anybody.",
             "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc.",
+        )
+    if document.get("provider", "type") == "local" and not any(modes.values()):
+        yield warning(
+            "auth-not-chosen",
+            (_HEAD,) if head else ("provider", "type"),
+            "RAY_AUTH_MODE is not set",
+            "Where ray.init() ever ran on the head's host there is a token, and `ray start --head` then turns "
+            "authentication on by itself: workers are turned away (InvalidAuthToken).",
+            "Set RAY_AUTH_MODE=token, or =disabled, in setup_commands, which all hosts run, by ~/.bashrc.",
         )
     token = any("auth_token" in str(remote) for remote in document.mapping("file_mounts"))
     fetched = "auth_token" in setup + head or "RAY_AUTH_TOKEN" in setup + head
