@@ -27,6 +27,7 @@ _NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _V2 = "RAY_enable_autoscaler_v2"
 _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+_MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
 _UPSCALING = ("Default", "Aggressive", "Conservative")
 
 
@@ -178,6 +179,9 @@ def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> I
                     (*path, "groupName"), f"there are two groups {group['groupName']!r}", "Give each a name of its own."
                 )
             names.append(group.get("groupName"))
+    manager = document.get(*base, "managedBy")
+    if manager is not None and manager not in _MANAGERS:
+        yield refused((*base, "managedBy"), f"managedBy is {manager!r}", f"Leave it out, or write {_MANAGERS[0]}.")
     yield from _versions(document, base, here)
     yield from _scaling(document, base, scaling)
     yield from _gcs(document, base)

@@ -136,6 +136,15 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[Finding]:
     if re.search(r"\s", name):
         yield error("image-name", path, f"image {name!r} has a blank", "Docker refuses it.", "Write REPOSITORY:TAG.")
         return
+    if repository == "rayproject/autoscaler":
+        yield error(
+            "image-retired",
+            path,
+            f"image {name!r} is retired",
+            "It holds a Ray of 2020.",
+            f"Use rayproject/ray:{here.ray}-py311.",
+        )
+        return
     if not repository.rsplit("/", 1)[-1].startswith("ray") or "rayproject/" not in repository:
         if tag in ("", "latest"):
             yield warning(
@@ -145,15 +154,6 @@ def image(name: str, path: Path, here: Surroundings) -> Iterator[Finding]:
                 "Nodes that start tomorrow may have other versions than the head.",
                 "Name a tag that does not change.",
             )
-        return
-    if repository.endswith("/autoscaler"):
-        yield error(
-            "image-retired",
-            path,
-            f"image {name!r} is retired",
-            "It holds a Ray of 2020.",
-            f"Use rayproject/ray:{here.ray}-py311.",
-        )
         return
     if tag.startswith(("latest", "nightly")) or not tag:
         yield error(
