@@ -15,7 +15,7 @@ RUN useradd --uid 1000 --create-home ray && mkdir -p /mnt/raytf && chown ray /mn
 WORKDIR /home/ray/raytf
 
 # The large part first, so that a change of the code does not fetch it again.
-COPY constraints.txt pyproject.toml README.md ./
+COPY LICENSE README.md constraints.txt pyproject.toml ./
 COPY raytf/__init__.py raytf/
 RUN pip install --no-cache-dir -c constraints.txt '.[gpu]' && pip uninstall -y raytf
 

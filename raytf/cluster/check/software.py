@@ -116,7 +116,8 @@ def _docker(document: Document, here: Surroundings) -> Iterator[Finding]:
         yield from image(str(docker[key]), ("docker", key), here)
     heads = docker.get("head_image") or docker.get("image")
     workers = docker.get("worker_image") or docker.get("image")
-    if isinstance(heads, str) and isinstance(workers, str) and _python_tag(heads) != _python_tag(workers):
+    both = [name for name in (heads, workers) if isinstance(name, str) and "rayproject/" in name]
+    if len(both) == 2 and _python_tag(both[0]) != _python_tag(both[1]):
         yield error(
             "python-version",
             ("docker", "worker_image" if "worker_image" in docker else "image"),
