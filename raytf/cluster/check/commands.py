@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from raytf.cluster.check import shell
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, warning
 from raytf.cluster.check.software import NIGHTLY
@@ -19,6 +20,8 @@ def check(document: Document) -> Iterator[Finding]:
     """Find commands that wait for an answer, lose what they set, or start no cluster."""
     for path, command in _all(document):
         yield from _setup(path, command)
+    starts = [((key, i), c) for key in (_HEAD, _WORKER) for i, c in enumerate(document.sequence(key))]
+    yield from shell.check([*_all(document), *((path, c) for path, c in starts if isinstance(c, str))])
     yield from _head(document)
     yield from _worker(document)
     yield from _watched(document)

@@ -145,8 +145,8 @@ def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator
             "mount-git",
             path,
             f"{local} has a .git, and rsync_exclude does not name it",
-            "The whole history is copied to each node, and each commit makes Ray set all nodes up again.",
-            "Add rsync_exclude: ['**/.git', '**/.venv', '**/__pycache__'].",
+            "The whole history is copied to the head, and from there to each node.",
+            "Add rsync_exclude: ['**/.git', '**/.venv'], or mount only what is needed: Ray hashes all of it anyway.",
         )
     names = [p.replace("**/", "").removesuffix("/**").rstrip("/") for p in left_out]
     size = folder_bytes(file, names, _MOUNT_BYTES)
