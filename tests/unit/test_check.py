@@ -300,6 +300,28 @@ def test_nothing_is_found_in_the_overlays(here, overlay):
     assert {"RayCluster", "Namespace", "ServiceAccount", "Deployment"} <= set(kinds)
 
 
+@NEEDS_KUBECTL
+@pytest.mark.parametrize(
+    ("overlay", "resources"),
+    [
+        ("eks", {"gpu": {"CPU": 3, "GPU": 1}}),
+        ("gke", {"gpu": {"CPU": 3, "GPU": 1}, "tpu": {"CPU": 24, "TPU": 4, "TPU-v5litepod-4-head": 1}}),
+        ("aks", {"gpu": {"CPU": 3, "GPU": 1}}),
+        ("local", {"cpu": {"CPU": 1}}),
+    ],
+)
+def test_the_autoscaler_of_ray_reads_the_overlays(overlay, resources):
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    (text,) = sources.read([str(CONFIGS / "kuberay/overlays" / overlay)]).values()
+    (cluster,) = [d for d in yaml.safe_load_all(text) if d["kind"] == "RayCluster"]
+    config = _derive_autoscaling_config_from_ray_cr(cluster)
+    types = {name: t for name, t in config["available_node_types"].items() if name != config["head_node_type"]}
+    assert {n: {k: v for k, v in t["resources"].items() if k != "memory"} for n, t in types.items()} == resources
+    assert all((t["min_workers"], t["max_workers"] >= 2) == (0, True) for t in types.values())
+    assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
+
+
 def test_the_same_python_everywhere():
     wanted = "3.11.7"
     for file in CLUSTERS:
