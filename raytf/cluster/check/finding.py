@@ -1,0 +1,86 @@
+"""What a check says: one mistake, where it is, why it matters and how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+#: Keys and indices from a document's root to a value.
+Path = tuple[str | int, ...]
+
+
+class Severity(StrEnum):
+    """How bad it is.
+
+    Attributes:
+        ERROR: the cluster does not come up, the job never runs, or something is open to the world.
+        WARNING: it comes up, and costs money, time or safety that the user did not mean to give.
+        FILL_IN: a value that only the user knows is still a placeholder.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    FILL_IN = "fill in"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake.
+
+    Attributes:
+        code: its kind, stable for scripts, such as `unknown-key`.
+        severity: see there.
+        path: where in the document; the root for what concerns all of it.
+        what: what is wrong, with the value.
+        why: what comes of it.
+        mend: what to write instead.
+        line: line of the file, from 1; None where there is none.
+    """
+
+    code: str
+    severity: Severity
+    path: Path
+    what: str
+    why: str
+    mend: str
+    line: int | None = None
+
+
+def error(code: str, path: Path, what: str, why: str, mend: str) -> Finding:
+    """A finding that stops the cluster or the job."""
+    return Finding(code, Severity.ERROR, path, what, why, mend)
+
+
+def warning(code: str, path: Path, what: str, why: str, mend: str) -> Finding:
+    """A finding that costs something."""
+    return Finding(code, Severity.WARNING, path, what, why, mend)
+
+
+def place(path: Path) -> str:
+    """A path for people: `available_node_types.gpu.node_config.disks[0]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{part}"
+    return text or "(file)"
+
+
+def near(word: object, known: Iterable[str]) -> str:
+    """`. Did you mean 'x'?` for a word that is close to a known one, else an empty text."""
+    by_fold = {name.casefold().replace("_", "").replace("-", ""): name for name in known}
+    folded = str(word).casefold().replace("_", "").replace("-", "")
+    found = difflib.get_close_matches(folded, by_fold, n=1, cutoff=0.75)
+    return f". Did you mean {by_fold[found[0]]!r}?" if found else ""
+
+
+def instead(word: object, known: Iterable[str], what: str = "Keys here are") -> str:
+    """What to write for a word that is not known: the close one, or all."""
+    names = sorted(known)
+    return near(word, names).removeprefix(". ") or f"{what} {listed(names, 40)}."
+
+
+def listed(names: Iterable[object], most: int = 12) -> str:
+    """Names for a message, cut where there are many."""
+    texts = [str(name) for name in names]
+    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")

@@ -1,0 +1,131 @@
+"""The offline preflight: a file's text in, all findings and the cost out. Needs no credentials and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from raytf.cluster.check import aws, azure, commands, counts, files, gcp, job, kuberay, local, nodes, schema, software
+from raytf.cluster.check import cost as costs
+from raytf.cluster.check.cost import Cost
+from raytf.cluster.check.document import Document, parse
+from raytf.cluster.check.finding import Finding, Path, Severity, error
+from raytf.cluster.check.job import Need, Room
+from raytf.cluster.check.surroundings import Surroundings
+
+_ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found in one file.
+
+    Attributes:
+        findings: by line.
+        cost: US dollars an hour; None where no price is known.
+    """
+
+    findings: tuple[Finding, ...]
+    cost: Cost | None = None
+
+    def of(self, severity: Severity) -> list[Finding]:
+        """Those of one severity."""
+        return [f for f in self.findings if f.severity is severity]
+
+
+def check(text: str, here: Surroundings, need: Need | None = None, working_dir: str | None = None) -> Report:
+    """Check a cluster YAML of `ray up`, or KubeRay manifests.
+
+    Args:
+        text: the file.
+        here: this machine.
+        need: what a job wants of the cluster.
+        working_dir: what `ray job submit` is to upload.
+    """
+    documents, found = parse(text)
+    manifests = [d for d in documents if kuberay.is_manifest(d)]
+    cost = None
+    if any(f.code == "yaml-syntax" for f in found):
+        pass
+    elif not documents:
+        found.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
+    elif manifests:
+        for document in manifests:
+            found += _lines(document, _manifest(document, here, need))
+    else:
+        document = documents[0]
+        found += _lines(document, _cluster(document, here, need))
+        cost = costs.estimate(document)
+    if working_dir is not None:
+        found += files.working_dir(working_dir, here)
+    return Report(tuple(_sorted(found)), cost)
+
+
+def _cluster(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:
+    yield from schema.check(document)
+    if not isinstance(document.value, dict):
+        return
+    provider = document.get("provider", "type")
+    yield from counts.check(document)
+    yield from nodes.check(document)
+    if provider == "aws" or (
+        provider == "external" and any("InstanceType" in t.config for t in nodes.node_types(document))
+    ):
+        yield from aws.check(document)
+    elif provider == "gcp":
+        yield from gcp.check(document)
+    elif provider == "azure":
+        yield from azure.check(document, here)
+    elif provider == "local":
+        yield from local.check(document, here)
+    yield from commands.check(document)
+    yield from software.check(document, here)
+    yield from files.check(document, here)
+    yield from files.placeholders(document)
+    if need is not None:
+        rooms, limit = _rooms(document)
+        if rooms:
+            yield from job.check(need, rooms, ("available_node_types",), limit)
+
+
+def _rooms(document: Document) -> tuple[list[Room], int | None]:
+    types = nodes.node_types(document)
+    rooms = []
+    for t in types:
+        if t.is_head:
+            rooms.append(Room("head", 1, t.has("CPU"), t.has("GPU"), t.path))
+        if t.most > 0:
+            rooms.append(Room(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
+    limit = document.get("max_workers", default=2)
+    return rooms, limit if isinstance(limit, int) else None
+
+
+def _manifest(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:
+    yield from kuberay.check(document, here)
+    yield from files.placeholders(document)
+    if document.get("kind") not in kuberay.KINDS:
+        return
+    wanted, path = need, None
+    entrypoint = document.get("spec", "entrypoint")
+    if isinstance(entrypoint, str) and need is None and "--workers" in entrypoint:
+        wanted, path = job.parse(entrypoint), ("spec", "entrypoint")
+    if wanted is not None:
+        rooms, where = kuberay.rooms(document)
+        if rooms:
+            yield from job.check(wanted, rooms, path or where)
+
+
+def _lines(document: Document, found: Iterator[Finding]) -> list[Finding]:
+    return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in found]
+
+
+def _sorted(found: Sequence[Finding]) -> list[Finding]:
+    """By severity and line; of several about one value only the first of the same kind."""
+    seen: set[tuple[str, Path, str]] = set()
+    kept = []
+    for f in found:
+        key = (f.code, f.path, f.what)
+        if key not in seen:
+            seen.add(key)
+            kept.append(f)
+    return sorted(kept, key=lambda f: (_ORDER.index(f.severity), f.line or 0))

@@ -1,0 +1,99 @@
+"""`raytf check CLUSTER.yaml`: what is wrong with a cluster's YAML, before it costs money."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tyro
+
+from raytf.cluster.check import job, preflight, sources, surroundings
+from raytf.cluster.check.cost import Cost
+from raytf.cluster.check.finding import Finding, Severity, place
+from raytf.cluster.check.preflight import Report
+from raytf.commands.table import show
+from raytf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Check:
+    """Check cluster YAMLs of `ray up` and manifests of KubeRay, without credentials and without a network.
+
+    The exit code is 0 when nothing was found, 1 when there are warnings only, 2 when there are errors or a file cannot
+    be read.
+    """
+
+    files: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Cluster YAMLs or manifests, or - for standard input; a folder stands for all YAML in it, and one with a
+    kustomization.yaml for what `kubectl kustomize` makes of it."""
+    job: str | None = None
+    """A job to run there, quoted, such as 'python jobs/mnist.py --workers 1:8': whether it ever gets its workers."""
+    working_dir: str | None = None
+    """The folder that `ray job submit --working-dir` is to upload: whether it is too large."""
+    offline: bool = False
+    """Ask no cloud and need no credentials. The clouds are not asked yet without it either, which one line says."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+
+def main(flags: Check) -> None:
+    """Run the command."""
+    if not flags.files:
+        raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
+    need = None if flags.job is None else job.parse(flags.job)
+    here = surroundings.here()
+    texts = sources.read(flags.files)
+    first = next(iter(texts))
+    reports = {
+        name: preflight.check(text, here, need, flags.working_dir if name == first else None)
+        for name, text in texts.items()
+    }
+    if flags.json:
+        print(json.dumps([_document(name, report) for name, report in reports.items()], indent=1))
+    else:
+        for name, report in reports.items():
+            _print(name, report)
+    if not flags.offline:
+        print("no cloud was asked: quotas, images, key pairs, networks and rights were not looked at", file=sys.stderr)
+    sys.exit(max(map(exit_code, reports.values())))
+
+
+def exit_code(report: Report) -> int:
+    """2 for errors, 1 for warnings, else 0: what is still to be filled in is no mistake."""
+    return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
+
+
+def _document(name: str, report: Report) -> dict[str, Any]:
+    rows = [
+        asdict(f) | {"severity": f.severity.value, "place": place(f.path), "path": list(f.path)}
+        for f in report.findings
+    ]
+    return {"file": name, "findings": rows, "cost": None if report.cost is None else asdict(report.cost)}
+
+
+def _print(name: str, report: Report) -> None:
+    for f in report.findings:
+        print(f"{name}{f':{f.line}' if f.line else ''}: {f.severity.value}: {f.what} [{f.code}]")
+        if f.path:
+            print(f"    where: {place(f.path)}")
+        print(f"    why:   {f.why}")
+        print(f"    mend:  {f.mend}")
+    counts = [(len(report.of(s)), s.value) for s in (Severity.ERROR, Severity.WARNING)]
+    text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n) or "nothing found"
+    open_ones: list[Finding] = report.of(Severity.FILL_IN)
+    print(f"{name}: {text}" + (f", {len(open_ones)} to fill in" if open_ones else ""))
+    if report.cost is not None:
+        _print_cost(report.cost)
+
+
+def _print_cost(cost: Cost) -> None:
+    rows = [
+        (name, machine, "?" if usd is None else f"{usd:.4f}", market, str(least), str(most))
+        for name, machine, usd, market, least, most in cost.lines
+    ]
+    show(("    type", "machine", "USD/h", "market", "min", "max"), [(f"    {r[0]}", *r[1:]) for r in rows])
+    spot = "; spot nodes cost at most that, as a rule a third to two thirds" if cost.spot else ""
+    unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
+    print(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{spot}{unknown}")

@@ -1,0 +1,146 @@
+"""`raytf check`: mistakes that are in no public thread of the corpus; each is one edit of a good file."""
+
+from pathlib import Path
+
+import pytest
+
+from raytf.cluster.check import job, preflight
+from raytf.cluster.check.finding import Severity
+from raytf.cluster.check.surroundings import Surroundings
+
+ROOT = Path(__file__).parents[2]
+AWS, GCP, TPU, AZURE = (
+    (ROOT / "cluster-configs" / f"{name}.yaml").read_text()
+    for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot")
+)
+KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
+JOB = (ROOT / "cluster-configs/kuberay/rayjob.yaml").read_text()
+
+
+@pytest.fixture
+def here(tmp_path):
+    return Surroundings("3.11.7", "2.60.0", ROOT, {"HOME": str(tmp_path)})
+
+
+def codes(text, here, need=None):
+    return {f.code for f in preflight.check(text, here, need).findings if f.severity is not Severity.FILL_IN}
+
+
+CASES = [
+    ("negative-count", AWS, "    min_workers: 0\n    max_workers: 8\n", "    min_workers: -1\n    max_workers: 8\n"),
+    ("head-type-workers", AWS, "min_workers: 0\n    max_workers: 0\n", "min_workers: 1\n    max_workers: 1\n"),
+    ("upscaling-speed", AWS, "upscaling_speed: 1.0", "upscaling_speed: 0"),
+    ("wrong-value", AWS, "upscaling_speed: 1.0", "upscaling_speed: -1"),
+    ("cpu-count", AWS, '{"CPU": 4, "GPU": 1}', '{"CPU": 64, "GPU": 1}'),
+    ("market-type", AWS, "MarketType: spot  # no MaxPrice", "SpotOptions: {SpotInstanceType: one-time}  # no MaxPrice"),
+    (
+        "network-twice",
+        AWS,
+        "IamInstanceProfile: {Name: raytf-head}",
+        "IamInstanceProfile: {Name: raytf-head}\n      SubnetIds: [subnet-1]\n      NetworkInterfaces: "
+        "[{DeviceIndex: 0, SubnetId: subnet-1, Groups: [sg-1]}]",
+    ),
+    (
+        "security-groups",
+        AWS,
+        "IamInstanceProfile: {Name: raytf-head}",
+        "IamInstanceProfile: {Name: raytf-head}\n      SecurityGroups: [mine]",
+    ),
+    (
+        "port-range",
+        AWS,
+        "GroupName: raytf-aws-gpu-spot",
+        "GroupName: raytf-aws-gpu-spot\n    IpPermissions: [{FromPort: 9, ToPort: 8, IpProtocol: tcp}]",
+    ),
+    ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
+    ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
+    ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
+    ("no-ray-stop", AWS, "head_start_ray_commands:\n  - ray stop\n", "head_start_ray_commands:\n"),
+    ("fixed-head-address", AWS, "--address=$RAY_HEAD_IP:6379", "--address=10.0.0.4:6379"),
+    ("image-name", AWS, "docker_here", '{image: "my image:1", container_name: ray}'),
+    ("image-python", AWS, "docker_here", '{image: "rayproject/ray:2.60.0-gpu", container_name: ray}'),
+    ("image-retired", AWS, "docker_here", '{image: "rayproject/autoscaler:1", container_name: ray}'),
+    ("run-options", AWS, "docker_here", '{image: "mine:1", container_name: ray, run_options: [--rm]}'),
+    ("mount-relative", AWS, "  ~/raytf/raytf: raytf\n", "  raytf: raytf\n"),
+    ("mount-too-large", AWS, "  ~/raytf/raytf: raytf\n", "  ~/raytf/raytf: /\n"),
+    ("gcp-machine", GCP, "      machineType: e2-standard-2\n", ""),
+    ("gcp-gpu-twice", GCP, "machineType: n1-standard-4", "machineType: g2-standard-4"),
+    ("gcp-spot-restart", GCP, "automaticRestart: false}", "automaticRestart: true}"),
+    ("tpu-runtime", TPU, "      runtimeVersion: v2-alpha-tpuv5-lite\n      scheduling", "      scheduling"),
+    ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5e_4\n      # The"),
+    ("tpu-pod", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5litepod-64\n      # The"),
+    (
+        "azure-parameters",
+        AZURE,
+        "      azure_arm_parameters:\n        vmSize: Standard_D2s_v5",
+        "      parameters:\n        vmSize: 1",
+    ),
+    ("azure-size", AZURE, "        vmSize: Standard_D2s_v5\n", ""),
+    ("azure-image", AZURE, "        imagePublisher: Canonical\n", ""),
+    ("kube-kind", KUBE, "kind: RayCluster", "kind: RayClusters"),
+    ("kube-name", KUBE, "  name: raytf\nspec", f"  name: {'a' * 60}\nspec"),
+    ("kube-name", KUBE, "  name: raytf\nspec", "  name: Ray_TF\nspec"),
+    ("no-max-replicas", KUBE, "      maxReplicas: 8\n", ""),
+    ("replicas-out-of-range", KUBE, "      replicas: 0\n", "      replicas: 9\n"),
+    ("no-memory-limit", KUBE, 'limits: {cpu: "2", memory: 4Gi}', 'limits: {cpu: "2"}'),
+    ("requests-above-limits", KUBE, 'limits: {cpu: "2", memory: 4Gi}', 'limits: {cpu: "2", memory: 3Gi}'),
+    ("kube-rule", KUBE, "      rayStartParams: {}\n", "      rayStartParams: {labels: a=b}\n"),
+    ("kube-rule", KUBE, "authOptions: {mode: token}", "authOptions: {mode: tokens}"),
+    ("kube-rule", KUBE, "    version: v2\n", "    version: v3\n"),
+    ("kube-rule", KUBE, "    version: v2\n", "    version: v2\n    upscalingMode: conservative\n"),
+    ("kube-rule", KUBE, "redisAddress: raytf-redis:6379", "externalStorageNamespace: mine"),
+    ("kube-rule", KUBE, "  rayVersion: 2.60.0\n", "  rayVersion: 2.60.0\n  managedBy: me\n"),
+    ("kube-rule", JOB, "submissionMode: K8sJobMode", "submissionMode: k8sJob"),
+    ("kube-rule", JOB, "submissionMode: K8sJobMode", "activeDeadlineSeconds: 0"),
+    ("kube-rule", JOB, "submissionMode: K8sJobMode", "runtimeEnvYAML: 'pip: ['"),
+    ("open-to-world", KUBE, "serviceType: ClusterIP", "serviceType: NodePort"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_a_mistake_is_found_and_nothing_else(here, case):
+    code, text, *edits = case
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        if old == "docker_here":
+            text = text.replace("auth:\n", f"docker: {new}\nauth:\n", 1)
+        else:
+            assert old in text
+            text = text.replace(old, new) if text.startswith("apiVersion") else text.replace(old, new, 1)
+    assert codes(text, here) == {code}
+
+
+def test_a_pod_for_tpus_needs_its_node(here):
+    selector = "nodeSelector: {cloud.google.com/gke-tpu-accelerator: tpu-v5-lite-podslice}"
+    text = KUBE.replace("nvidia.com/gpu: 1", "google.com/tpu: 4").replace(
+        "          serviceAccountName: raytf\n          #", f"          {selector}\n          #"
+    )
+    assert codes(text, here) == {"tpu-selector"}
+
+
+def test_a_selector_for_gpus_needs_a_gpu(here):
+    text = KUBE.replace(", nvidia.com/gpu: 1}", "}").replace(
+        "          serviceAccountName: raytf\n          #",
+        "          nodeSelector: {cloud.google.com/gke-accelerator: nvidia-l4}\n          #",
+    )
+    assert codes(text, here) == {"gpu-not-declared"}
+
+
+@pytest.mark.parametrize(
+    ("workers", "found"), [("1:8", set()), ("1:9", {"job-never-full"}), ("9", {"job-never-starts"})]
+)
+def test_a_job_against_a_raycluster(here, workers, found):
+    need = job.parse(f"python jobs/mnist.py --workers {workers} --storage s3://b/r")
+    assert codes(KUBE, here, need) == found
+
+
+def test_a_rayjob_says_what_it_needs_itself(here):
+    spec = KUBE.partition("spec:\n")[2].replace("\n", "\n  ")
+    text = JOB.replace("  clusterSelector: {ray.io/cluster: raytf}\n", f"  rayClusterSpec:\n  {spec}\n")
+    assert codes(text, here) == set()
+    assert codes(text.replace("--workers 1:8", "--workers 12"), here) == {"job-never-starts"}
+
+
+def test_a_placeholder_is_to_be_filled_in(here):
+    report = preflight.check(GCP, here)
+    assert {f.code for f in report.of(Severity.FILL_IN)} == {"placeholder", "auth-token"}
+    assert report.of(Severity.ERROR) == []
