@@ -17,6 +17,8 @@ from raytf.command import EXIT_AGAIN, EXIT_REFUSED
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 #: A job that lived for so many seconds before it died is taken to have made progress.
 LASTING_SECONDS = 600.0
+#: A command that was taken once may be refused while the cluster comes back: so often in a row is enough.
+REFUSALS = 3
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -137,7 +139,7 @@ class Resubmission:
 
     def __init__(self, limits: Limits, random: Callable[[], float]):
         self._limits, self._random = limits, random
-        self._in_a_row = 0
+        self._in_a_row = self._refusals = 0
         #: Of all time.
         self.resubmits = 0
 
@@ -150,6 +152,11 @@ class Resubmission:
             lived: seconds since the job was submitted.
         """
         found = judge(sight, silent, self._limits)
+        if found.move is Move.REFUSED and self.resubmits and self._refusals < REFUSALS:
+            self._refusals += 1
+            found = Decision(Move.RESUBMIT, f"{found.why}, and had been taken before")
+        elif found.move is Move.RESUBMIT:
+            self._refusals = 0
         if found.move is not Move.RESUBMIT:
             return found
         if lived >= LASTING_SECONDS:

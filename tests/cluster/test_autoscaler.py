@@ -21,7 +21,7 @@ from raytf import ledger
 from raytf.runlog import read_attempts
 from raytf.storage import Storage
 from raytf.testing import Job, environment
-from raytf.testing.processes import free_port, wait_until
+from raytf.testing.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 JOB = Path(__file__).parent / "jobs" / "until_told.py"
@@ -30,6 +30,15 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 HEAD_ID = "f" * 51 + "00000"
 #: Two cores, perhaps loaded.
 PATIENCE = 300.0
+#: Of a cluster's YAML; Ray fills them in for its own providers only.
+_COMMANDS = (
+    "initialization_commands",
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "head_start_ray_commands",
+    "worker_start_ray_commands",
+)
 _NODES = """
 import json, sys
 from ray._raylet import GcsClient
@@ -95,6 +104,10 @@ def autoscaling(folder: Path) -> Iterator[Head]:
             },
         },
         "head_node_type": "ray.head.default",
+        "auth": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        **{key: [] for key in _COMMANDS},
     }
     (folder / "cluster.json").write_text(json.dumps(config))
     env = {
@@ -130,7 +143,7 @@ def test_a_run_grows_with_the_cluster_and_is_whole_again_after_a_preemption(tmp_
                 now = job.status or {}
                 return now.get("workers") == workers and now["phase"] == "training" and now["samples_per_second"] > 0
 
-            wait_until(head.alive, "the autoscaler has added a node", PATIENCE)
+            job.until(head.alive, PATIENCE)
             print(f"a node for a run that waits after {time.monotonic() - began:.1f} s")
             job.until(lambda: trains(3), PATIENCE)
             print(f"three workers train after {time.monotonic() - began:.1f} s")
@@ -140,7 +153,7 @@ def test_a_run_grows_with_the_cluster_and_is_whole_again_after_a_preemption(tmp_
             leaving = min(before)
             head.drain(leaving, 120)
             starts = len(read_attempts(Storage(str(folder))))
-            wait_until(lambda: head.alive() - before, "the autoscaler has added a replacement", PATIENCE)
+            job.until(lambda: head.alive() - before, PATIENCE)
             print(f"the replacement was there {time.monotonic() - told:.1f} s after the notice")
             job.until(lambda: len(read_attempts(Storage(str(folder)))) > starts and trains(3), PATIENCE)
             print(f"three workers train again {time.monotonic() - told:.1f} s after the notice")

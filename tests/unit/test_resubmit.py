@@ -81,6 +81,14 @@ def test_a_job_that_lasted_begins_a_new_count():
     assert job.resubmits == 100
 
 
+def test_a_refusal_is_final_unless_the_command_was_taken_before():
+    refused, dead = Sight("FAILED", 2, COMMAND), Sight("RUNNING", is_dead=True)
+    assert Resubmission(Limits(), lambda: 0.0).decide(refused, 0.0, 5.0).move is Move.REFUSED
+    job = Resubmission(Limits(), lambda: 0.0)
+    sights = [dead, refused, refused, dead, refused, refused, refused, refused]
+    assert [job.decide(sight, 0.0, 5.0).move for sight in sights] == [Move.RESUBMIT] * 7 + [Move.REFUSED]
+
+
 sights = st.none() | st.builds(
     Sight,
     st.none() | st.sampled_from(["PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED"]),
@@ -97,12 +105,15 @@ sights = st.none() | st.builds(
 )
 def test_in_every_history_pauses_are_bounded_and_only_what_died_is_submitted_again(history, most, jitter):
     job, in_a_row = Resubmission(Limits(most, 600.0), lambda: jitter), 0
+    was_dead = False
     for sight, silent, lived in history:
         found = job.decide(sight, silent, lived)
         if found.move is Move.RESUBMIT:
             assert sight is not None
             assert sight.status not in ("SUCCEEDED", "STOPPED")
-            assert sight.code not in (1, 2) or sight.status != "FAILED"
+            assert sight.code != 1 or sight.status != "FAILED"
+            assert sight.code != 2 or sight.status != "FAILED" or was_dead
+            was_dead = True
             assert sight.is_dead or sight.status not in ("PENDING", "RUNNING")
             in_a_row = 1 if lived >= LASTING_SECONDS else in_a_row + 1
             assert most is None or in_a_row <= most

@@ -4,8 +4,6 @@ import os
 import time
 from dataclasses import dataclass, field
 
-import keras
-
 import raytf
 from jobs.mnist import build
 
@@ -19,15 +17,16 @@ class Job:
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
-class UntilTold(keras.callbacks.Callback):
-    def __init__(self, path: str):
-        super().__init__()
-        self._path = path
+def until_told(path: str):
+    import keras
 
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.1)
-        if os.path.exists(self._path):
-            self.model.stop_training = True
+    class UntilTold(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(0.1)
+            if os.path.exists(path):
+                self.model.stop_training = True
+
+    return UntilTold()
 
 
 def main(job: Job) -> None:
@@ -36,7 +35,7 @@ def main(job: Job) -> None:
         lambda: build(images.image_shape, images.classes, 1e-3),
         images.train,
         config=job.train.lasting(epochs=10_000),
-        callbacks=lambda folder: [UntilTold(job.stop_file)],
+        callbacks=lambda folder: [until_told(job.stop_file)],
     )
 
 
