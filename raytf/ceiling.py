@@ -52,12 +52,17 @@ def growth(port: int, command_lines: Iterable[list[str]]) -> Growth | dict[str, 
     return Growth.UNKNOWN
 
 
-def most(config: Mapping[str, Any]) -> dict[str, float]:
-    """The most of each resource that workers of a cluster's configuration may have together."""
+def most(config: Mapping[str, Any]) -> Growth | dict[str, float]:
+    """The most of each resource that workers of a cluster's configuration may have together.
+
+    UNKNOWN where it does not say what a machine has, as that of hosts of one's own.
+    """
     head, limit = config.get("head_node_type"), int(config.get("max_workers", 2))
     counts: dict[str, list[tuple[float, int]]] = {}
     for name, kind in config["available_node_types"].items():
-        workers = 0 if name == head else int(kind.get("max_workers", limit))
+        workers = int(kind.get("max_workers", 0 if name == head else limit))
+        if workers and not kind.get("resources"):
+            return Growth.UNKNOWN
         for resource, amount in (kind.get("resources") or {}).items():
             counts.setdefault(resource, []).append((float(amount), workers))
     found = {}

@@ -123,6 +123,8 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
             f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. Use "
             f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
         )
+    if fits < wanted and config.cluster.use_gpu is None and not use_gpu:
+        say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
     return use_gpu
 
 

@@ -26,11 +26,14 @@ def node(cpu: float, workers: int | None, **more: float) -> dict:
         # Of what the cluster may have at all, the largest count.
         ({"h": node(2, 0), "a": node(4, 8), "b": node(16, 2, GPU=4)}, 4, {"CPU": 40, "GPU": 8}),
         ({"h": node(2, 0), "w": node(4, None)}, 5, {"CPU": 20}),
-        ({"h": node(2, 5), "w": node(4, 0)}, 5, {"CPU": 0}),
-        ({"h": {"node_config": {}}, "w": {"node_config": {}, "max_workers": 2}}, 5, {}),
+        ({"h": node(2, None), "w": node(4, 0)}, 5, {"CPU": 0}),
+        ({"h": {"node_config": {}}, "w": node(4, 2)}, 5, {"CPU": 8}),
+        # One type for all, as hosts of one's own have.
+        ({"h": node(2, 3)}, 3, {"CPU": 6}),
+        ({"h": {"resources": {}, "max_workers": 3}}, 3, Growth.UNKNOWN),
     ],
 )
-def test_what_workers_may_have_together(types: dict, limit: int, expected: dict[str, float]):
+def test_what_workers_may_have_together(types: dict, limit: int, expected: Growth | dict[str, float]):
     assert most({"head_node_type": "h", "max_workers": limit, "available_node_types": types}) == expected
 
 
