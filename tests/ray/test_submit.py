@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from raytf.testing import ElasticCluster, Job
 from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, manifests, result_of
 
 RAY_SUBMIT = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address"]
+MODE = "Set RAY_AUTH_MODE=token. "
+TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must hold that of the head."
 RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
 
 
@@ -111,6 +114,48 @@ def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster
     assert not (tmp_path / "a" / "lease.json").exists()
     shown = subprocess.run([*RAYTF, "show", str(tmp_path / "a")], capture_output=True, text=True, timeout=60)
     assert f"stopped (told to stop (SIGTERM), saved): {saved} of 100000 steps" in shown.stdout
+
+
+def submitted(address: str | None, *words: str, **env: str) -> tuple[int, str]:
+    """Exit code and output of `raytf submit`, from a folder that nothing is taken of."""
+    env = environment(**{"RAY_AUTH_MODE": "disabled", **env})
+    command = [*RAYTF, "submit", str(address), "--working-dir", "", *words]
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240)
+    return done.returncode, done.stdout
+
+
+def test_only_what_died_is_submitted_again(cluster: dict[str, str]):
+    address = cluster["dashboard"]
+    code, output = submitted(address, "--env", "NAME=World", "--", "sh", "-c", 'echo "Hello $NAME"')
+    assert (code, output.count("Hello World\n")) == (0, 1), output
+    assert output.splitlines()[-1].endswith("-0 finished")
+
+    code, output = submitted(address, "--", "sh", "-c", "echo because; exit 2")
+    assert (code, output.count("because\n"), output.count("submitted as job ")) == (2, 1, 1), output
+    assert "the job was refused (exit code 2); job raytf-default-" in output
+
+    code, output = submitted(address, "--", "sh", "-c", "echo because; exit 1")
+    assert (code, output.count("because\n"), output.count("submitted as job ")) == (1, 1, 1), output
+
+    # EX_TEMPFAIL, and death.
+    command = 'if [ -e "$MARK" ]; then kill -9 $$; fi; touch "$MARK"; exit 75'
+    with tempfile.TemporaryDirectory() as folder:
+        mark = ("--env", f"MARK={folder}/mark", "--max-resubmits", "2")
+        code, output = submitted(address, *mark, "--command", command)
+    assert (code, output.count("submitted as job ")) == (1, 3), output
+    assert "its run is still another process's; submitting it again in " in output
+    assert "the job's driver was killed (SIGKILL), after 2 resubmissions in a row; job " in output
+
+
+def test_a_cluster_with_a_token():
+    with ElasticCluster(dashboard=True, token="f" * 32) as cluster:
+        url, job = cluster.dashboard_url, ("--", "echo", "Hello")
+        code, output = submitted(url, *job)
+        assert (code, output) == (2, f"error: the cluster at {url} wants a token. {MODE}{TOKEN}\n")
+        code, output = submitted(url, *job, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="e" * 32)
+        assert (code, output) == (2, f"error: the cluster at {url} does not take this token. {TOKEN}\n")
+        code, output = submitted(url, *job, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="f" * 32)
+        assert (code, output.splitlines().count("Hello")) == (0, 1), output
 
 
 def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):

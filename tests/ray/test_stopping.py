@@ -1,0 +1,87 @@
+"""SIGTERM to a driver, with a real monitor and ranks that save, do not, or are not there. test_submit.py has a run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from raytf.stopping import saving_first
+from raytf.testing import Job, environment
+from tests.ray.conftest import PATIENCE
+
+DRIVER = """
+    import sys, threading, time, ray
+    from raytf.hangs import Activity, Beat
+    from raytf.monitor import Monitor
+    from raytf.stopping import saving_first
+
+    ray.init(address="local", num_cpus=1, logging_level="error", log_to_driver=False)
+    monitor = ray.remote(num_cpus=0)(Monitor).remote()
+    say = lambda text: print(text, flush=True)
+    ranks = sys.argv[1]
+    if ranks != "none":
+        group = ray.get(monitor.begin_group.remote())
+        fields = dict(group=group, rank=0, world_size=1, node="n", address="a", pid=1, step=5, activity=Activity.LOOP)
+        ray.get(monitor.beat.remote(Beat(**fields, seconds=0.0, step_seconds=0.1, call_steps=1)))
+
+    def save():
+        while not (ticket := ray.get(monitor.wanted.remote())):
+            time.sleep(0.05)
+        say("asked to save")
+        if ranks == "save":
+            monitor.answer.remote(ticket, True)
+
+    threading.Thread(target=save, daemon=True).start()
+    with saving_first(monitor, say, lambda why: say(f"left: {why}")):
+        say("ready")
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "result"), [("save", "saved"), ("none", "no workers train that could save"), ("stuck", None)]
+)
+def test_a_driver_that_is_told_to_stop(tmp_path: Path, ranks: str, result: str | None):
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    with Job([sys.executable, str(script), ranks], tmp_path / "log", environment()) as job:
+        job.until(lambda: "ready" in job.output, PATIENCE)
+        job.process.terminate()
+        if result is None:
+            job.until(lambda: "asked to save" in job.output, PATIENCE)
+            job.process.terminate()
+        assert job.ended(60) == 128 + signal.SIGTERM, job.output
+        output = job.output
+    assert output.splitlines()[1] == "told to stop (SIGTERM): saving first"
+    if result is None:
+        assert "left" not in output
+    else:
+        assert f"told to stop (SIGTERM): {result}; the same command goes on from the last checkpoint\n" in output
+        assert output.endswith(f"left: told to stop (SIGTERM), {result}\n")
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def run() -> None:
+        with saving_first(None, print, print):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert seen == [before]
+
+
+def test_all_is_as_it_was_after_the_statement():
+    before = signal.getsignal(signal.SIGTERM)
+    with saving_first(None, print, print):
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
