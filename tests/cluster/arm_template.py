@@ -65,7 +65,7 @@ class Deployment:
         if strangers:
             raise InvalidTemplate(
                 "The following parameters were supplied, but do not correspond to any parameters defined in the "
-                f"template: '{', '.join(strangers)}'. The parameters defined in the template are: '{', '.join(wanted)}'."
+                f"template: '{', '.join(strangers)}'. The parameters of the template are: '{', '.join(wanted)}'."
             )
         for name, parameter in wanted.items():
             value = self._given(name)
