@@ -14,10 +14,7 @@ Needs root; `reason_not_possible` says what is missing. Nothing stays: not after
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
-import ipaddress
-import json
 import os
 import shutil
 import signal
@@ -26,17 +23,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
 from raytf.testing import guard, processes
+from tests.cluster.network import PATH, Network, call, ip, program
 
 ROOT = Path(__file__).parents[2]
 #: The user by whom hosts are reached, as on the images of clouds: no administrator.
 USER = "ubuntu"
-#: Administrators' programs are not on everybody's PATH.
-_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 _PROGRAMS = {
     "ip": "iproute2",
     "nsenter": "util-linux",
@@ -45,9 +41,6 @@ _PROGRAMS = {
     "sshd": "openssh-server",
     "unshare": "util-linux",
 }
-_STATE = Path("/tmp/raytf-hosts")
-#: Meant for test networks (RFC 2544): no other network is there.
-_POOL = ipaddress.ip_network("198.18.0.0/15")
 _PATIENCE = 60.0
 _INIT = Path(__file__).with_name("host_init.sh")
 _NAMESPACES = ("--net", "--pid", "--fork", "--kill-child", "--mount", "--propagation", "private", "--uts", "--ipc")
@@ -63,17 +56,10 @@ def reason_not_possible() -> str:
     """Why there can be no such hosts here, for a skip; empty where they are possible."""
     if os.geteuid() != 0:
         return "hosts as namespaces need root"
-    for program, package in {
-        "ip": "iproute2",
-        "sshd": "openssh-server",
-        "ssh": "openssh-client",
-        "rsync": "rsync",
-    }.items():
-        if shutil.which(program, path=_PATH) is None:
-            return f"hosts as namespaces need {program} (Debian's package {package})"
-    if shutil.which("unshare", path=_PATH) is None or shutil.which("nsenter", path=_PATH) is None:
-        return "hosts as namespaces need unshare and nsenter (Debian's package util-linux)"
-    trial = _call("unshare", *_NAMESPACES, "sh", "-c", _TRIAL, check=False)
+    for name, package in _PROGRAMS.items():
+        if shutil.which(name, path=PATH) is None:
+            return f"hosts as namespaces need {name} (Debian's package {package})"
+    trial = call("unshare", *_NAMESPACES, "sh", "-c", _TRIAL, check=False)
     if trial.returncode:
         return f"this machine forbids namespaces, overlays or bridges: {trial.stderr.strip() or trial.returncode}"
     return ""
@@ -124,7 +110,7 @@ class Host:
         user = user or self.user
         home = "/root" if user == "root" != self.user else self.home
         env = [f"HOME={home}", f"USER={user}", "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG=C.UTF-8"]
-        enter = [_program("nsenter"), f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc", "--root"]
+        enter = [program("nsenter"), f"--target={self.pid}", "--mount", "--net", "--pid", "--uts", "--ipc", "--root"]
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups"]
         start = f"cd; [ -f ~/.bashrc ] && . ~/.bashrc; {script}"
         return [*enter, "/usr/bin/env", "-i", *env, *become, "/bin/bash", "-c", start]
@@ -147,21 +133,23 @@ class Host:
 
     def disconnect(self) -> None:
         """Take its link down: from now on nothing comes from it, and nobody is told so."""
-        _ip("link", "set", self._link, "down")
+        ip("link", "set", self._link, "down")
 
     def reconnect(self) -> None:
         """Take its link up again."""
-        _ip("link", "set", self._link, "up")
+        ip("link", "set", self._link, "up")
 
     def kill(self) -> None:
         """SIGKILL to its first process and by that to all; its peers see connections that close."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        if self.pid and self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._session.end()  # which is all that there is of a host whose start has failed
         self._process.wait(_PATIENCE)
         processes.wait_until(lambda: not self.processes(), f"all of host {self.name} is gone", _PATIENCE)
-        _call("ip", "link", "delete", self._link, check=False)  # the kernel may have been faster
+        call("ip", "link", "delete", self._link, check=False)  # the kernel may have been faster
 
     def shut_down(self, seconds: float = 30.0) -> None:
         """End it as its administrator would: SIGTERM to all, and after so many seconds SIGKILL."""
@@ -175,8 +163,8 @@ class Host:
         own = {"HOST_NAME": self.name, "HOST_ADDRESS": self.address, "HOST_USER": self.user, "HOST_HOME": self.home}
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [_program("unshare"), *_NAMESPACES, "/bin/bash", str(_INIT)],
-                env={"PATH": _PATH, **own, **env},
+                [program("unshare"), *_NAMESPACES, "/bin/bash", str(_INIT)],
+                env={"PATH": PATH, **own, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -187,8 +175,8 @@ class Host:
         self._until(lambda: "host is ready" in self.log, "is set up")
         (first,) = psutil.Process(self._process.pid).children()
         self.pid, self._namespace = first.pid, os.readlink(f"/proc/{first.pid}/ns/pid")
-        _ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
-        _ip("link", "set", self._link, "master", bridge, "up")
+        ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
+        ip("link", "set", self._link, "master", bridge, "up")
         for arguments in (
             ["link", "set", "lo", "up"],
             ["address", "add", f"{self.address}/{network.prefixlen}", "dev", "eth0"],
@@ -196,7 +184,7 @@ class Host:
             # Ray finds a host's own address by its route to everywhere.
             ["route", "add", "default", "via", gateway],
         ):
-            _call("nsenter", f"--target={self.pid}", "--net", "ip", *arguments)
+            call("nsenter", f"--target={self.pid}", "--net", "ip", *arguments)
         self._until(lambda: _answers(self.address, 22), "answers on SSH's port")
 
     def _until(self, condition: Any, what: str) -> None:
@@ -240,13 +228,19 @@ class Hosts:
         self._visible = _outermost([Path(sys.prefix), Path(sys.base_prefix), ROOT, *visible])
         self._hosts: list[Host] = []
         self._made = 0
-        self._lock: IO[str] | None = None
+        self._network: Network | None = None
 
     def __enter__(self) -> Hosts:
         reason = reason_not_possible()
         if reason:
             raise RuntimeError(reason)
-        self._claim()
+        self._network = network = Network.claim(self._wanted)
+        self.folder, self.bridge, self.subnet, self.gateway = (
+            network.folder,
+            network.bridge,
+            network.subnet,
+            network.gateway,
+        )
         try:
             self.folder.mkdir(mode=0o711)
             guard.watch(self.folder)
@@ -254,11 +248,8 @@ class Hosts:
             (self.folder / "disk").mkdir()
             self.shared.mkdir()
             self.shared.chmod(0o1777)
-            _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.bridge, "-f", str(self.key))
-            _ip("link", "add", self.bridge, "type", "bridge")
-            _ip("address", "add", f"{self.gateway}/{self.subnet.prefixlen}", "dev", self.bridge)
-            _ip("link", "set", self.bridge, "up")
-            Path(f"/proc/sys/net/ipv4/conf/{self.bridge}/forwarding").write_text("0")
+            call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", self.bridge, "-f", str(self.key))
+            network.set_up()
             for _ in range(self._count):
                 self.add()
         except BaseException:
@@ -301,7 +292,7 @@ class Hosts:
             "VISIBLE": "\n".join(map(str, self._visible)),
             "AUTHORIZED_KEYS": "\n".join(keys),
             "OWN_KEY": self.key.read_text(),
-            "SSHD": _program("sshd"),
+            "SSHD": program("sshd"),
         }
         try:
             host._start(env, self.bridge, self.subnet, self.gateway)
@@ -322,56 +313,13 @@ class Hosts:
 
     def close(self) -> None:
         """Kill all hosts and remove everything; may be called again."""
-        if self._lock is None:
+        if self._network is None:
             return
         for host in reversed(list(self._hosts)):
             self.remove(host)
-        _remove(self.bridge, self.folder)
+        self._network.remove()
         guard.forget(self.folder)
-        self._lock.close()
-        self._lock = None
-
-    def _claim(self) -> None:
-        """Take a number that no living process has; what a dead one left under it is removed."""
-        _STATE.mkdir(exist_ok=True)
-        free = None
-        for number, network in enumerate(_POOL.subnets(new_prefix=24)):
-            lock = (_STATE / f"{number}.lock").open("w")
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                lock.close()
-                continue
-            _remove(f"rth{number}", _STATE / str(number))
-            wanted = ipaddress.ip_network(self._wanted) if self._wanted else network
-            if free is None and (self._wanted or not _is_taken(wanted)):
-                free = number, wanted, lock
-                continue
-            lock.close()
-            if not (_STATE / f"{number + 1}.lock").exists():
-                break
-        if free is None:
-            raise RuntimeError(f"no free network in {_POOL}")
-        number, self.subnet, self._lock = free
-        self.bridge, self.folder = f"rth{number}", _STATE / str(number)
-        self.gateway = str(self.subnet[1])
-        if self._wanted and _is_taken(self.subnet):
-            self.close()
-            raise RuntimeError(f"subnet {self._wanted} overlaps with a network that this machine has already")
-
-
-def _remove(bridge: str, folder: Path) -> None:
-    if Path("/sys/class/net", bridge).exists():
-        for link in Path(f"/sys/class/net/{bridge}/brif").iterdir():
-            _call("ip", "link", "delete", link.name, check=False)
-        _call("ip", "link", "delete", bridge, check=False)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_taken(network: Any) -> bool:
-    routes = json.loads(_ip("-json", "route", "show", "table", "all").stdout)
-    known = [route["dst"] for route in routes if route["dst"] != "default" and ":" not in route["dst"]]
-    return any(network.overlaps(ipaddress.ip_network(route)) for route in known)
+        self._network = None
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
@@ -386,23 +334,3 @@ def _answers(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _program(name: str) -> str:
-    path = shutil.which(name, path=_PATH)
-    if path is None:
-        raise RuntimeError(f"there is no program {name}")
-    return path
-
-
-def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return _call("ip", *arguments)
-
-
-def _call(program: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [_program(program), *arguments]
-    env = {**os.environ, "PATH": _PATH}
-    run = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=env, timeout=_PATIENCE)
-    if check and run.returncode:
-        raise RuntimeError(f"{' '.join([program, *arguments])}: {run.stderr.strip() or run.returncode}")
-    return run
