@@ -52,6 +52,25 @@ CASES = [
         "GroupName: raytf-aws-gpu-spot",
         "GroupName: raytf-aws-gpu-spot\n    IpPermissions: [{FromPort: 9, ToPort: 8, IpProtocol: tcp}]",
     ),
+    ("fallback-not-read", AWS, "type: external\n  module: raytf.cluster.providers.aws.Provider", "type: aws"),
+    ("fallback-shape", AWS, "at_most: 2", "at_most: 0"),
+    ("fallback-shape", AWS, "        - InstanceType: g5.xlarge", "        - g5.xlarge"),
+    ("fallback-twice", AWS, "- InstanceType: g5.xlarge", "- InstanceType: g6.xlarge"),
+    ("fallback-resources", AWS, "- InstanceType: g5.xlarge", "- InstanceType: g5.12xlarge"),
+    ("fallback-resources", AWS, "- InstanceType: g5.xlarge", "- InstanceType: m7i.xlarge"),
+    ("unknown-instance-type", AWS, "- InstanceType: g5.xlarge", "- InstanceType: g5.xlarg"),
+    ("ec2-unknown-key", AWS, "- InstanceType: g5.xlarge", "- InstanceTyp: g5.xlarge"),
+    ("provider-module", AWS, "providers.aws.Provider", "providers.aws.Providr"),
+    ("provider-module", AWS, "  module: raytf.cluster.providers.aws.Provider\n", ""),
+    ("wrong-value", AWS, "  region: us-west-2\n", "  region: us-west-2\n  hold_seconds: soon\n"),
+    ("unknown-provider-key", AWS, "  region: us-west-2\n", "  region: us-west-2\n  hold_secs: 60\n"),
+    (
+        "missing-key",
+        AWS,
+        "\nhead_setup_commands:\n  - cd ~/raytf && ~/.local/bin/uv pip install --python ~/venv/bin/python -c "
+        "constraints.txt .\n",
+        "\n",
+    ),
     ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
     ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
@@ -115,6 +134,16 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
             assert old in text
             text = text.replace(old, new) if text.startswith("apiVersion") else text.replace(old, new, 1)
     assert codes(text, here) == {code}
+
+
+def test_a_mistake_of_a_fallback_is_said_where_it_is(here):
+    (found,) = (
+        f
+        for f in preflight.check(AWS.replace("- InstanceType: g5.xlarge", "- InstanceType: g5.xlarg"), here).findings
+        if f.code == "unknown-instance-type"
+    )
+    assert found.path == ("available_node_types", "gpu", "node_config", "fallback", 0, "InstanceType")
+    assert found.line == 1 + AWS[: AWS.index("InstanceType: g5.xlarge")].count("\n")
 
 
 def test_a_pod_for_tpus_needs_its_node(here):
