@@ -35,14 +35,17 @@ class Azure:
     Attributes:
         group: the resource group; empty until it is made.
         resources: what there is, by id in small letters.
-        deployed: (name, parameters, resources) of each deployment.
+        deployed: names of the deployments.
+        empty: size and priority -> the code with which Azure has no capacity for it.
     """
 
     def __init__(self, subscription: str) -> None:
         self.subscription = subscription
         self.group: dict[str, Any] = {}
         self.resources: dict[str, dict[str, Any]] = {}
-        self.deployed: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = []
+        self.deployed: list[str] = []
+        self.empty: dict[tuple[str, str], str] = {}
+        self._outcomes: dict[str, dict[str, Any]] = {}
 
     def services(self) -> dict[str, Service]:
         """Host -> what answers for it."""
@@ -81,8 +84,10 @@ class Azure:
         if found[2] == "/resources":
             return Answer({"value": self._listed(request.query.get("$filter", ""))})
         if deployment := re.fullmatch(r"/providers/microsoft.resources/deployments/([^/]+)", found[2]):
-            assert request.method == "PUT", request
-            return Answer(self._deploy(deployment[1], request.body), 201)
+            return self._deployment(request, deployment[1])
+        if status := re.fullmatch(r"/providers/microsoft.resources/deployments/([^/]+)/operationstatuses/1", found[2]):
+            outcome = self._outcomes[status[1]]
+            return Answer({"status": outcome["properties"]["provisioningState"], "error": outcome.get("error")})
         return self._resource(request, path)
 
     def _make_group(self, request: Request, name: str) -> Answer:
@@ -104,34 +109,63 @@ class Azure:
 
     # Deployments
 
+    def _deployment(self, request: Request, name: str) -> Answer:
+        if request.method == "GET":
+            return Answer({k: v for k, v in self._outcomes[name].items() if k != "error"})
+        assert request.method == "PUT", request
+        outcome = self._outcomes[name] = self._deploy(name, request.body)
+        self.deployed.append(name)
+        # As Azure does it: accepted, and looked up until it is done.
+        running = {**outcome, "properties": {"provisioningState": "Accepted"}}
+        where = f"https://{HOST}{request.path}/operationStatuses/1?api-version={request.query['api-version']}"
+        return Answer(running, 201, {"Azure-AsyncOperation": where, "retry-after-ms": "20"})
+
     def _deploy(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         given = body["properties"]
         assert given["mode"].lower() == "incremental", given["mode"]
         scope = Scope(self.subscription, self.group, self._properties)
         deployment = Deployment(given["template"], given["parameters"], scope)
-        made: list[dict[str, Any]] = []
-        try:
-            deployment.check()
-            made += [self._make(resource) for resource in deployment.resources()]
-        except InvalidTemplate as wrong:
-            raise Refused(400, "InvalidTemplate", f"Deployment template validation failed: '{wrong}'") from None
-        self.deployed.append((name, {k: v["value"] for k, v in given["parameters"].items()}, made))
-        return {
+        shown: dict[str, Any] = {
             "id": f"{self.group['id']}/providers/Microsoft.Resources/deployments/{name}",
             "name": name,
-            "properties": {"provisioningState": "Succeeded", "outputs": deployment.outputs()},
         }
+        try:
+            deployment.check()
+            made = [self._make(resource) for resource in deployment.resources()]
+        except InvalidTemplate as wrong:
+            raise Refused(400, "InvalidTemplate", f"Deployment template validation failed: '{wrong}'") from None
+        lacking = {code for r in made if (code := self._lack(r))}
+        if lacking:
+            (code,) = lacking
+            error = {
+                "code": "DeploymentFailed",
+                "message": "At least one resource deployment operation failed. Please list deployment operations for "
+                "details. Please see https://aka.ms/arm-deployment-operations for usage details.",
+                "details": [{"code": code, "message": "Allocation failed. We do not have sufficient capacity."}],
+            }
+            return {**shown, "properties": {"provisioningState": "Failed"}, "error": error}
+        return {**shown, "properties": {"provisioningState": "Succeeded", "outputs": deployment.outputs()}}
+
+    def _lack(self, resource: dict[str, Any]) -> str | None:
+        """The code with which Azure has no capacity for a machine; None for what it has."""
+        if resource["type"].lower() != _VM:
+            return None
+        given = resource["properties"]
+        return self.empty.get((given["hardwareProfile"]["vmSize"], given.get("priority", "Regular")))
 
     def _make(self, resource: dict[str, Any]) -> dict[str, Any]:
         wrong = [*azure_models.misfits(resource), *_prose(resource)]
         if wrong:
             raise Refused(400, "InvalidRequestContent", "; ".join(wrong))
+        if self._lack(resource) == "SkuNotAvailable":
+            raise Refused(409, "SkuNotAvailable", "The requested size is currently not available in this location.")
         made = azure_models.tidy(resource)
         place = f"{self.group['id']}/providers/{resource['type']}/{resource['name']}"
         for other in _ids(made.get("properties", {})):
             if other.lower() not in self.resources and "/roledefinitions/" not in other.lower():
                 raise Refused(400, "InvalidResourceReference", f"Resource {other} referenced by {place} was not found.")
-        made["properties"] = {**made.get("properties", {}), "provisioningState": "Succeeded"}
+        state = "Failed" if self._lack(resource) else "Succeeded"
+        made["properties"] = {**made.get("properties", {}), "provisioningState": state}
         self._finish(made)
         self.resources[place.lower()] = {"id": place, **made}
         for subnet in made["properties"].get("subnets", []):

@@ -91,7 +91,13 @@ class Refused(Exception):
 class Google:
     """The control plane.
 
+    Args:
+        project: its id.
+        region: where it is.
+        accounts: addresses of the service accounts that exist.
+
     Attributes:
+        empty: what has no capacity: (zone's letter, machine, whether on Spot).
         instances: machines by name, as instances.get shows them.
         tpus: TPU nodes by name.
         accounts: addresses of the service accounts that exist.
@@ -100,9 +106,10 @@ class Google:
         calls: ids of the methods called, such as compute.instances.insert, with the body.
     """
 
-    def __init__(self, project: str, zone: str, accounts: list[str]) -> None:
-        self.project, self.zone = project, zone
-        self.region = zone.rsplit("-", 1)[0]
+    def __init__(self, project: str, region: str, accounts: list[str]) -> None:
+        self.project, self.region = project, region
+        self.empty: set[tuple[str, str, bool]] = set()
+        self._failed: dict[str, str] = {}
         self.instances: dict[str, dict[str, Any]] = {}
         self.tpus: dict[str, dict[str, Any]] = {}
         self.accounts = list(accounts)
@@ -188,7 +195,12 @@ class Google:
         return {"name": operation, "status": "DONE"}
 
     def compute_zoneOperations_get(self, _: Request, project: str, zone: str, operation: str) -> dict[str, Any]:
-        return {"name": operation, "status": "DONE"}
+        done = {"name": operation, "status": "DONE"}
+        if operation not in self._failed:
+            return done
+        code, text = "ZONE_RESOURCE_POOL_EXHAUSTED", self._failed[operation]
+        message = f"The zone 'projects/{project}/zones/{zone}' does not have enough resources available: {text}"
+        return {**done, "error": {"errors": [{"code": code, "message": message}]}, "httpErrorStatusCode": 503}
 
     def compute_subnetworks_list(self, _: Request, project: str, region: str) -> dict[str, Any]:
         if region != self.region:
@@ -203,48 +215,55 @@ class Google:
             raise Refused(400, message)
         if body["name"] in self.instances:
             raise Refused(409, f"The resource '{body['name']}' already exists")
+        market = (zone[-1], body["machineType"].rsplit("/", 1)[-1], _is_spot(body))
+        if market in self.empty:
+            self._failed[f"operation-insert-{body['name']}"] = str(market)
+            return _operation("insert", body["name"])
         number = len(self.instances) + 2
         interfaces = [{**card, "networkIP": f"10.128.0.{number}"} for card in body.get("networkInterfaces", [])]
         for card in interfaces:
             card["accessConfigs"] = [{**a, "natIP": f"203.0.113.{number}"} for a in card.get("accessConfigs", [])]
         self.instances[body["name"]] = {
             **body,
+            "zone": f"https://www.googleapis.com/compute/v1/projects/{project}/zones/{zone}",
             "status": "RUNNING",
             "labelFingerprint": "42WmSpB8rSM=",
             "networkInterfaces": interfaces,
         }
-        return _operation("insert")
+        return _operation("insert", body["name"])
 
     def compute_instances_list(self, request: Request, project: str, zone: str) -> dict[str, Any]:
         self._zone(zone)
         wanted = request.query.get("filter", "")
-        return {"items": [i for i in self.instances.values() if _passes(i, wanted)]}
+        here = [i for i in self.instances.values() if i["zone"].endswith(f"/{zone}")]
+        return {"items": [i for i in here if _passes(i, wanted)]}
 
     def compute_instances_get(self, _: Request, project: str, zone: str, instance: str) -> dict[str, Any]:
-        return self._instance(instance)
+        return self._instance(zone, instance)
 
     def compute_instances_setLabels(self, request: Request, project: str, zone: str, instance: str) -> dict[str, Any]:
-        self._instance(instance)["labels"] = request.body["labels"]
+        self._instance(zone, instance)["labels"] = request.body["labels"]
         return _operation("setLabels")
 
     def compute_instances_delete(self, _: Request, project: str, zone: str, instance: str) -> dict[str, Any]:
-        self._instance(instance)
+        self._instance(zone, instance)
         del self.instances[instance]
         return _operation("delete")
 
-    def _instance(self, name: str) -> dict[str, Any]:
-        if name not in self.instances:
+    def _instance(self, zone: str, name: str) -> dict[str, Any]:
+        if name not in self.instances or not self.instances[name]["zone"].endswith(f"/{zone}"):
             raise Refused(404, f"The resource '{name}' was not found")
         return self.instances[name]
 
     def _zone(self, zone: str) -> None:
-        if zone != self.zone:
+        if not re.fullmatch(f"{self.region}-[abcf]", zone):
             raise Refused(400, f"Invalid value for field 'zone': '{zone}'. Unknown zone.")
 
     # Cloud TPU
 
     def tpu_projects_locations_nodes_list(self, _: Request, projectsId: str, locationsId: str) -> dict[str, Any]:
-        return {"nodes": list(self.tpus.values())}
+        here = f"projects/{projectsId}/locations/{locationsId}/"
+        return {"nodes": [node for name, node in self.tpus.items() if name.startswith(here)]}
 
     def tpu_projects_locations_nodes_create(
         self, request: Request, projectsId: str, locationsId: str
@@ -331,8 +350,13 @@ def _error(status: int, message: str) -> Answer:
     return Answer({"error": {"code": status, "message": message, "errors": [{"message": message}]}}, status)
 
 
-def _operation(kind: str) -> dict[str, Any]:
-    return {"name": f"operation-{kind}", "operationType": kind, "status": "RUNNING"}
+def _operation(kind: str, of: str = "x") -> dict[str, Any]:
+    return {"name": f"operation-{kind}-{of}", "operationType": kind, "status": "RUNNING"}
+
+
+def _is_spot(body: dict[str, Any]) -> bool:
+    scheduling = body.get("scheduling", {})
+    return scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible") is True
 
 
 def _passes(instance: dict[str, Any], wanted: str) -> bool:
@@ -366,8 +390,7 @@ def _prose(body: dict[str, Any], zone: str, accounts: list[str]) -> Iterator[str
         yield f"Invalid value for field 'resource.machineType': '{body.get('machineType')}'."
         return
     # cloud.google.com/compute/docs/instances/spot, cloud.google.com/compute/docs/gpus/gpu-host-maintenance
-    scheduling = body.get("scheduling", {})
-    spot = scheduling.get("provisioningModel") == "SPOT" or scheduling.get("preemptible") is True
+    scheduling, spot = body.get("scheduling", {}), _is_spot(body)
     gpus = bool(body.get("guestAccelerators")) or machine[2].startswith(("a2-", "a3-", "g2-"))
     if spot and scheduling.get("automaticRestart") is True:
         yield "Automatic restart and preemptible cannot both be true."

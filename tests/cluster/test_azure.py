@@ -53,18 +53,25 @@ def filled_in() -> dict[str, Any]:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
     text = CONFIG.read_text().replace("your-subscription", SUBSCRIPTION).replace("your-account", "acmeruns")
-    config: dict[str, Any] = prepare_config(yaml.safe_load(text))
+    config = prepare_config(yaml.safe_load(text))
+    config = provider_class(config).fillout_available_node_types_resources(config)
     validate_config(config)
-    return config
+    found: dict[str, Any] = config
+    return found
 
 
-def provider_of(config: dict[str, Any]) -> Any:
-    """The bootstrap of `ray up`, and the provider that it and the head use."""
-    from ray.autoscaler._private._azure.config import bootstrap_azure
-    from ray.autoscaler._private._azure.node_provider import AzureNodeProvider
+def provider_class(config: dict[str, Any]) -> Any:
+    """The class that Ray takes: its own, or raytf's on top of it."""
+    from ray.autoscaler._private.providers import _get_node_provider_cls
 
-    config = bootstrap_azure(config)
-    return AzureNodeProvider(config["provider"], config["cluster_name"])
+    return _get_node_provider_cls(config["provider"])
+
+
+def prepare(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What `ray up` prepares: the provider, and the config that goes to the head."""
+    kind = provider_class(config)
+    config = kind.bootstrap_config(config)
+    return kind(config["provider"], config["cluster_name"]), config
 
 
 def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> None:
@@ -81,40 +88,43 @@ def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> N
     provider.create_node(copy.deepcopy(config["available_node_types"][name]["node_config"]), tags, count)
 
 
-def test_ray_starts_each_type_as_the_config_says_and_leaves_nothing(azure: Azure) -> None:
-    config = filled_in()
-    provider = provider_of(config)
+def test_the_config_goes_from_spot_to_the_next_size_and_market_and_leaves_nothing(azure: Azure) -> None:
+    provider, config = prepare(filled_in())
     assert azure.group["tags"] == {"project": "raytf"}
     (rules,) = [group["properties"]["securityRules"] for group in azure.of("Microsoft.Network/networkSecurityGroups")]
     assert [rule["properties"]["destinationPortRange"] for rule in rules] == ["22"]
-    for name in config["available_node_types"]:
-        start(provider, config, name, count=2 if name == "gpu_spot_t4" else 1)
 
-    machines = azure.of("Microsoft.Compute/virtualMachines")
-    seen = {}
-    for machine in machines:
-        given = machine["properties"]
-        image = given["storageProfile"]["imageReference"]
-        seen.setdefault(machine["tags"]["ray-user-node-type"], []).append(
-            (
-                given["hardwareProfile"]["vmSize"],
-                given["priority"],
-                given["evictionPolicy"],
-                image["offer"],
-                machine.get("zones"),
-            )
-        )
-    hpc = "ubuntu-hpc"
-    assert seen == {
-        "head": [("Standard_D2s_v5", "Regular", "", "0001-com-ubuntu-server-jammy", None)],
-        "gpu_spot_t4": [("Standard_NC4as_T4_v3", "Spot", "Delete", hpc, [zone]) for zone in ("2", "3")],
-        "gpu_spot_a100": [("Standard_NC24ads_A100_v4", "Spot", "Delete", hpc, ["1"])],
-        "gpu_on_demand": [("Standard_NC4as_T4_v3", "Regular", "", hpc, ["2"])],
-    }
-    for machine in machines:
+    def machines() -> dict[str, dict[str, Any]]:
+        return {machine["name"]: machine for machine in azure.of("Microsoft.Compute/virtualMachines")}
+
+    def started(name: str, count: int = 1) -> list[tuple[Any, ...]]:
+        before = machines()
+        start(provider, config, name, count)
+        finish(provider)
+        new = [machine for name, machine in sorted(machines().items()) if name not in before]
+        return [
+            (m["properties"]["hardwareProfile"]["vmSize"], m["properties"]["priority"], m.get("zones")) for m in new
+        ]
+
+    small, large = "Standard_NC4as_T4_v3", "Standard_NC24ads_A100_v4"
+    assert started("head") == [("Standard_D2s_v5", "Regular", None)]
+    assert started("gpu", 2) == [(small, "Spot", ["2"]), (small, "Spot", ["3"])]
+    # The machine is made and fails; it is deleted, and the next size taken.
+    azure.empty = {(small, "Spot"): "AllocationFailed"}
+    assert started("gpu") == [(large, "Spot", ["1"])]
+    # Refused before anything is made.
+    azure.empty[(large, "Spot")] = "SkuNotAvailable"
+    assert started("gpu") == [(small, "Regular", ["2"])]
+
+    for machine in machines().values():
         assert machine["tags"]["project"] == "raytf"
         assert machine["tags"]["ray-cluster-name"] == "raytf-azure-gpu-spot"
         assert machine["properties"]["osProfile"]["linuxConfiguration"]["disablePasswordAuthentication"] is True
+        given = machine["properties"]
+        spot = given["priority"] == "Spot"
+        assert (given["evictionPolicy"], given.get("billingProfile")) == (
+            ("Delete", {"maxPrice": -1}) if spot else ("", {})
+        )
 
     nodes = provider.non_terminated_nodes({})
     assert len(nodes) == 5
@@ -124,22 +134,27 @@ def test_ray_starts_each_type_as_the_config_says_and_leaves_nothing(azure: Azure
         assert provider.internal_ip(node).startswith("10.7.0.")
         provider.set_node_tags(node, {"ray-node-status": "up-to-date"})
     assert len(provider.non_terminated_nodes({"ray-node-status": "up-to-date", "ray-node-kind": "worker"})) == 4
-
     for node in nodes:
         provider.terminate_node(node)
-    for ended in list(provider.terminating_nodes.values()):
-        ended.result(timeout=60)
+    finish(provider)
     assert provider.non_terminated_nodes({}) == []
+    # What `ray down` does in the end.
     provider.cleanup_cluster_resources()
     assert azure.resources == {}
 
 
+def finish(provider: Any) -> None:
+    """Wait for what the provider deletes in threads of its own."""
+    for ended in list(provider.terminating_nodes.values()):
+        ended.result(timeout=60)
+
+
 def test_a_second_ray_up_keeps_what_was_given_to_the_subnet(azure: Azure) -> None:
-    provider_of(filled_in())
+    prepare(filled_in())
     (network,) = azure.of("Microsoft.Network/virtualNetworks")
     endpoints = [{"service": "Microsoft.Storage", "locations": ["eastus"]}]
     network["properties"]["subnets"][0]["properties"]["serviceEndpoints"] = endpoints
-    provider_of(filled_in())
+    prepare(filled_in())
     (network,) = azure.of("Microsoft.Network/virtualNetworks")
     assert network["properties"]["subnets"][0]["properties"]["serviceEndpoints"] == endpoints
 
@@ -147,21 +162,21 @@ def test_a_second_ray_up_keeps_what_was_given_to_the_subnet(azure: Azure) -> Non
 @pytest.mark.parametrize(
     ("kind", "change", "said"),
     [
-        ("gpu_spot_t4", {"priorty": "Spot"}, "priorty"),
-        ("gpu_spot_t4", {"priority": "Spotty"}, "'Spotty' of parameter 'properties.priority' is not allowed"),
+        ("gpu", {"priorty": "Spot"}, "priorty"),
+        ("gpu", {"priority": "Spotty"}, "'Spotty' of parameter 'properties.priority' is not allowed"),
         # Ray's template compares with Spot alone.
-        ("gpu_spot_t4", {"priority": "Spot", "evictionPolicy": "Remove"}, "'Remove' of parameter"),
-        ("gpu_spot_t4", {"billingProfile": {"maxPrize": -1}}, "maxPrize"),
-        ("gpu_spot_t4", {"osDiskSize": "128"}, "osDiskSize"),
-        ("gpu_spot_t4", {"vmSize": "Standard_NC4as_T4"}, "VM size"),
-        ("gpu_spot_t4", {"imageVersion": ""}, "platform image"),
-        ("gpu_on_demand", {"billingProfile": {"maxPrice": -1}}, "maxPrice"),
+        ("gpu", {"priority": "Spot", "evictionPolicy": "Remove"}, "'Remove' of parameter"),
+        ("gpu", {"billingProfile": {"maxPrize": -1}}, "maxPrize"),
+        ("gpu", {"osDiskSize": "128"}, "osDiskSize"),
+        ("gpu", {"vmSize": "Standard_NC4as_T4"}, "VM size"),
+        ("gpu", {"imageVersion": ""}, "platform image"),
+        ("gpu", {"priority": "Regular"}, "maxPrice"),
     ],
 )
 def test_what_azure_publishes_refuses_a_mistake(azure: Azure, kind: str, change: dict[str, Any], said: str) -> None:
     config = filled_in()
     config["available_node_types"][kind]["node_config"]["azure_arm_parameters"].update(change)
-    provider = provider_of(config)
+    provider, config = prepare(config)
     with pytest.raises(Exception, match=said):
         start(provider, config, kind)
     assert azure.of("Microsoft.Compute/virtualMachines") == []

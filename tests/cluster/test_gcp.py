@@ -21,7 +21,7 @@ from tests.cluster.google_api import Google, document
 from tests.cluster.loopback import Loopback
 
 CONFIGS = Path(__file__).parents[2] / "cluster-configs"
-PROJECT, ZONE = "acme-vision-417", "us-central1-a"
+PROJECT, REGION = "acme-vision-417", "us-central1"
 WORKER = f"raytf-worker@{PROJECT}.iam.gserviceaccount.com"
 HEAD = f"ray-autoscaler-sa-v1@{PROJECT}.iam.gserviceaccount.com"
 TOOLS = {"google-api-python-client", "google-auth-httplib2", "cryptography"}
@@ -34,7 +34,7 @@ def _client() -> None:
 
 @pytest.fixture
 def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
-    plane = Google(PROJECT, ZONE, [WORKER])
+    plane = Google(PROJECT, REGION, [WORKER])
     login = tmp_path / "application_default_credentials.json"
     login.write_text(
         json.dumps({"type": "authorized_user", "client_id": "x", "client_secret": "x", "refresh_token": "x"})
@@ -54,38 +54,46 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 def filled_in(name: str) -> dict[str, Any]:
     """A config as a user leaves it, with the defaults of Ray, and as Ray's own validation takes it."""
-    from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    text = (CONFIGS / name).read_text().replace("your-project", PROJECT)
-    config = GCPNodeProvider.fillout_available_node_types_resources(prepare_config(yaml.safe_load(text)))
+    config = prepare_config(yaml.safe_load((CONFIGS / name).read_text().replace("your-project", PROJECT)))
+    config = provider_class(config).fillout_available_node_types_resources(config)
     validate_config(config)
     found: dict[str, Any] = config
     return found
 
 
-def start_all(config: dict[str, Any]) -> Any:
-    """One node of each type, with what `ray up` and Ray's autoscaler give to it; the provider."""
-    from ray.autoscaler._private.gcp.config import bootstrap_gcp
-    from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider
+def provider_class(config: dict[str, Any]) -> Any:
+    """The class that Ray takes: its own, or raytf's on top of it."""
+    from ray.autoscaler._private.providers import _get_node_provider_cls
 
-    config = bootstrap_gcp(config)
-    provider = GCPNodeProvider(config["provider"], config["cluster_name"])
-    for name, kind in config["available_node_types"].items():
-        head = name == config["head_node_type"]
-        role = "head" if head else "worker"
-        tags = {
-            "ray-node-kind": role,
-            "ray-node-type": role,
-            "ray-node-name": f"ray-{config['cluster_name']}-{role}",
-            "ray-node-status": "uninitialized",
-            "ray-launch-config": "5cbbd9d8aa4e0f1d",
-            "ray-user-node-type": name,
-        }
-        # commands.py gives the account that Ray makes to the head alone.
-        node = {**(config["head_node"] if head else {}), **kind["node_config"]}
-        provider.create_node(copy.deepcopy(node), tags, 1)
-    return provider
+    return _get_node_provider_cls(config["provider"])
+
+
+def bring_up(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """What `ray up` prepares, and the head; the provider, and the config that goes to the head."""
+    kind = provider_class(config)
+    config = kind.bootstrap_config(config)
+    provider = kind(config["provider"], config["cluster_name"])
+    start(provider, config, config["head_node_type"])
+    return provider, config
+
+
+def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> None:
+    """Nodes of a type, with what Ray gives them."""
+    head = name == config["head_node_type"]
+    role = "head" if head else "worker"
+    tags = {
+        "ray-node-kind": role,
+        "ray-node-type": role,
+        "ray-node-name": f"ray-{config['cluster_name']}-{role}",
+        "ray-node-status": "uninitialized",
+        "ray-launch-config": "5cbbd9d8aa4e0f1d",
+        "ray-user-node-type": name,
+    }
+    # commands.py gives the account that Ray makes to the head alone.
+    node = {**(config["head_node"] if head else {}), **config["available_node_types"][name]["node_config"]}
+    provider.create_node(copy.deepcopy(node), tags, count)
 
 
 def end_all(provider: Any) -> None:
@@ -103,30 +111,51 @@ def end_all(provider: Any) -> None:
     assert provider.non_terminated_nodes({}) == []
 
 
-def test_ray_starts_each_type_of_the_gpu_config_and_leaves_nothing(google: Google) -> None:
-    provider = start_all(filled_in("gcp-gpu-spot.yaml"))
-    made = {body["labels"]["ray-user-node-type"]: body for body in google.bodies("compute.instances.insert")}
+def test_the_gpu_config_goes_from_spot_to_the_next_zone_machine_and_market(google: Google) -> None:
+    provider, config = bring_up(filled_in("gcp-gpu-spot.yaml"))
+
+    def next_one() -> tuple[str, str, dict[str, Any]]:
+        before = set(google.instances)
+        start(provider, config, "gpu")
+        (name,) = google.instances.keys() - before
+        made = google.instances[name]
+        assert made["machineType"].startswith(f"zones/{made['zone'][-13:]}/")
+        return made["zone"][-1], made["machineType"].rsplit("/", 1)[-1], made["scheduling"]
+
     spot = {
         "provisioningModel": "SPOT",
         "instanceTerminationAction": "DELETE",
         "onHostMaintenance": "TERMINATE",
         "automaticRestart": False,
     }
-    zone = f"zones/{ZONE}/machineTypes"
-    assert {name: (body["machineType"], body.get("scheduling")) for name, body in made.items()} == {
-        "head": (f"{zone}/e2-standard-2", None),
-        "gpu_spot_l4": (f"{zone}/g2-standard-4", spot),
-        "gpu_spot_t4": (f"{zone}/n1-standard-4", spot),
-        "gpu_on_demand": (f"{zone}/g2-standard-4", {"onHostMaintenance": "TERMINATE", "automaticRestart": False}),
+    assert next_one() == ("a", "g2-standard-4", spot)
+    google.empty = {("a", "g2-standard-4", True)}
+    assert next_one() == ("b", "g2-standard-4", spot)
+    google.empty = {(zone, "g2-standard-4", True) for zone in "abc"}
+    assert next_one() == ("a", "n1-standard-4", spot)
+    google.empty |= {(zone, "n1-standard-4", True) for zone in "abc"}
+    on_demand = {"provisioningModel": "STANDARD", "onHostMaintenance": "TERMINATE", "automaticRestart": False}
+    assert next_one() == next_one() == ("a", "g2-standard-4", on_demand)
+    # Two on demand are the most; there is none for the third.
+    with pytest.raises(Exception, match="no capacity anywhere"):
+        start(provider, config, "gpu")
+
+    made = google.instances.values()
+    assert {i["machineType"].rsplit("/", 1)[-1] for i in made if i["labels"]["ray-node-kind"] == "head"} == {
+        "e2-standard-2"
     }
-    for name, body in made.items():
-        assert [account["email"] for account in body["serviceAccounts"]] == [HEAD if name == "head" else WORKER]
+    for body in made:
+        account = HEAD if body["labels"]["ray-node-kind"] == "head" else WORKER
+        assert [account["email"] for account in body["serviceAccounts"]] == [account]
         assert body["labels"]["project"] == "raytf"
         assert body["labels"]["ray-cluster-name"] == "raytf-gcp-gpu-spot"
         assert all(disk["autoDelete"] for disk in body["disks"])
     roles = {b["role"] for b in google.policy["bindings"] if f"serviceAccount:{HEAD}" in b["members"]}
     assert roles == {
-        f"roles/{r}" for r in ("storage.objectAdmin", "compute.admin", "iam.serviceAccountUser", "iam.roleViewer")
+        "roles/storage.objectAdmin",
+        "roles/compute.admin",
+        "roles/iam.serviceAccountUser",
+        "roles/iam.roleViewer",
     }
     assert google.metadata["items"][0]["value"].startswith("ubuntu:ssh-rsa ")
     end_all(provider)
@@ -134,7 +163,9 @@ def test_ray_starts_each_type_of_the_gpu_config_and_leaves_nothing(google: Googl
 
 
 def test_ray_starts_each_type_of_the_tpu_config_and_leaves_nothing(google: Google) -> None:
-    provider = start_all(filled_in("gcp-tpu.yaml"))
+    provider, config = bring_up(filled_in("gcp-tpu.yaml"))
+    for name in ("tpu_spot_v5e", "tpu_on_demand_v5e"):
+        start(provider, config, name)
     (head,) = google.bodies("compute.instances.insert")
     assert head["labels"]["ray-user-node-type"] == "head"
     made = {b["labels"]["ray-user-node-type"]: b for b in google.bodies("tpu.projects.locations.nodes.create")}
@@ -152,12 +183,12 @@ def test_ray_starts_each_type_of_the_tpu_config_and_leaves_nothing(google: Googl
 @pytest.mark.parametrize(
     ("file", "kind", "change", "said"),
     [
-        ("gcp-gpu-spot.yaml", "gpu_spot_l4", {"scheduling": {"preemtible": True}}, 'Unknown name "preemtible"'),
-        ("gcp-gpu-spot.yaml", "gpu_spot_l4", {"scheduling": {"provisioningModel": "Spot"}}, "provisioningModel"),
-        ("gcp-gpu-spot.yaml", "gpu_spot_l4", {"serviceAccount": {"email": WORKER}}, 'Unknown name "serviceAccount"'),
-        ("gcp-gpu-spot.yaml", "gpu_spot_l4", {"disks": [{"boot": "yes"}]}, "boot"),
-        ("gcp-gpu-spot.yaml", "gpu_spot_l4", {"scheduling": {"automaticRestart": False}}, "live migration"),
-        ("gcp-gpu-spot.yaml", "gpu_on_demand", {"labels": {"Project": "raytf"}}, "labels"),
+        ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"preemtible": True}}, 'Unknown name "preemtible"'),
+        ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"provisioningModel": "Spot"}}, "provisioningModel"),
+        ("gcp-gpu-spot.yaml", "gpu", {"serviceAccount": {"email": WORKER}}, 'Unknown name "serviceAccount"'),
+        ("gcp-gpu-spot.yaml", "gpu", {"disks": [{"boot": "yes"}]}, "boot"),
+        ("gcp-gpu-spot.yaml", "gpu", {"scheduling": {"automaticRestart": False}}, "live migration"),
+        ("gcp-gpu-spot.yaml", "gpu", {"labels": {"Project": "raytf"}}, "labels"),
         ("gcp-tpu.yaml", "tpu_spot_v5e", {"schedulingConfig": {"Spot": True}}, 'Unknown name "Spot"'),
         ("gcp-tpu.yaml", "tpu_spot_v5e", {"tpuVmSelfLink": "x"}, 'Unknown name "tpuVmSelfLink"'),
     ],
@@ -167,11 +198,10 @@ def test_what_google_publishes_refuses_a_mistake(
 ) -> None:
     config = filled_in(file)
     config["auth"]["ssh_private_key"] = "~/key"  # Ray makes none, which takes a second
-    types = config["available_node_types"]
-    config["available_node_types"] = {"head": types["head"], kind: types[kind]}
-    types[kind]["node_config"].update(change)
+    config["available_node_types"][kind]["node_config"].update(change)
+    provider, config = bring_up(config)
     with pytest.raises(Exception, match=said):
-        start_all(config)
+        start(provider, config, kind)
     assert len(google.instances) == 1
     assert google.tpus == {}
 
