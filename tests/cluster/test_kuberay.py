@@ -88,6 +88,22 @@ def test_each_object_of_an_overlay_has_the_fields_that_are_published(overlay: st
         assert [e.message for e in validator.iter_errors({value["kind"]: value})] == []
 
 
+@needs_kubectl
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_bill_knows_each_pod_and_disk(overlay: str) -> None:
+    pods, wanted = 0, {"app.kubernetes.io/part-of": "raytf"}
+    for value in built(overlay):
+        assert wanted.items() <= value["metadata"]["labels"].items(), value["kind"]
+        for path in places(value):
+            if path[-1] == "template":
+                inside = value
+                for part in path:
+                    inside = inside[part]
+                assert wanted.items() <= inside["metadata"]["labels"].items(), path
+                pods += 1
+    assert pods >= 3
+
+
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all that is in an object."""
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
