@@ -8,13 +8,11 @@ Google has in prose alone, each with the page that says so.
 
 from __future__ import annotations
 
-import functools
-import json
 import re
-from collections.abc import Iterator, Mapping
-from importlib.resources import files
+from collections.abc import Iterator
 from typing import Any
 
+from tests.cluster.discovery import document, misfits, misplaced, routes
 from tests.cluster.loopback import Answer, Request, Service
 
 DISCOVERY = "$discovery"
@@ -24,60 +22,6 @@ _HOSTS = {
     "cloudresourcemanager.v1": "cloudresourcemanager.googleapis.com",
     "tpu.v2alpha1": "tpu.googleapis.com",
 }
-
-
-@functools.cache
-def document(name: str) -> dict[str, Any]:
-    """A discovery document, such as compute.v1."""
-    found = files("googleapiclient.discovery_cache.documents").joinpath(f"{name}.json")
-    value: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
-    return value
-
-
-def misfits(value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What a schema of a discovery document refuses, in Google's words."""
-    if "$ref" in schema:
-        schema = schemas[schema["$ref"]]
-    kind = schema.get("type")
-    if kind == "object":
-        if not isinstance(value, dict):
-            yield f"Invalid value at '{path}' (type), expected an object, got {value!r}"
-            return
-        known = schema.get("properties", {})
-        for key, inner in value.items():
-            where = f"{path}.{key}" if path else key
-            if key in known:
-                yield from misfits(inner, known[key], schemas, where)
-            elif "additionalProperties" in schema:
-                yield from misfits(inner, schema["additionalProperties"], schemas, where)
-            else:
-                yield f"Unknown name \"{key}\" at '{path}': Cannot find field."
-    elif kind == "array":
-        if not isinstance(value, list):
-            yield f"Invalid value at '{path}' (type), expected a list, got {value!r}"
-            return
-        for i, item in enumerate(value):
-            yield from misfits(item, schema["items"], schemas, f"{path}[{i}]")
-    elif kind != "any":
-        yield from _scalar(value, schema, path)
-
-
-def _scalar(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    kind = schema["type"]
-    # 64 bits do not fit a number of JSON, so the type is string; Google takes both.
-    numeric = kind == "integer" or str(schema.get("format", "")).endswith("int64")
-    if numeric:
-        good = (isinstance(value, int) and not isinstance(value, bool)) or (
-            isinstance(value, str) and value.lstrip("-").isdigit()
-        )
-    else:
-        good = isinstance(value, {"string": str, "boolean": bool, "number": float | int}[kind])
-    if not good:
-        yield f"Invalid value at '{path}' ({schema.get('format', kind)}), {value!r}"
-    elif "enum" in schema and value not in schema["enum"]:
-        yield f"Invalid value at '{path}' ({kind}), \"{value}\""
-    elif "pattern" in schema and not re.fullmatch(schema["pattern"], str(value)):
-        yield f"Invalid value for field '{path}': '{value}'. Must be a match of regex '{schema['pattern']}'"
 
 
 class Refused(Exception):
@@ -116,7 +60,7 @@ class Google:
         self.policy: dict[str, Any] = {"version": 1, "etag": "BwXhqDVVqXc=", "bindings": []}
         self.metadata: dict[str, Any] = {"kind": "compute#metadata", "fingerprint": "bm90LWEta2V5"}
         self.calls: list[tuple[str, Any]] = []
-        self._routes = {host: _routes(name) for name, host in _HOSTS.items()}
+        self._routes = {host: routes(name) for name, host in _HOSTS.items()}
 
     def services(self) -> dict[str, Service]:
         """Host -> what answers for it."""
@@ -140,7 +84,7 @@ class Google:
         return _error(404, f"no method of {request.host} is {request}")
 
     def _call(self, request: Request, method: dict[str, Any], schemas: dict[str, Any], names: dict[str, str]) -> Answer:
-        given = list(_parameters(request, method))
+        given = list(misplaced(request, method))
         if "request" in method:
             given += misfits(request.body, method["request"], schemas)
         elif request.body is not None:
@@ -314,36 +258,6 @@ class Google:
 
     def _long(self, node: str) -> dict[str, Any]:
         return {"name": f"{node.split('/nodes/')[0]}/operations/operation-{len(self.calls)}", "done": False}
-
-
-@functools.cache
-def _routes(name: str) -> list[tuple[re.Pattern[str], str, dict[str, Any], dict[str, Any]]]:
-    """(path, verb, method, schemas) for each method of a document."""
-    found = document(name)
-
-    def walk(resources: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        for resource in resources.values():
-            yield from resource.get("methods", {}).values()
-            yield from walk(resource.get("resources", {}))
-
-    routes = []
-    for method in walk(found["resources"]):
-        path = f"/{found['servicePath']}{method.get('flatPath', method['path'])}"
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:]+)", re.escape(path))
-        allowed = {**found["parameters"], **method.get("parameters", {})}
-        routes.append((re.compile(pattern), method["httpMethod"], {**method, "parameters": allowed}, found["schemas"]))
-    return routes
-
-
-def _parameters(request: Request, method: dict[str, Any]) -> Iterator[str]:
-    for name, value in request.query.items():
-        if method["parameters"].get(name, {}).get("location") != "query":
-            yield f'Unknown name "{name}": Cannot bind query parameter.'
-        else:
-            yield from _scalar(value, {**method["parameters"][name], "type": "string"}, name)
-    for name, parameter in method["parameters"].items():
-        if parameter.get("required") and parameter["location"] == "query" and name not in request.query:
-            yield f"Required parameter {name} is missing."
 
 
 def _error(status: int, message: str) -> Answer:

@@ -17,7 +17,8 @@ import pytest
 import yaml
 
 from raytf.cluster.check import gcp
-from tests.cluster.google_api import Google, document
+from tests.cluster.discovery import document
+from tests.cluster.google_api import Google
 from tests.cluster.loopback import Loopback
 
 CONFIGS = Path(__file__).parents[2] / "cluster-configs"

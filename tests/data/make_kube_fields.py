@@ -47,6 +47,8 @@ KUBERAY: dict[str, dict[str, str]] = {
         "historyServerOptions": "HistoryServerOptions",
         "networkPolicy": "NetworkPolicyConfig",
         "tlsOptions": "TLSOptions",
+        # Not in 1.7; Ray 2.60 reads the first and writes the second.
+        **fields("any", "idleTerminationOptions idleSuspend"),
         "headGroupSpec": "HeadGroupSpec!",
         "rayVersion": "str",
         "workerGroupSpecs": "[WorkerGroupSpec]",

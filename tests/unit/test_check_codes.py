@@ -14,6 +14,7 @@ AWS, GCP, TPU, AZURE = (
     for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot")
 )
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
+REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
 JOB = (ROOT / "cluster-configs/kuberay/rayjob.yaml").read_text()
 
 
@@ -96,6 +97,8 @@ CASES = [
     ),
     ("azure-size", AZURE, "        vmSize: Standard_D2s_v5\n", ""),
     ("azure-image", AZURE, "        imagePublisher: Canonical\n", ""),
+    ("kube-unknown-field", REDIS, "  strategy: {type", "  stratgy: {type"),
+    ("kube-missing-field", REDIS, "ports: [{containerPort: 6379}]", "ports: [{name: redis}]"),
     ("kube-kind", KUBE, "kind: RayCluster", "kind: RayClusters"),
     ("kube-name", KUBE, "  name: raytf\nspec", f"  name: {'a' * 60}\nspec"),
     ("kube-name", KUBE, "  name: raytf\nspec", "  name: Ray_TF\nspec"),
