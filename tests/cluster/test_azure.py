@@ -7,7 +7,6 @@ token. Nothing of Ray or of Azure's clients is changed: the environment sends th
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,11 +187,3 @@ def test_the_head_gets_the_packages_that_these_tests_use() -> None:
     pinned = set((ROOT / "constraints.txt").read_text().splitlines())
     assert {word.split("==")[0] for word in wanted} >= {"azure-identity", "azure-mgmt-resource", "msrest"}
     assert wanted <= pinned
-
-
-def test_rays_templates_are_of_the_published_kind() -> None:
-    import ray.autoscaler._private._azure as package
-
-    for name in ("azure-config-template.json", "azure-vm-template.json"):
-        template = json.loads((Path(package.__file__).parent / name).read_text())
-        assert template["$schema"].endswith("/schemas/2019-04-01/deploymentTemplate.json#")

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -233,3 +236,41 @@ def test_the_head_gets_the_client_that_these_tests_use(file: str) -> None:
     pinned = {line.split("==")[0] for line in (CONFIGS.parent / "constraints.txt").read_text().splitlines()}
     assert "-c" in words
     assert pinned > TOOLS
+
+
+#: What a worker's account may do by roles/storage.objectUser on the bucket: docs/gcp.md gives it no more.
+OBJECT_USER = re.compile(
+    r"(GET /storage/v1/b/raytf/o(/|\?)|DELETE /storage/v1/b/raytf/o/|(POST|PUT) /upload/storage/v1/b/raytf/o\?)"
+)
+
+
+def test_a_run_asks_the_bucket_for_objects_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from gcp_storage_emulator.server import create_server
+
+    from raytf.storage import Storage
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket="raytf")
+    caplog.set_level(logging.INFO, logger="gcp_storage_emulator")
+    server.start()
+    try:
+        for root in ("gs://raytf/runs", "gs://raytf"):
+            storage = Storage(f"{root}?endpoint_override=127.0.0.1:{port}&scheme=http&anonymous=true")
+            storage.preflight()
+            storage.put("mnist/model", b"x")
+            assert storage.create("mnist/first", b"x")
+            assert storage.get("mnist/model") == b"x"
+            assert not storage.exists("mnist/none")
+            assert storage.list("mnist", recursive=True) == ["first", "model"]
+            assert len(storage.files("mnist")) == 2
+            storage.get_tree("mnist", str(tmp_path))
+            storage.put_tree(str(tmp_path), "copy")
+            for name in ("mnist", "copy", "none"):
+                storage.delete(name)
+    finally:
+        server.stop()
+    asked = [line.strip('"') for r in caplog.records if (line := r.getMessage()).startswith('"')]
+    assert len(asked) > 20
+    assert [line for line in asked if not OBJECT_USER.match(line)] == []
