@@ -114,13 +114,13 @@ class Submission:
             if decision.move is Move.WAIT:
                 out.sleep(LOOK_SECONDS)
                 continue
-            self._end_log()
+            is_shown = self._end_log()
             if decision.move is not Move.RESUBMIT:
-                return self._end(decision, sight)
+                return self._end(decision, sight, is_shown)
             out.say(f"{decision.why}; submitting it again in {decision.pause:.0f} s")
             out.sleep(decision.pause)
             if not self._submit_when_there(resubmission.resubmits):
-                return self._end(Decision(Move.GIVE_UP, "the head has not answered for too long"), None)
+                return self._end(Decision(Move.GIVE_UP, "the head has not answered for too long"), None, True)
             began = out.clock()
             self._log = self.server.follow(self.name, out.show)
 
@@ -168,24 +168,30 @@ class Submission:
     def _submit(self, number: int) -> None:
         run = run_of(self.command)
         name = f"raytf-{run}-{self._names}-{number}"
+        self.name = name  # before: an answer that is not waited for may be that it runs
         self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run})
-        self.name = name
         self.outside.say(f"submitted as job {name}")
 
-    def _end_log(self) -> None:
-        if self._log is not None:
-            try:
-                self._log.finish(self.server.log(self.name))
-            except (AwayError, ClusterError):  # gone with the head that had it
-                self._log.stop()
+    def _end_log(self) -> bool:
+        """Show the rest of the job's log; whether that could be done."""
+        if self._log is None:
+            return False
+        try:
+            self._log.finish(self.server.log(self.name))
+        except (AwayError, ClusterError):  # gone with the head that had it
+            self._log.stop()
+            return False
+        return True
 
-    def _end(self, decision: Decision, sight: Sight | None) -> int:
+    def _end(self, decision: Decision, sight: Sight | None, is_shown: bool) -> int:
         if decision.move is Move.FINISHED:
             self.outside.say(f"job {self.name} finished")
         else:
-            # What the command itself said has been shown.
-            why = f"\n{sight.text}" if sight is not None and sight.code is None and decision.move is Move.FAILED else ""
-            self.outside.say(f"{decision.why}; job {self.name} is not submitted again{why}")
+            # With a command's end Ray keeps its last lines, which have been shown.
+            text = ""
+            if sight is not None and sight.status == "FAILED" and (sight.code is None or not is_shown):
+                text = f"\n{sight.text}"
+            self.outside.say(f"{decision.why}; job {self.name} is not submitted again{text}")
         return EXIT_CODES[decision.move]
 
 

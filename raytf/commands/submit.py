@@ -89,7 +89,8 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
             return 0
         return job.wait()
     except KeyboardInterrupt:
-        job.leave() if not flags.stop_on_interrupt else None
+        if not flags.stop_on_interrupt:
+            job.leave()
         if not job.name:
             _say("interrupted before anything was submitted")
         elif flags.stop_on_interrupt:
