@@ -212,6 +212,8 @@ def _train(
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
 
     def leave(why: str) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            book.add(ray.get(monitor.read.remote(), timeout=1)[2])  # what was said since the last look: the save
         book.add([driver_event("ended", outcome="stopped", text=why)])
         book.flush()
         lease.release()
