@@ -1,0 +1,163 @@
+"""`cluster-configs/local.yaml` on three hosts, by the real `ray up`: a job that loses two of them, the dashboard."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from raytf.testing.processes import WORKER, titled
+from tests.cluster.hosts import Hosts
+from tests.cluster.onprem import OnPrem, command_lines, curl
+
+STEPS = 1500
+JOB = f"python jobs/mnist.py --data digits --exact --steps {STEPS}"
+DASHBOARD = "http://127.0.0.1:8265"
+NAME = "three-hosts"
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts_are_possible: None) -> Iterator[OnPrem]:
+    """Ray on three hosts. Beside its start, the laptop trains the same model alone."""
+    with Hosts() as hosts:
+        cluster = OnPrem(hosts)
+        try:
+            cluster.type("ray get-auth-token --generate > /dev/null")
+            alone = cluster.start(f"{JOB} --workers 1 --storage {cluster.shared}/runs --run alone")
+            cluster.type(f"ray up -y {cluster.config}", "ray up")
+            start = time.monotonic()
+            assert len(cluster.alive(3)) == 3
+            cluster.seconds["from ray up to three nodes"] = time.monotonic() - start
+            alone.wait()
+            yield cluster
+        finally:
+            print(*(f"{what}: {seconds:.1f} s" for what, seconds in cluster.seconds.items()), sep="\n")
+
+
+@dataclass(frozen=True)
+class Story:
+    """A job that was submitted to the cluster and lost two of its hosts.
+
+    Attributes:
+        output: what `ray job submit` printed.
+        worlds: workers before, after the killed host, after the silent one.
+        places: Ray Train workers on each host when all were there.
+    """
+
+    output: str
+    worlds: list[int]
+    places: list[int]
+
+
+@pytest.fixture(scope="module")
+def tunnel(cluster: OnPrem) -> Iterator[None]:
+    """`ray dashboard` on the laptop."""
+    with cluster.start(f"ray dashboard {cluster.config}") as tunnel:
+        tunnel.until(lambda: curl(cluster.laptop, f"{DASHBOARD}/api/version").returncode == 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def story(cluster: OnPrem, tunnel: None) -> Story:
+    """The job runs, one of its hosts is killed, another one is cut off."""
+    status = cluster.shared / "status.json"
+    submit = f"ray job submit --address {DASHBOARD} --submission-id {NAME} --working-dir . --"
+    flags = f"--workers 1:3 --storage {cluster.shared}/runs --run {NAME} --status-file {status}"
+    started = time.monotonic()
+    with cluster.start(f"{submit} {JOB} {flags}", status_file=status) as job:
+
+        def goes_on(workers: int, step: int) -> None:
+            job.until(lambda: (s := job.status) is not None and s["workers"] == workers and s["step"] > step)
+
+        worlds = []
+        goes_on(3, 50)
+        cluster.seconds["job to its 51st step"] = time.monotonic() - started
+        worlds.append(job.status["workers"])
+        places = [len(titled(host.processes(), WORKER)) for host in cluster.hosts]
+        for what, fault, left in (
+            ("from SIGKILL of a host to a new step", cluster.workers[0].kill, 2),
+            ("from a host's silence to a new step", cluster.workers[1].disconnect, 1),
+        ):
+            step, start = job.step, time.monotonic()
+            fault()
+            goes_on(left, step)
+            cluster.seconds[what] = time.monotonic() - start
+            worlds.append(job.status["workers"])
+            goes_on(left, step + 50)
+        job.wait()
+        cluster.seconds["job"] = time.monotonic() - started
+        return Story(job.output, worlds, places)
+
+
+def test_all_hosts_join_with_a_token_and_each_worker_is_under_the_watcher(cluster: OnPrem):
+    assert cluster.alive(3, 0) == sorted(host.address for host in cluster.hosts)
+    for host in cluster.workers:
+        lines = [" ".join(line) for line in command_lines(host)]
+        assert any("raytf watch --notices off" in line and "-- ray start" in line for line in lines), lines
+        assert "Ray runtime started" in host.run("cat ~/raytf-watch.log").stdout
+
+
+def test_ray_exec_runs_a_command_on_the_head_with_the_config_s_own_raytf(cluster: OnPrem):
+    said = cluster.type(f"ray exec {cluster.config} 'python -c \"import raytf; print(raytf.__file__)\"; ray status'")
+    assert f"{cluster.head.home}/raytf/raytf/__init__.py" in said
+    assert "/3.0 CPU" in said
+
+
+def test_a_job_goes_on_after_one_host_was_killed_and_another_one_fell_silent(cluster: OnPrem, story: Story):
+    assert story.places == [1, 1, 1]
+    assert story.worlds == [3, 2, 1]
+    assert f"Job '{NAME}' succeeded" in story.output
+    result, alone = (json.loads((cluster.shared / "runs" / run / "result.json").read_text()) for run in (NAME, "alone"))
+    assert result["steps"] == alone["steps"] == STEPS
+    assert (alone["world_sizes"], alone["restarts"]) == ([1], 0)
+    assert result["restarts"] >= 2
+    assert result["weights_sha256"] == alone["weights_sha256"]
+
+
+def test_the_dashboard_shows_the_job_and_its_log_to_who_has_the_token(cluster: OnPrem, story: Story):
+    if shutil.which("chromium") is None:
+        pytest.skip("there is no chromium (Debian's package chromium)")
+    assert curl(cluster.laptop, f"{DASHBOARD}/api/jobs/", "-o/dev/null", "-w%{http_code}").stdout == "401"
+    field = 'input[placeholder="Enter your authentication token"]'
+    token = cluster.laptop.run("cat ~/.ray/auth_token").stdout.strip()
+    pictures = [cluster.shared / f"{name}.png" for name in ("jobs", "job")]
+    steps = cluster.shared / "steps.json"
+    steps.write_text(
+        json.dumps(
+            [
+                ["open", f"{DASHBOARD}/#/jobs"],
+                ["see", "Token"],
+                ["type", field, token],
+                ["click", "submit"],
+                ["see", NAME],
+                ["shoot", str(pictures[0])],
+                ["open", f"{DASHBOARD}/#/jobs/{NAME}"],
+                ["see", f"run {NAME} in "],
+                ["shoot", str(pictures[1])],
+            ]
+        )
+    )
+    seen = json.loads(cluster.type(f"python -m tests.cluster.browser {steps}", "the dashboard").splitlines()[0])
+    assert "SUCCEEDED" in seen[1]
+    assert "python jobs/mnist.py" in seen[2]
+    for picture in pictures:
+        assert picture.stat().st_size > 10_000
+
+
+@pytest.fixture(scope="module")
+def torn_down(cluster: OnPrem, story: Story) -> str:
+    """What `ray down` says, after all else."""
+    cluster.workers[1].reconnect()
+    return cluster.type(f"ray down -y {cluster.config}", "ray down")
+
+
+def test_ray_down_leaves_nothing(cluster: OnPrem, torn_down: str):
+    start = time.monotonic()
+    while any(cluster.ray_processes().values()) and time.monotonic() - start < 120:
+        time.sleep(0.5)
+    cluster.seconds["from ray down to no process"] = time.monotonic() - start
+    assert not any(left := cluster.ray_processes().values()), left
