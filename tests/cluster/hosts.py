@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 #: The user by whom hosts are reached, as on the images of clouds: no administrator.
 USER = "ubuntu"
 _PROGRAMS = {
+    "curl": "curl",
     "ip": "iproute2",
     "nsenter": "util-linux",
     "rsync": "rsync",

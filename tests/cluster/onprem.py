@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from raytf.testing.job import Job
@@ -103,10 +106,16 @@ class OnPrem:
         Raises:
             RuntimeError: it failed; with what it printed.
         """
-        start = time.monotonic()
-        run = self.laptop.run(self.script(command), seconds)
-        self.seconds[name or command] = time.monotonic() - start
+        with self.timed(name or command):
+            run = self.laptop.run(self.script(command), seconds)
         return run.stdout + run.stderr
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Keep the time that the block takes."""
+        start = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - start
 
     def start(self, command: str, status_file: Path | None = None) -> Job:
         """A command that the user types on the laptop, and does not wait for; close it."""
@@ -130,8 +139,6 @@ class OnPrem:
 
 def command_lines(host: Host) -> list[list[str]]:
     """Those of a host's processes."""
-    import psutil
-
     lines = []
     for process in host.processes():
         try:

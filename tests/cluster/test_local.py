@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
-from raytf.testing.processes import WORKER, titled
+from raytf.testing.processes import WORKER, titled, wait_until
 from tests.cluster.hosts import Hosts
 from tests.cluster.onprem import OnPrem, command_lines, curl
 
@@ -18,6 +19,7 @@ STEPS = 1500
 JOB = f"python jobs/mnist.py --data digits --exact --steps {STEPS}"
 DASHBOARD = "http://127.0.0.1:8265"
 NAME = "three-hosts"
+SSH = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR"
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +28,13 @@ def cluster(hosts_are_possible: None) -> Iterator[OnPrem]:
     with Hosts() as hosts:
         cluster = OnPrem(hosts)
         try:
-            cluster.type("ray get-auth-token --generate > /dev/null")
-            alone = cluster.start(f"{JOB} --workers 1 --storage {cluster.shared}/runs --run alone")
-            cluster.type(f"ray up -y {cluster.config}", "ray up")
-            start = time.monotonic()
-            assert len(cluster.alive(3)) == 3
-            cluster.seconds["from ray up to three nodes"] = time.monotonic() - start
-            alone.wait()
+            cluster.type("ray get-auth-token --generate > /dev/null", "token")
+            with cluster.start(f"{JOB} --workers 1 --storage {cluster.shared}/runs --run alone") as alone:
+                cluster.type(f"ray up -y {cluster.config}", "ray up")
+                with cluster.timed("from ray up to three nodes"):
+                    assert len(cluster.alive(3)) == 3
+                with cluster.timed("until the laptop has trained alone"):
+                    alone.wait()
             yield cluster
         finally:
             print(*(f"{what}: {seconds:.1f} s" for what, seconds in cluster.seconds.items()), sep="\n")
@@ -67,29 +69,27 @@ def story(cluster: OnPrem, tunnel: None) -> Story:
     status = cluster.shared / "status.json"
     submit = f"ray job submit --address {DASHBOARD} --submission-id {NAME} --working-dir . --"
     flags = f"--workers 1:3 --storage {cluster.shared}/runs --run {NAME} --status-file {status}"
-    started = time.monotonic()
-    with cluster.start(f"{submit} {JOB} {flags}", status_file=status) as job:
+    with cluster.start(f"{submit} {JOB} {flags}", status_file=status) as job, cluster.timed("job"):
 
         def goes_on(workers: int, step: int) -> None:
             job.until(lambda: (s := job.status) is not None and s["workers"] == workers and s["step"] > step)
 
         worlds = []
-        goes_on(3, 50)
-        cluster.seconds["job to its 51st step"] = time.monotonic() - started
+        with cluster.timed("from the job's submission to step 51"):
+            goes_on(3, 50)
         worlds.append(job.status["workers"])
         places = [len(titled(host.processes(), WORKER)) for host in cluster.hosts]
         for what, fault, left in (
             ("from SIGKILL of a host to a new step", cluster.workers[0].kill, 2),
             ("from a host's silence to a new step", cluster.workers[1].disconnect, 1),
         ):
-            step, start = job.step, time.monotonic()
-            fault()
-            goes_on(left, step)
-            cluster.seconds[what] = time.monotonic() - start
+            step = job.step
+            with cluster.timed(what):
+                fault()
+                goes_on(left, step)
             worlds.append(job.status["workers"])
             goes_on(left, step + 50)
         job.wait()
-        cluster.seconds["job"] = time.monotonic() - started
         return Story(job.output, worlds, places)
 
 
@@ -149,15 +149,51 @@ def test_the_dashboard_shows_the_job_and_its_log_to_who_has_the_token(cluster: O
 
 
 @pytest.fixture(scope="module")
-def torn_down(cluster: OnPrem, story: Story) -> str:
-    """What `ray down` says, after all else."""
+def returned(cluster: OnPrem, story: Story) -> list[str]:
+    """Addresses of the living nodes after the silent host can be reached again."""
+    assert cluster.alive(1) == [cluster.head.address], "Ray has not missed the silent host"
     cluster.workers[1].reconnect()
-    return cluster.type(f"ray down -y {cluster.config}", "ray down")
+    with cluster.timed("from a host's return to its node"):
+        return cluster.alive(2)
 
 
-def test_ray_down_leaves_nothing(cluster: OnPrem, torn_down: str):
-    start = time.monotonic()
-    while any(cluster.ray_processes().values()) and time.monotonic() - start < 120:
-        time.sleep(0.5)
-    cluster.seconds["from ray down to no process"] = time.monotonic() - start
-    assert not any(left := cluster.ray_processes().values()), left
+def test_the_autoscaler_takes_the_silent_host_again_when_it_is_back(cluster: OnPrem, returned: list[str]):
+    assert returned == [cluster.head.address, cluster.workers[1].address]
+
+
+@pytest.fixture(scope="module")
+def restarted(cluster: OnPrem, returned: list[str]) -> None:
+    """All of Ray on the head was killed, and `ray up` was typed again."""
+    for process in cluster.head.processes():
+        with contextlib.suppress(psutil.Error):
+            if "ray" in " ".join(process.cmdline()):
+                process.kill()
+    cluster.type(f"ray up -y {cluster.config}", "ray up again")
+
+
+def test_a_head_that_was_killed_knows_its_jobs_and_workers_again(cluster: OnPrem, restarted: None):
+    with cluster.timed("from ray up again to all nodes"):
+        assert cluster.alive(2) == [cluster.head.address, cluster.workers[1].address]
+    log = cluster.type(f"ray job logs --address {DASHBOARD} {NAME}", "ray job logs")
+    assert "test accuracy" in log
+    assert "SUCCEEDED" in cluster.type(f"ray job list --address {DASHBOARD}", "ray job list")
+    again = cluster.type(f"ray job submit --address {DASHBOARD} -- python -c 'print(6 * 7)'", "a further job")
+    assert "\n42\n" in again
+    assert "succeeded" in again
+
+
+@pytest.fixture(scope="module")
+def torn_down(cluster: OnPrem, restarted: None) -> str:
+    """What the commands of docs/on-prem.md print, after all else."""
+    assert any(cluster.ray_processes()["worker-2"])
+    cluster.type(f"ray down -y {cluster.config}", "ray down")
+    hosts = " ".join(f"ubuntu@{host.address}" for host in (cluster.head, cluster.workers[1]))
+    look = 'ray stop > /dev/null 2>&1; pgrep -af "raylet|gcs_server"'
+    return cluster.type(f"for host in {hosts}; do {SSH} $host '{look}'; done; true", "ray stop on each host")
+
+
+def test_ray_down_and_a_stop_on_each_host_leave_nothing(cluster: OnPrem, torn_down: str):
+    assert torn_down == ""
+    left = cluster.ray_processes
+    with cluster.timed("from there to the last process"):
+        wait_until(lambda: not any(left().values()), f"no process of Ray is left: {left()}", 120)
