@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from raytf.testing import Job
 from raytf.testing.processes import WORKER, titled, wait_until
 from tests.cluster.hosts import Hosts
 from tests.cluster.onprem import OnPrem, command_lines, curl
@@ -24,21 +25,29 @@ SSH = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR"
 
 
 @pytest.fixture(scope="module")
-def cluster(hosts_are_possible: None) -> Iterator[OnPrem]:
-    """Ray on three hosts. Beside its start, the laptop trains the same model alone."""
+def onprem(hosts_are_possible: None) -> Iterator[OnPrem]:
+    """Three hosts and a laptop, on which nothing runs yet."""
     with Hosts() as hosts:
-        cluster = OnPrem(hosts)
-        try:
-            cluster.type("ray get-auth-token --generate > /dev/null", "token")
-            with cluster.start(f"{JOB} --workers 1 --storage {cluster.shared}/runs --run alone") as alone:
-                cluster.type(f"ray up -y {cluster.config}", "ray up")
-                with cluster.timed("from ray up to three nodes"):
-                    assert len(cluster.alive(3)) == 3
-                with cluster.timed("until the laptop has trained alone"):
-                    alone.wait()
-            yield cluster
-        finally:
-            print(*(f"{what}: {seconds:.1f} s" for what, seconds in cluster.seconds.items()), sep="\n")
+        onprem = OnPrem(hosts)
+        onprem.type("ray get-auth-token --generate > /dev/null", "token")
+        yield onprem
+        print(*(f"{what}: {seconds:.1f} s" for what, seconds in onprem.seconds.items()), sep="\n")
+
+
+@pytest.fixture(scope="module")
+def alone(onprem: OnPrem) -> Iterator[Job]:
+    """The laptop trains the same model alone, while the others start."""
+    with onprem.start(f"{JOB} --workers 1 --storage {onprem.shared}/runs --run alone") as job:
+        yield job
+
+
+@pytest.fixture(scope="module")
+def cluster(onprem: OnPrem, alone: Job) -> OnPrem:
+    """Ray on the three hosts."""
+    onprem.type(f"ray up -y {onprem.config}", "ray up")
+    with onprem.timed("from ray up to three nodes"):
+        assert len(onprem.alive(3)) == 3
+    return onprem
 
 
 @dataclass(frozen=True)
@@ -103,15 +112,16 @@ def test_ray_exec_runs_a_command_on_the_head_with_the_config_s_own_raytf(cluster
     assert "/3.0 CPU" in said
 
 
-def test_a_job_goes_on_after_one_host_was_killed_and_another_one_fell_silent(cluster: OnPrem, story: Story):
+def test_a_job_goes_on_after_one_host_was_killed_and_another_one_fell_silent(cluster: OnPrem, story: Story, alone: Job):
     assert story.places == [1, 1, 1]
     assert f"Job '{NAME}' succeeded" in story.output
-    result, alone = (json.loads((cluster.shared / "runs" / run / "result.json").read_text()) for run in (NAME, "alone"))
-    assert result["steps"] == alone["steps"] == STEPS
-    assert (alone["world_sizes"], alone["restarts"]) == ([1], 0)
+    alone.wait()
+    result, single = (json.loads((cluster.shared / "runs" / n / "result.json").read_text()) for n in (NAME, "alone"))
+    assert result["steps"] == single["steps"] == STEPS
+    assert (single["world_sizes"], single["restarts"]) == ([1], 0)
     assert set(result["world_sizes"]) == {1, 2, 3}
     assert result["restarts"] >= 2
-    assert result["weights_sha256"] == alone["weights_sha256"]
+    assert result["weights_sha256"] == single["weights_sha256"]
 
 
 def test_the_dashboard_shows_the_job_and_its_log_to_who_has_the_token(cluster: OnPrem, story: Story, tmp_path: Path):
