@@ -67,11 +67,12 @@ def derived(head: str, workers: list[str]) -> dict[str, Any]:
 
 
 class OnPrem:
-    """Three hosts, and a laptop that starts Ray on them.
+    """Three hosts for a cluster, and a laptop that starts Ray on them.
 
     Attributes:
         hosts: the cluster's hosts; the first is the head.
         laptop: the host on which the user types.
+        single: one more host, which has no part in the cluster.
         shared: a folder that all of them mount.
         config: the config's path on all of them.
         seconds: what was measured, by name.
@@ -79,7 +80,7 @@ class OnPrem:
 
     def __init__(self, hosts: Hosts):
         self.hosts = [hosts.add(name) for name in ("head", "worker-1", "worker-2")]
-        self.laptop, self.shared = hosts.add("laptop"), hosts.shared
+        self.laptop, self.single, self.shared = hosts.add("laptop"), hosts.add("single"), hosts.shared
         self.config = self.shared / "local.yaml"
         head, *workers = [host.address for host in self.hosts]
         self.config.write_text(yaml.safe_dump(derived(head, workers)))
@@ -95,7 +96,7 @@ class OnPrem:
         return self.hosts[1:]
 
     def script(self, command: str) -> str:
-        """What the laptop's shell gets, for a command that the user types in the checkout."""
+        """What a shell gets, for a command that the user types in the checkout."""
         programs, checkout = Path(sys.executable).parent, shlex.quote(str(ROOT))
         env = f"PATH={programs}:$PATH PYTHONPATH={checkout} RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0"
         return f"export {env}; cd {checkout}; {command}"
@@ -117,11 +118,11 @@ class OnPrem:
         yield
         self.seconds[name] = time.monotonic() - start
 
-    def start(self, command: str, status_file: Path | None = None) -> Job:
-        """A command that the user types on the laptop, and does not wait for; close it."""
+    def start(self, command: str, host: Host | None = None) -> Job:
+        """A command that the user types on the laptop or another host, and does not wait for; close it."""
         self._jobs += 1
         log = self._folder / f"typed-{self._jobs}.log"
-        return Job(self.laptop.command(self.script(command)), log, status_file=status_file)
+        return Job((host or self.laptop).command(self.script(command)), log)
 
     def alive(self, wanted: int, seconds: float = PATIENCE) -> list[str]:
         """Addresses of the nodes that Ray takes for alive, when there are so many or after so many seconds."""
