@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -132,6 +133,8 @@ def fit(
     )
     with Display() as display:
         display.say(f"run {config.run.run} in {run.locate('')}")
+        # Ray's dashboard has no page about runs of Train; it shows this line, as part of the job's log.
+        display.say(f"its page, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = checks.finished(run, total)
             checks.compare_batch(stored, config, plan.records)

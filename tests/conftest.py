@@ -25,7 +25,8 @@ MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed."""
-    with_ray = [item for item in items if item.path.is_relative_to(ROOT / "tests" / "ray")]
+    folders = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")
+    with_ray = [item for item in items if any(item.path.is_relative_to(folder) for folder in folders)]
     samples = [item for item in with_ray if "undisturbed" in getattr(item, "fixturenames", ())]
     others = [item for item in items if item not in with_ray]
     if samples:

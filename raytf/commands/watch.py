@@ -18,6 +18,8 @@ from raytf.errors import ClusterError, ConfigError
 
 #: Between two looks whether a Ray node is up, and whether its workers have left.
 _NODE_SECONDS = 0.5
+#: Between two looks whether the node is still there, and how long the command may outlive it.
+_STAY_SECONDS, _FOLLOW_SECONDS = 5.0, 10.0
 #: Seconds of the margin that are left for SIGKILL to take effect.
 _KILL_SECONDS = 1.0
 
@@ -28,7 +30,7 @@ class Watch:
 
     On SIGTERM, which Kubernetes sends before it kills a pod, Ray is told to leave the node; the command is ended once
     no Ray Train worker runs here, at the latest when the grace period is nearly over. The clouds' notices are watched
-    too.
+    too. After `ray stop`, which `ray start --block` outlives, the command is ended.
     """
 
     command: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -60,16 +62,25 @@ def main(flags: Watch) -> None:
     flags.check()
     command = Command(flags.command)
     watching = False
+    seen = time.monotonic()
     while command.code is None:
-        raylet = None if watching else command.raylet()
+        raylet = command.raylet()
         if raylet is not None:
-            watching = True
-            _watch_notices(flags.notices, raylet)
-        asked = command.wait(3600.0 if watching else _NODE_SECONDS)
+            seen = time.monotonic()
+            if not watching:
+                watching = True
+                _watch_notices(flags.notices, raylet)
+        elif watching and time.monotonic() - seen > _FOLLOW_SECONDS:
+            _say("Ray has ended here; ending the command, which has not noticed")
+            _end(command, time.monotonic() + flags.margin_seconds)
+            break
+        asked = command.wait(_STAY_SECONDS if watching else _NODE_SECONDS)
         if asked == signal.SIGTERM:
             _leave(command, flags.grace_seconds, flags.margin_seconds)
         elif asked is not None:
             command.send(asked)
+    while command.code is None:
+        command.wait(_NODE_SECONDS)
     sys.exit(command.code if command.code >= 0 else 128 - command.code)
 
 
@@ -83,8 +94,13 @@ def _leave(command: Command, grace: float, margin: float) -> None:
         # Not here: Ray may take its time to answer, and the grace period runs.
         threading.Thread(target=_drain, args=(raylet, last - time.monotonic()), daemon=True).start()
         _wait_for_workers(command, last)
+    _end(command, end - _KILL_SECONDS)
+
+
+def _end(command: Command, last: float) -> None:
+    """SIGTERM, and SIGKILL to a command that still lives at a given time."""
     command.send(signal.SIGTERM)
-    while command.code is None and (left := end - _KILL_SECONDS - time.monotonic()) > 0:
+    while command.code is None and (left := last - time.monotonic()) > 0:
         asked = command.wait(left)
         if asked is not None:
             command.send(asked)

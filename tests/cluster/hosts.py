@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 #: The user by whom hosts are reached, as on the images of clouds: no administrator.
 USER = "ubuntu"
 _PROGRAMS = {
+    "curl": "curl",
     "ip": "iproute2",
     "nsenter": "util-linux",
     "rsync": "rsync",
@@ -83,6 +84,7 @@ class Host:
         self._process: subprocess.Popen[bytes] | None = None
         self.pid = 0
         self._namespace = ""
+        self._namespace_file = -1
 
     @property
     def is_alive(self) -> bool:
@@ -175,6 +177,8 @@ class Host:
         self._until(lambda: "host is ready" in self.log, "is set up")
         (first,) = psutil.Process(self._process.pid).children()
         self.pid, self._namespace = first.pid, os.readlink(f"/proc/{first.pid}/ns/pid")
+        # As long as it is open, no other namespace gets the same number, also when this one has ended.
+        self._namespace_file = os.open(f"/proc/{first.pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         ip("link", "add", self._link, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
         ip("link", "set", self._link, "master", bridge, "up")
         for arguments in (
@@ -199,6 +203,9 @@ class Host:
         self.kill()
         if self._process is not None:
             guard.forget(self._session)
+        if self._namespace_file >= 0:
+            os.close(self._namespace_file)
+            self._namespace_file, self._namespace = -1, ""
 
 
 class Hosts:

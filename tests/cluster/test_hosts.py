@@ -81,7 +81,8 @@ def test_a_killed_host_closes_its_connections_and_a_disconnected_one_says_nothin
         wait_until(lambda: subprocess.run([*hosts.ssh(silent), "true"]).returncode == 0, "it is back", 60)
 
         late = hosts.add("late", address=killed.address)
-        assert late.run("hostname -I").stdout.split() == [killed.address]
+        assert late.run("hostname -I; nohup sleep 600 > /dev/null 2>&1 &").stdout.split() == [killed.address]
+        assert killed.processes() == []
 
 
 def test_a_host_that_is_shut_down_lets_its_programs_end():

@@ -33,6 +33,7 @@ def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_
     lines = output.splitlines()
     assert lines[0].startswith("data: handwritten digits of scikit-learn")
     assert str(folder) in lines[1]
+    assert lines[2].endswith(f"raytf report {folder} --html report.html")
     assert "test accuracy: 0.9" in lines[-1]
     result = result_of(folder)
     assert result["metrics"]["test_accuracy"] >= 0.95

@@ -107,3 +107,14 @@ def test_orphans_are_reaped(start: Callable[..., Job]):
     job.until(lambda: "pid" in job.output and job.output.endswith("\n"))
     orphan = int(job.output.split("pid ")[1].split()[0])
     job.until(lambda: not psutil.pid_exists(orphan), 30)
+
+
+def test_a_command_that_outlives_its_node_of_ray_is_ended_as_ray_start_does_after_ray_stop(start: Callable[..., Job]):
+    # In place of Ray's own process, one with its command line; tests/cluster has the real one.
+    node = f"--node_id={'a' * 56} --gcs_address=127.0.0.1:1"
+    raylet = f"exec -a ray/raylet/raylet {sys.executable} -c 'import time; time.sleep(3)' {node}"
+    began = time.monotonic()
+    job = start("--", "bash", "-c", f'({raylet}) & wait $!; echo "stopped"; sleep 600 & wait')
+    assert job.ended(120) == 128 + signal.SIGTERM
+    assert job.output == "stopped\nraytf watch: Ray has ended here; ending the command, which has not noticed\n"
+    assert time.monotonic() - began > 10

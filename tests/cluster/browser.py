@@ -1,0 +1,126 @@
+"""A headless Chromium, driven by Chromium's own protocol: opens pages, types, clicks, reads, takes pictures.
+
+    python -m tests.cluster.browser STEPS.json
+
+STEPS.json is a list of steps: ["open", URL], ["see", TEXT], ["type", SELECTOR, TEXT], ["click", LABEL], ["shoot", PNG].
+Prints the text of the page at each "see" as a list in JSON; a text that does not come is an error that shows the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+PATIENCE = 120.0
+_FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+_WINDOW = "--window-size=1400,1400"
+#: React's inputs take a new value only from the setter that they replace.
+_TYPE = """(() => {
+  const field = document.querySelector(%s);
+  if (!field) return false;
+  Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, "value").set.call(field, %s);
+  field.dispatchEvent(new Event("input", {bubbles: true}));
+  return true;
+})()"""
+_CLICK = """(() => {
+  const named = e => e.innerText.trim().toLowerCase() === %s && !e.disabled;
+  const found = [...document.querySelectorAll("button, a")].find(named);
+  if (found) found.click();
+  return Boolean(found);
+})()"""
+
+
+class Page:
+    """A page of a browser that runs."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse):
+        self._socket, self._calls = socket, 0
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Chromium's answer to a command."""
+        self._calls += 1
+        await self._socket.send_json({"id": self._calls, "method": method, "params": parameters})
+        while True:
+            message = await self._socket.receive_json(timeout=PATIENCE)
+            if message.get("id") == self._calls:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']}")
+                return message["result"]
+
+    async def evaluate(self, script: str) -> Any:
+        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        return answer["result"].get("value")
+
+    async def text(self) -> str:
+        return await self.evaluate("document.body ? document.body.innerText : ''") or ""
+
+    async def until(self, script: str, what: str) -> None:
+        """Evaluate until it is true."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PATIENCE
+        while not await self.evaluate(script):
+            if loop.time() > deadline:
+                raise RuntimeError(f"{what}: not within {PATIENCE:.0f} s; the page says:\n{await self.text()}")
+            await asyncio.sleep(0.1)
+
+
+async def play(steps: list[list[str]], address: str) -> list[str]:
+    """Play steps in the first page of a browser; the page's text at each step "see"."""
+    seen = []
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"http://{address}/json/list") as answer:
+            (target,) = [target for target in await answer.json() if target["type"] == "page"]
+        async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+            page = Page(socket)
+            for name, *values in steps:
+                if name == "open":
+                    await page.call("Page.navigate", url=values[0])
+                elif name == "see":
+                    wanted = json.dumps(values[0])
+                    await page.until(f"document.body && document.body.innerText.includes({wanted})", f"see {wanted}")
+                    seen.append(await page.text())
+                elif name == "type":
+                    await page.until(_TYPE % tuple(map(json.dumps, values)), f"type into {values[0]}")
+                elif name == "click":
+                    await page.until(_CLICK % json.dumps(values[0].lower()), f"click {values[0]}")
+                elif name == "shoot":
+                    picture = await page.call("Page.captureScreenshot", format="png")
+                    Path(values[0]).write_bytes(base64.b64decode(picture["data"]))
+                else:
+                    raise ValueError(f"no such step: {name}")
+    return seen
+
+
+def main() -> None:
+    steps = json.loads(Path(sys.argv[1]).read_text())
+    profile = tempfile.mkdtemp(prefix="chromium-")
+    command = ["chromium", *_FLAGS, _WINDOW, "--remote-debugging-port=0", f"--user-data-dir={profile}", "about:blank"]
+    browser = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert browser.stderr is not None
+        said = []
+        for line in browser.stderr:
+            said.append(line)
+            if found := re.search(r"DevTools listening on ws://([\d.:]+)/", line):
+                break
+        else:
+            raise RuntimeError(f"Chromium has ended: {''.join(said)}")
+        print(json.dumps(asyncio.run(play(steps, found.group(1)))))
+    finally:
+        browser.kill()
+        browser.wait()
+        shutil.rmtree(profile, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
