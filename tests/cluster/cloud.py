@@ -113,7 +113,9 @@ class Cloud:
         self._ask("PUT", json.dumps(rules).encode())
 
     def calls(self) -> list[dict[str, Any]]:
-        """All calls of RunInstances: time, type, market, zone, wanted, and given ids or an error's code."""
+        """All calls of RunInstances: time, client, type, market, zone, wanted, and given ids or an error's code; and of
+        TerminateInstances: time, client, ended ids.
+        """
         return json.loads(self._ask("GET"))
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
@@ -173,6 +175,9 @@ class _Front:
         if b"Action=RunInstances&" in body or body.endswith(b"Action=RunInstances"):
             with self._lock:
                 return self._run(body, environ, start)
+        if b"Action=TerminateInstances" in body:
+            ended = [value[0] for key, value in parse_qs(body.decode()).items() if key.startswith("InstanceId.")]
+            self._calls.append({"time": time.time(), "client": environ["REMOTE_ADDR"], "ended": ended})
         return self._moto(environ, start)
 
     def _control(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -189,6 +194,7 @@ class _Front:
             return [self._answers[token]]
         call = {
             "time": time.time(),
+            "client": environ["REMOTE_ADDR"],
             "type": asked.get("InstanceType"),
             "market": asked.get("InstanceMarketOptions.MarketType", "on-demand"),
             "zone": self._zone(asked),
