@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import re
 import shlex
 import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from benchmarks import law
 from raytf import ledger
 from raytf.storage import Storage
 from raytf.testing.job import Job
-from raytf.testing.processes import free_port
 from tests.cluster.cloud import REGION, Cloud
 from tests.cluster.cloudlet import Cloudlet, Timeline
 from tests.cluster.hosts import ROOT, Host, Hosts
@@ -28,13 +26,14 @@ from tests.cluster.hosts import ROOT, Host, Hosts
 CONFIG = ROOT / "cluster-configs" / "aws-gpu-spot.yaml"
 PATIENCE = 300.0
 BUCKET = "raytf-runs"
+DASHBOARD = "http://127.0.0.1:8265"
 FIRST, SECOND = "m7i.large", "m6i.large"
 #: Of the 2 minutes that AWS gives.
 NOTICE_SECONDS = 120.0
 ALIVE = ("pending", "running", "stopping", "stopped", "shutting-down")
 
-#: In place of uv, which would fetch Python and packages from the network: hosts share this environment's. raytf itself is
-#: the one that the config copies to `~/raytf`, since that comes first.
+#: In place of uv, which would fetch Python and packages from the network: hosts share this environment's. raytf itself
+#: is the one that the config copies to `~/raytf`, since that comes first.
 _PYTHON = f"test -x ~/venv/bin/python || {sys.executable} -m venv --without-pip ~/venv"
 _PACKAGES = (
     f"printf '%s\\n' ~/raytf {sysconfig.get_path('purelib')}"
@@ -57,8 +56,9 @@ def derived(env: dict[str, str]) -> dict[str, Any]:
     assert gpu["resources"].pop("GPU") == 1
     gpu |= {"max_workers": 2, "resources": {"CPU": 1}}
     gpu["node_config"]["InstanceType"] = FIRST
-    assert [set(entry) for entry in gpu["node_config"]["fallback"]][0] == {"InstanceType"}
-    gpu["node_config"]["fallback"][0]["InstanceType"] = SECOND
+    other, _ = gpu["node_config"]["fallback"]
+    assert set(other) == {"InstanceType"}
+    other["InstanceType"] = SECOND
     replaced = {"uv/0.8.0/install.sh": None, "uv venv": _PYTHON}
     commands = []
     for command in config["setup_commands"]:
@@ -94,82 +94,159 @@ class Laptop:
         run = self._host.run(self._first + command, seconds, check)
         return run.stdout + run.stderr
 
-    def start(self, command: str) -> Job:
+    def start(self, command: str, status_file: Path | None = None) -> Job:
         """A command that is not waited for; close it."""
         self._jobs += 1
-        return Job(self._host.command(self._first + command), self._folder / f"typed-{self._jobs}.log")
+        log = self._folder / f"typed-{self._jobs}.log"
+        return Job(self._host.command(self._first + command), log, status_file=status_file)
+
+
+@dataclass
+class Aws:
+    """AWS with an account as docs/aws.md leaves it, and a laptop with the cluster's YAML in ~/cluster.yaml.
+
+    Attributes:
+        shared: a folder that all hosts see.
+    """
+
+    cloud: Cloud
+    cloudlet: Cloudlet
+    laptop: Laptop
+    shared: Path
+    timeline: Timeline
+    job: Job | None = None
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """Instances of running workers, by id."""
+        found = self.cloud.instances("pending", "running")
+        return {i["InstanceId"]: i for i in found if i["Tags"].get("ray-node-type") == "worker"}
+
+    def head(self) -> dict[str, Any]:
+        """The head's instance."""
+        (head,) = [i for i in self.cloud.instances("running") if i["Tags"].get("ray-node-type") == "head"]
+        return head
+
+    def monitor(self) -> list[str]:
+        """What raytf's provider has said in the autoscaler's log, without times."""
+        head = self.cloudlet.host(self.head()["InstanceId"])
+        found = head.run("cat /tmp/ray/session_latest/logs/monitor.log").stdout.splitlines()
+        return [line.partition("raytf: ")[2] for line in found if "raytf: " in line]
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
+        """Wait until something holds, and say it."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            self.cloudlet.check()
+            if self.job is not None and not self.job.is_running:
+                raise RuntimeError(f"the job has ended, and not: {what}\n{self.job.output}")
+            if time.monotonic() > deadline:
+                monitor = "ray exec ~/cluster.yaml 'tail -n 60 /tmp/ray/session_latest/logs/monitor*'"
+                raise TimeoutError(f"{seconds:.0f} s in vain until {what}\n{self.laptop.type(monitor, check=False)}")
+            time.sleep(0.2)
+        self.timeline.say(what)
 
 
 @pytest.fixture
-def timeline() -> Timeline:
-    return Timeline()
-
-
-@pytest.fixture
-def aws(hosts_are_possible: None, timeline: Timeline, tmp_path: Path) -> Iterator[tuple[Cloud, Cloudlet, Laptop]]:
-    """AWS with an account as docs/aws.md leaves it, and a laptop with a cluster's YAML in ~/cluster.yaml."""
+def aws(hosts_are_possible: None, tmp_path: Path) -> Iterator[Aws]:
+    """AWS, whose instances are hosts of this machine; nothing of it stays."""
+    timeline = Timeline()
     with Hosts() as hosts, Cloud(hosts.gateway, tmp_path / "cloud.log") as cloud:
         zones = list(hosts.subnet.subnets(prefixlen_diff=2))
         cloud.network({f"{REGION}{letter}": str(zones[i]) for i, letter in enumerate("abc", 1)}, str(hosts.subnet))
         cloud.account([BUCKET])
-        laptop = hosts.add("laptop", str(hosts.subnet[5]))
+        laptop = Laptop(hosts.add("laptop", str(hosts.subnet[5])), cloud.env, tmp_path)
         (hosts.shared / "cluster.yaml").write_text(yaml.safe_dump(derived(cloud.env)))
+        laptop.type(f"cp {hosts.shared}/cluster.yaml ~/cluster.yaml; ray get-auth-token --generate > /dev/null")
         with Cloudlet(cloud, hosts, timeline.say) as cloudlet:
-            user = Laptop(laptop, cloud.env, tmp_path)
-            user.type(f"cp {hosts.shared}/cluster.yaml ~/cluster.yaml; ray get-auth-token --generate > /dev/null")
-            yield cloud, cloudlet, user
+            yield Aws(cloud, cloudlet, laptop, hosts.shared, timeline)
 
 
-def test_a_job_on_spot_instances_of_which_one_is_taken(aws, timeline: Timeline, monkeypatch):
-    cloud, cloudlet, laptop = aws
+def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
+    cloud, laptop, say, until = aws.cloud, aws.laptop, aws.timeline.say, aws.until
     for name, value in cloud.env.items():
         monkeypatch.setenv(name, value)
-    address = cloud.url.removeprefix("http://")
-    runs = f"s3://{BUCKET}/runs?endpoint_override={address}&scheme=http&region={REGION}"
-    run = Storage(runs.replace("/runs?", "/runs/spot?"))
+    endpoint = f"?endpoint_override={cloud.url.removeprefix('http://')}&scheme=http&region={REGION}"
+    runs, run = f"s3://{BUCKET}/runs{endpoint}", Storage(f"s3://{BUCKET}/runs/spot{endpoint}")
 
-    def until(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            cloudlet.check()
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{seconds:.0f} s in vain until {what}\n{logs()}")
-            time.sleep(0.5)
-        timeline.say(what)
-
-    def logs() -> str:
-        said = laptop.type("ray exec ~/cluster.yaml 'tail -n 80 /tmp/ray/session_latest/logs/monitor*'", check=False)
-        return f"{said}\n{job.output if job else ''}"
-
-    def workers(*states: str) -> dict[str, dict[str, Any]]:
-        found = cloud.instances(*(states or ("running",)))
-        return {i["InstanceId"]: i for i in found if i["Tags"].get("ray-node-type") == "worker"}
-
-    def book() -> list[dict[str, Any]]:
-        return ledger.read(run) if job and "training starts" in job.output else []
-
-    job: Job | None = None
     cloud.empty([{"type": FIRST, "market": "spot", "code": "InsufficientInstanceCapacity"}])
-    timeline.say(f"EC2 has no {FIRST} on spot, in no zone")
-    said = laptop.type("raytf check --offline ~/cluster.yaml --job 'python job.py --workers 1:2 --storage s3://b/r'")
+    say(f"EC2 has no {FIRST} on spot, in no zone")
+    said = laptop.type(
+        f"raytf check --offline ~/cluster.yaml --job 'python {law.JOB} --workers 1:2 --storage s3://b/r'"
+    )
     assert "nothing found" in said, said
-    timeline.say("raytf check finds nothing")
+    say("`raytf check` finds nothing")
     laptop.type("ray up -y ~/cluster.yaml", 600)
-    timeline.say("ray up has ended")
-    (head,) = cloud.instances("running")
-    assert workers() == {}
+    say("`ray up` has ended")
+    head = aws.head()
+    assert head["PrivateIpAddress"] in laptop.type("ray get-head-ip ~/cluster.yaml")
+    assert aws.workers() == {}
 
-    port = 8265
-    tunnel = laptop.start(f"ray dashboard ~/cluster.yaml --port {port}")
-    until(lambda: "ok" in laptop.type(f"curl -s -o /dev/null -w ok 127.0.0.1:{port}/api/version", check=False), "tunnel")
-    flags = f"--data digits --model batchnorm --global-batch-size 64 --epochs 10 --pause 0.1 --workers 1:2 --run spot"
-    flags += " --checkpoint-every-seconds 3600 --resize-every-seconds 5 --max-failures 0"
-    submit = f"ray job submit --address http://127.0.0.1:{port} --submission-id spot --"
-    job = laptop.start(f"{submit} python {law.JOB} {flags} --storage {shlex.quote(shlex.quote(runs))}")
-    timeline.say("job submitted")
-    with tunnel, job:
-        until(lambda: len(workers()) == 2, "two workers run")
-        assert {(i["InstanceType"], i["InstanceLifecycle"]) for i in workers().values()} == {(SECOND, "spot")}
-        until(lambda: job.ended(0) if not job.is_running else "training" in job.output, "?")
-        print(job.output[-3000:])
-        print(logs())
+    status = aws.shared / "status.json"
+    flags = "--data digits --model batchnorm --global-batch-size 64 --epochs 12 --pause 0.1 --workers 1:2 --run spot"
+    flags += f" --max-failures 0 --checkpoint-every-seconds 3600 --resize-every-seconds 5 --status-file {status}"
+    submit = f"ray job submit --address {DASHBOARD} --submission-id spot --"
+    with laptop.start("ray dashboard ~/cluster.yaml"):
+        curl = f"curl -s -o /dev/null -w '%{{http_code}}' {DASHBOARD}/api/version"
+        until(lambda: laptop.type(curl, check=False) in ("200", "401", "403"), "the tunnel of `ray dashboard` stands")
+        with laptop.start(f"{submit} python {law.JOB} {flags} --storage '{runs}'", status) as job:
+            aws.job = job
+            say("`ray job submit`")
+            until(lambda: len(aws.workers()) == 2, "EC2 has given two instances for workers")
+            first = aws.workers()
+            assert {(i["InstanceType"], i["InstanceLifecycle"]) for i in first.values()} == {(SECOND, "spot")}
+            zones = [f"{REGION}{letter}" for letter in "abc"]
+            refused = [(c["zone"], c["type"]) for c in cloud.calls() if c.get("error")]
+            assert refused == [(zone, FIRST) for zone in zones]
+            until(lambda: len(aws.monitor()) >= 4, "monitor.log says:")
+            for line in aws.monitor():
+                say(f"  raytf: {line}")
+            job.until(lambda: trains(job, 2), PATIENCE)
+            say("the job trains on two spot instances")
+
+            victim, since = sorted(first)[0], len(cloud.calls())
+            aws.cloudlet.notice(victim, NOTICE_SECONDS)
+            told = time.monotonic()
+            until(lambda: "AWS will terminate it" in job.output, "the job says that it was told")
+            until(lambda: "drain" in kinds(run), "Ray drains the node")
+            until(lambda: replaced(cloud, since), "EC2 has given a replacement")
+            until(lambda: groups(run) >= 2 and trains(job), "the run has saved, moved, and trains on")
+            assert time.monotonic() - told < NOTICE_SECONDS
+            if victim in aws.workers():
+                aws.cloudlet.take(victim)
+            until(lambda: victim not in aws.workers() and trains(job, 2), "it trains on two instances again")
+            assert victim not in aws.workers()
+            output = job.wait(PATIENCE)
+            aws.job = None
+            say("the job has completed")
+    assert "SUCCEEDED" in laptop.type(f"ray job status --address {DASHBOARD} spot", check=False) or output
+    until(lambda: not aws.workers(), "idle workers are terminated")
+    print(output)
+    print(cloud.calls())
+    laptop.type("ray down -y ~/cluster.yaml", 600)
+    say("`ray down` has ended")
+    left = cloud.instances(*ALIVE)
+    say(f"{len(left)} instances are left")
+    assert left == []
+
+
+def trains(job: Job, workers: int | None = None) -> bool:
+    """Whether a group of so many workers has made a step."""
+    status = job.status or {}
+    if status.get("phase") != "training" or not status["samples_per_second"] > 0:
+        return False
+    return workers in (None, status["workers"])
+
+
+def kinds(run: Storage) -> list[str]:
+    """Of all events in a run's ledger."""
+    return [event["kind"] for event in ledger.read(run)]
+
+
+def groups(run: Storage) -> int:
+    """How many worker groups a run has had."""
+    return len(run.list("attempts"))
+
+
+def replaced(cloud: Cloud, since: int) -> bool:
+    """Whether RunInstances has given an instance after so many calls."""
+    return any(call.get("ids") for call in cloud.calls()[since:])
