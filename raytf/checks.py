@@ -10,7 +10,8 @@ from typing import Any
 
 import ray
 
-from raytf import runlog
+from raytf import ceiling, runlog
+from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
 from raytf.errors import CheckpointError, ClusterError, ConfigError, RunMismatchError
@@ -19,6 +20,8 @@ from raytf.storage import Storage
 
 #: How long a cluster that still grows may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
+#: A head that was started so shortly ago may not have its nodes back.
+_YOUNG_SECONDS = 30.0
 
 
 def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
@@ -100,10 +103,10 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     Raises:
         ClusterError, ConfigError: says what the cluster has.
     """
-    have, most = ray.cluster_resources(), _ceiling()
+    have, most, is_known = _when_settled(config, local)
     gpus = max(have.get("GPU", 0), most.get("GPU", 0) if most else 0)
     use_gpu = config.cluster.use_gpu if config.cluster.use_gpu is not None else gpus > 0
-    if use_gpu and not gpus:
+    if use_gpu and not gpus and is_known:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
     wanted = config.cluster.worker_range[0]
     cpu = {"CPU": config.cluster.cpus_per_worker}
@@ -113,16 +116,41 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         )
         use_gpu = False
     need = {**cpu, **({"GPU": 1.0} if use_gpu else {})}
-    deadline = time.monotonic() + (0 if local or most else _SETTLE_SECONDS)
-    while (fits := _fits(need, most)) < wanted:
-        if time.monotonic() >= deadline:
-            each = " and ".join(f"{v:g} {k}" for k, v in need.items())
-            raise ClusterError(
-                f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. Use "
-                f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
-            )
-        time.sleep(0.5)
+    fits = _fits(need, most)
+    if fits < wanted and is_known:
+        each = " and ".join(f"{v:g} {k}" for k, v in need.items())
+        raise ClusterError(
+            f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. Use "
+            f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
+        )
     return use_gpu
+
+
+def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
+    """What the cluster has, and what an autoscaler may add, once that is enough or has had time to be.
+
+    Returns:
+        And whether more than that cannot come.
+    """
+    wanted, uses_gpu = config.cluster.worker_range[0], bool(config.cluster.use_gpu)
+    need = {"CPU": config.cluster.cpus_per_worker, **({"GPU": 1.0} if uses_gpu else {})}
+    begin = time.monotonic()
+    found = Growth.NO if local else ceiling.find(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
+    most = None if isinstance(found, Growth) else found
+    while True:
+        waited = time.monotonic() - begin
+        is_late = waited >= max(_SETTLE_SECONDS, _YOUNG_SECONDS - _age())
+        if local or most or _fits(need, None) >= wanted or is_late:
+            return ray.cluster_resources(), most, found is not Growth.UNKNOWN
+        time.sleep(0.5)
+
+
+def _age() -> float:
+    """Seconds since the start of the head, by the clocks of two machines; without end where that is not known."""
+    raylet: Any = ray._raylet  # compiled, of which mypy knows no names
+    infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
+    starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
+    return time.time() - max(starts) if starts else float("inf")
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:
@@ -130,11 +158,3 @@ def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:
     now = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in nodes)
     grown = int(min(most.get(k, 0) // v for k, v in need.items())) if most else 0
     return max(now, grown)
-
-
-def _ceiling() -> dict[str, float] | None:
-    """Resources that the autoscaler may bring the cluster to; None where there is no autoscaler."""
-    from ray._private.state import state
-
-    most = state.get_max_resources_from_cluster_config()
-    return None if most is None else {name: float(value) for name, value in most.items()}

@@ -13,13 +13,16 @@ from raytf.errors import JobError, RaytfError
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
+#: The same command may do what it should when it is started again in a while (EX_TEMPFAIL of sysexits.h).
+EXIT_AGAIN = 75
 
 
 def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
 
     A `RaytfError` ends as one line on standard error and exit code 2 (1 where the job's own code raised, whose
-    traceback is shown first); anything else is a defect and keeps its traceback.
+    traceback is shown first; 75 where the same command may do later, as `raytf submit` has to know); anything else is a
+    defect and keeps its traceback.
 
     Args:
         main: a function with one annotated argument, a dataclass.
@@ -34,7 +37,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     except JobError as error:
         _leave(f"{error.traceback}\nerror: {error}", EXIT_FAILED)
     except RaytfError as error:
-        _leave(f"error: {error}", EXIT_REFUSED)
+        _leave(f"error: {error}", EXIT_AGAIN if error.passes else EXIT_REFUSED)
 
 
 def _gpu_switches(args: Sequence[str]) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from raytf import ledger, metrics
+from raytf.command import EXIT_AGAIN
 from raytf.errors import StorageError, one_line
 from raytf.lease import Lease
 from raytf.metrics import Figures, Metrics
@@ -117,7 +118,7 @@ def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Le
                 with contextlib.suppress(OSError, SystemExit):
                     display.say("error: another process took this run over while this one was suspended; stopping")
                     sys.stdout.flush()
-                os._exit(2)
+                os._exit(EXIT_AGAIN)
 
     try:
         with _beside("raytf-progress", watch):

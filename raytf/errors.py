@@ -28,6 +28,8 @@ class RaytfError(Exception):
 
     #: Whether a fresh worker group may succeed where this one failed.
     retryable = False
+    #: Whether the same command may do what it should a while later, though nobody mends anything.
+    passes = False
 
     def __reduce__(self):
         # Ray pickles errors on their way to the driver; extra attributes must survive, whatever __init__ takes.
@@ -104,9 +106,15 @@ class CheckpointError(RaytfError):
 class RunInUseError(RaytfError):
     """Another live process owns this run."""
 
+    passes = True
+
 
 class ClusterError(RaytfError):
-    """The cluster can never give the workers that were asked for."""
+    """The cluster can never give the workers that were asked for; or Ray failed under a run, which `passes`."""
+
+    def __init__(self, message: str, passes: bool = False):
+        super().__init__(message)
+        self.passes = passes
 
 
 class NonFiniteLossError(RaytfError):

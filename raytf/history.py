@@ -210,6 +210,8 @@ def _state(events: Sequence[Event], result: dict[str, Any] | None, is_alive: boo
     if last.get("outcome") == "finished":
         return "finished", ""
     why = str(last.get("text", ""))
+    if last.get("outcome") == "stopped":
+        return "stopped", why
     return ("stopped", "interrupted") if why == "KeyboardInterrupt" else ("failed", why)
 
 

@@ -70,6 +70,10 @@ class Lease:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the run back; may be called again."""
         self._stop.set()
         self._thread.join(RENEW_SECONDS)  # or its last renewal comes after the deletion
         self._give_back()

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report", "draw a run as a page: timeline, restarts, ledger"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
+    "submit": ("submit", "run a job on a cluster, and again when its driver or the head died, until it finishes"),
     "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 
@@ -29,7 +30,8 @@ def main(args: list[str] | None = None) -> None:
         print(f"error: raytf {name}: there is no such command.\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
-    cli(module.main, argv[1:], prog=f"raytf {name}")
+    arguments = getattr(module, "arguments", list)
+    cli(module.main, arguments(argv[1:]), prog=f"raytf {name}")
 
 
 def _overview() -> str:

@@ -30,6 +30,7 @@ from raytf.lease import Lease, check_owner
 from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
 from raytf.ray_train import MwmsConfig, Trainer
+from raytf.stopping import saving_first
 from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
@@ -179,7 +180,8 @@ def _until_done(
             reached = error.reached
             if shared or fruitless >= _FRUITLESS_CONTROLLERS:
                 raise ClusterError(
-                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint."
+                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint.",
+                    passes=True,
                 ) from None
             display.say("Ray Train's controller died; starting another one")
             book.add([{"time": time.time(), "kind": "fault", "cause": "controller_died", "step": error.reached}])
@@ -208,8 +210,18 @@ def _train(
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
     job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
+
+    def leave(why: str) -> None:
+        book.add([driver_event("ended", outcome="stopped", text=why)])
+        book.flush()
+        lease.release()
+
     try:
-        with listening(monitor, display, status_file, lease, book), exported(job.config.run.run, monitor, book):
+        with (
+            listening(monitor, display, status_file, lease, book),
+            exported(job.config.run.run, monitor, book),
+            saving_first(monitor, display.say, leave),
+        ):
             outcome = _fit(_trainer(job, run, use_gpu), monitor)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -273,7 +285,8 @@ def _fit(trainer: Trainer, monitor: Any) -> Any:
 
 
 def _ray_failed(error: Exception) -> ClusterError:
-    return ClusterError(f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint.")
+    text = f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
+    return ClusterError(text, passes=True)
 
 
 def _train_function(job: Job) -> Callable[[], Any]:

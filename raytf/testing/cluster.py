@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ _HEALTH = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 3,
 }
+_TRIES = 3
 _OBJECT_STORE_BYTES = 150_000_000
 #: Asks Ray until it knows of so many living nodes, the head among them; run by a process that may import Ray.
 _WAIT = """
@@ -57,6 +59,8 @@ class ElasticCluster:
         cpus: of each of them.
         head_cpus: CPUs of the head; with 0 no worker runs there.
         dashboard: start the dashboard and the job server too.
+        keeps_state: the head keeps its state in `folder`, and has it again after `restart_head`.
+        token: that clients have to show; by default none.
 
     Attributes:
         address: HOST:PORT of the head.
@@ -68,8 +72,17 @@ class ElasticCluster:
         RuntimeError, TimeoutError: on entry, when Ray does not start; with what it said.
     """
 
-    def __init__(self, nodes: int = 0, cpus: int = 1, head_cpus: int = 0, dashboard: bool = False):
+    def __init__(
+        self,
+        nodes: int = 0,
+        cpus: int = 1,
+        head_cpus: int = 0,
+        dashboard: bool = False,
+        keeps_state: bool = False,
+        token: str | None = None,
+    ):
         self._first, self._cpus, self._head_cpus, self._dashboard = nodes, cpus, head_cpus, dashboard
+        self._keeps_state, self._token = keeps_state, token
         self._nodes: list[Node] = []
         self._head: Node | None = None
         self._starts = 0
@@ -81,21 +94,21 @@ class ElasticCluster:
         port, dashboard = processes.free_port(), processes.free_port()
         self.address = f"127.0.0.1:{port}"
         self.env = {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "disabled"}
+        if self._token is not None:
+            self.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
         self.dashboard_url = f"http://127.0.0.1:{dashboard}" if self._dashboard else None
+        self._head_arguments = (
+            "--head",
+            f"--port={port}",
+            f"--num-cpus={self._head_cpus}",
+            f"--temp-dir={self.folder}/ray",
+            f"--include-dashboard={str(self._dashboard).lower()}",
+            f"--dashboard-port={dashboard}",
+            f"--ray-client-server-port={processes.free_port()}",
+            f"--system-config={json.dumps(_HEALTH)}",
+        )
         try:
-            self._head = self._start(
-                "--head",
-                f"--port={port}",
-                f"--num-cpus={self._head_cpus}",
-                f"--temp-dir={self.folder}/ray",
-                f"--include-dashboard={str(self._dashboard).lower()}",
-                f"--dashboard-port={dashboard}",
-                f"--ray-client-server-port={processes.free_port()}",
-                f"--system-config={json.dumps(_HEALTH)}",
-            )
-            if self.dashboard_url:
-                url = f"{self.dashboard_url}/api/version"
-                processes.wait_until(lambda: _answers(url), "Ray's dashboard answers", _PATIENCE)
+            self._start_head()
             for _ in range(self._first):
                 self.add_node()
         except BaseException:
@@ -138,6 +151,19 @@ class ElasticCluster:
         )
         self._nodes.append(node)
         return node
+
+    def restart_head(self) -> Node:
+        """Kill the head where it lives, and start another one at the same address.
+
+        Raises:
+            RuntimeError, TimeoutError: it does not start; with what it said.
+        """
+        self.head.kill()
+        for _ in range(_TRIES - 1):
+            # Ray gives a node 30 s to start, too few on a loaded machine.
+            with contextlib.suppress(RuntimeError):
+                return self._start_head()
+        return self._start_head()
 
     def wait(self, nodes: int | None = None, seconds: float = 120.0) -> None:
         """Wait until Ray knows of exactly so many living nodes besides the head.
@@ -182,6 +208,13 @@ class ElasticCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
         guard.forget(self.folder)
 
+    def _start_head(self) -> Node:
+        self._head = self._start(*self._head_arguments)
+        if self.dashboard_url:
+            url = f"{self.dashboard_url}/api/version"
+            processes.wait_until(lambda: _answers(url), "Ray's dashboard answers", _PATIENCE)
+        return self._head
+
     def _environment(self) -> dict[str, str]:
         # `python` of a job that Ray starts is that of the cluster.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -199,6 +232,8 @@ class ElasticCluster:
         ]
         env = self._environment()
         del env["RAY_ADDRESS"]  # a head refuses to start where it is told of another one
+        if self._keeps_state:
+            env |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self.folder / "state")}
         with log.open("w") as out:
             process = subprocess.Popen(
                 [*under, *_RAY, "start", "--block", *own, *arguments],
@@ -228,5 +263,7 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=2) as answer:
             return answer.status == 200
+    except urllib.error.HTTPError as error:
+        return error.code == 401  # it asks for a token
     except (urllib.error.URLError, OSError):
         return False

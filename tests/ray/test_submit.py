@@ -5,24 +5,29 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import raytf
 from raytf.testing import ElasticCluster, Job
 from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, manifests, result_of
 
+RAY_SUBMIT = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address"]
+RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
 
-def submission(dashboard: str | None, folder: Path, *flags: object) -> list[str]:
+
+def submission(dashboard: str | None, folder: Path, *flags: object, submit: Sequence[str] = RAY_SUBMIT) -> list[str]:
     """The command that submits the MNIST job from a folder with nothing else in it."""
     working = folder / "project"
     working.mkdir(exist_ok=True)
     (working / "mnist.py").write_text(MNIST_JOB.read_text())
-    ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", str(dashboard)]
     job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--storage", str(folder)]
-    return [*ray, "--working-dir", str(working), "--", *job, *map(str, flags)]
+    return [*submit, str(dashboard), "--working-dir", str(working), "--", *job, *map(str, flags)]
 
 
 #: Figures of a run that are there as soon as it has a checkpoint, each with a label that it must have.
@@ -71,6 +76,41 @@ def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
     result = result_of(tmp_path / "default")
     assert (result["steps"], result["restarts"]) == (144, 0)
     assert set(result["world_sizes"]) <= {1, 2}
+
+
+def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster: dict[str, str], tmp_path: Path):
+    status = tmp_path / "status.json"
+    # Nothing is saved on the way.
+    flags = ("--run", "a", "--steps", 100_000, "--status-file", status, "--checkpoint-every-seconds", 3600)
+    command = submission(cluster["dashboard"], tmp_path, *flags, submit=[*RAYTF, "submit"])
+    with Job(command, tmp_path / "first.log", environment(RAY_AUTH_MODE="disabled"), status_file=status) as job:
+        job.until(lambda: (job.step or 0) >= 20, PATIENCE)
+        job.process.send_signal(signal.SIGINT)
+        assert job.ended(60) == 130
+        at = job.step or 0
+    assert "Traceback" not in job.output
+    name = re.search(r"submitted as job (raytf-a-\w+-0)\n", job.output).group(1)
+    assert job.output.splitlines()[-1].endswith(f"ray job stop --address {cluster['dashboard']} {name}")
+
+    # The same command goes on with the job that runs, and does not start a second one.
+    at_option = command.index("--")
+    command[at_option:at_option] = ["--stop-on-interrupt"]
+    with Job(command, tmp_path / "second.log", environment(RAY_AUTH_MODE="disabled")) as job:
+        job.until(lambda: f"job {name} runs this command already" in job.output, PATIENCE)
+        job.until(lambda: json.loads(status.read_text())["step"] > at, PATIENCE)
+        job.until(lambda: "epoch 1: " in job.output, PATIENCE)  # the log, from its beginning
+        assert manifests(tmp_path / "a") == []
+        job.process.send_signal(signal.SIGINT)
+        told = time.monotonic()
+        assert job.ended(120) == 130
+        print(f"a job was stopped {time.monotonic() - told:.1f} s after Ctrl-C")
+    assert "told to stop (SIGTERM): saved; the same command goes on" in job.output
+    (saved,) = manifests(tmp_path / "a")
+    assert saved > at
+    assert raytf.read_steps(str(tmp_path / "a"))["step"][-1] == saved
+    assert not (tmp_path / "a" / "lease.json").exists()
+    shown = subprocess.run([*RAYTF, "show", str(tmp_path / "a")], capture_output=True, text=True, timeout=60)
+    assert f"stopped (told to stop (SIGTERM), saved): {saved} of 100000 steps" in shown.stdout
 
 
 def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):

@@ -1,0 +1,125 @@
+"""`raytf submit CLUSTER_ADDRESS -- COMMAND ...`: a job on a cluster, submitted again until its run finishes."""
+
+from __future__ import annotations
+
+import random
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from raytf.errors import ConfigError
+
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Run a command on a cluster, follow what it prints, and submit it again when its driver or the head died:
+    raytf submit http://HEAD:8265 -- python jobs/mnist.py --run a --storage s3://bucket/runs
+
+    The exit code is 0 when the run has finished, 1 when it failed or was stopped, 2 when it was refused, 130 after
+    Ctrl-C, which leaves the job running.
+    """
+
+    address: tyro.conf.Positional[tuple[str, ...]] = ()
+    """The cluster's job server: http://HOST:8265."""
+    command: str = ""
+    """What to run, as one text for a shell; or give it after `--`."""
+    working_dir: str = "."
+    """A folder that is packed once and goes with the job; '' for none."""
+    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME=VALUE for the job and its workers; may be given again and again."""
+    wait: bool = True
+    """Follow the job to its end. Without it nobody submits it again."""
+    max_resubmits: Annotated[str, tyro.conf.arg(metavar="N|unlimited")] = "20"
+    """Resubmissions in a row of jobs that lived for less than ten minutes."""
+    head_seconds: float = 3600.0
+    """Give up when the head has not answered for so long."""
+    stop_on_interrupt: bool = False
+    """Have Ctrl-C stop the job, too; a run saves first."""
+
+
+def arguments(args: Sequence[str]) -> list[str]:
+    """What follows `--` is the command, whatever stands before it."""
+    own = list(args)
+    if "--" not in own:
+        return own
+    at = own.index("--")
+    return [*own[:at], f"--command={shlex.join(own[at + 1 :])}"]
+
+
+def main(flags: Submit) -> None:
+    """Run the command; exits with its code."""
+    from raytf.cluster import submit
+
+    if len(flags.address) != 1 or not flags.command.strip():
+        missing = "there is no address" if not flags.address else "there is nothing to run"
+        raise ConfigError(f"{missing}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
+    address = submit.address_of(flags.address[0])
+    limits = _limits(flags)
+    runtime_env: dict[str, Any] = {"env_vars": submit.environment_of(flags.env)}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="raytf-submit-") as scratch:
+        code = _run(flags, address, limits, runtime_env, Path(scratch))
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], scratch: Path) -> int:
+    from raytf.cluster import package, submit
+    from raytf.cluster.job_server import reach
+
+    server = reach(address)
+    if flags.working_dir:
+        runtime_env["working_dir"] = str(package.pack(flags.working_dir, scratch))
+    outside = submit.Outside(_say, _show, time.monotonic, time.sleep, random.random)
+    job = submit.Submission(server, flags.command, runtime_env, limits, outside)
+    try:
+        job.begin()
+        if not flags.wait:
+            _say(f"not waiting for it: {_how(address, job.name)}")
+            return 0
+        return job.wait()
+    except KeyboardInterrupt:
+        job.leave() if not flags.stop_on_interrupt else None
+        if not job.name:
+            _say("interrupted before anything was submitted")
+        elif flags.stop_on_interrupt:
+            _say(f"interrupted; stopping job {job.name}")
+            job.stop()
+            _say("the same command goes on from the last checkpoint")
+        else:
+            _say(f"interrupted; job {job.name} goes on, and nobody submits it again. {_how(address, job.name)}")
+        return _INTERRUPTED
+
+
+def _how(address: str, name: str) -> str:
+    return f"Follow it by the same command; stop it by: ray job stop --address {address} {name}"
+
+
+def _limits(flags: Submit) -> Any:
+    from raytf.cluster.resubmit import Limits
+
+    text = flags.max_resubmits
+    if text != "unlimited" and not text.isdecimal():
+        raise ConfigError(f"--max-resubmits {text}: expected a number such as 20, or unlimited.")
+    if not flags.head_seconds > 0:
+        raise ConfigError(f"--head-seconds {flags.head_seconds:g}: expected a number above 0.")
+    return Limits(None if text == "unlimited" else int(text), flags.head_seconds)
+
+
+def _say(message: str) -> None:
+    print(f"raytf submit: {message}", file=sys.stderr, flush=True)
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

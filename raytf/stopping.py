@@ -1,0 +1,115 @@
+"""A driver that is told to end (SIGTERM, as `ray job stop` and a pod's end send it) has its run save first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+
+#: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
+SAVE_SECONDS = 120.0
+_LOOK_SECONDS = 0.02
+#: Between two looks whether the `with` statement is over.
+_END_SECONDS = 1.0
+EXIT_CODE = 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
+    """While the `with` statement lasts, SIGTERM has the ranks save and ends the process; a second one ends it at once.
+
+    Signals are read from a pipe by a thread: the main one waits for Ray, which lets it look at signals only once a
+    second. Outside the main thread nothing is changed.
+
+    Args:
+        monitor: handle of the driver's Monitor.
+        say: takes a line for the user.
+        leave: writes and gives back what the run's owner has, before the process ends; takes why, for the ledger.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    stop = threading.Event()
+    thread = threading.Thread(target=_watch, args=(reader, others, stop, monitor, say, leave), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        signal.set_wakeup_fd(others)
+        signal.signal(signal.SIGTERM, handler)
+        os.close(writer)
+        thread.join(5)
+
+
+def _watch(
+    reader: int,
+    others: int,
+    stop: threading.Event,
+    monitor: Any,
+    say: Callable[[str], None],
+    leave: Callable[[str], None],
+) -> None:
+    asked = False
+    with open(reader, "rb", buffering=0) as pipe:
+        while not stop.is_set():
+            if not select.select([pipe], [], [], _END_SECONDS)[0]:
+                continue
+            numbers = pipe.read(64)
+            if not numbers:
+                return
+            if others != -1:
+                with contextlib.suppress(OSError):
+                    os.write(others, numbers)
+            if signal.SIGTERM in numbers:
+                if asked:
+                    os._exit(EXIT_CODE)
+                asked = True
+                threading.Thread(target=_end, args=(stop, monitor, say, leave), daemon=True).start()
+
+
+def _end(stop: threading.Event, monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> None:
+    said = "told to stop (SIGTERM)"
+    with contextlib.suppress(OSError, SystemExit):
+        say(f"{said}: saving first")
+    saved = save(monitor)
+    if stop.is_set():
+        return  # the run has come to its end meanwhile, and so does this process
+    result = "saved" if saved else "not saved" if saved is False else "no workers train that could save"
+    with contextlib.suppress(OSError, SystemExit):
+        say(f"{said}: {result}; the same command goes on from the last checkpoint")
+    leave(f"{said}, {result}")
+    os._exit(EXIT_CODE)
+
+
+def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> bool | None:
+    """Have the ranks save and wait: whether they could, or None where nobody trains.
+
+    Args:
+        monitor: handle of the driver's Monitor.
+        seconds: to wait at most.
+    """
+    deadline = clock() + seconds
+    try:
+        ticket = ray.get(monitor.park.remote(), timeout=seconds)
+        while clock() < deadline:
+            answer, group = ray.get([monitor.parked.remote(ticket), monitor.sightings.remote()], timeout=seconds)
+            if answer is not None:
+                return bool(answer)
+            if not group:
+                return None
+            time.sleep(_LOOK_SECONDS)
+    except ray.exceptions.RayError:
+        pass
+    return False

@@ -1,0 +1,82 @@
+"""`raytf submit` and a head that keeps its state: drivers and heads die, the run finishes as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import raytf
+from raytf.testing import ElasticCluster, Job, environment
+from tests.ray.conftest import MNIST_JOB, PATIENCE, manifests, result_of
+
+RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+#: Steps of a run, and between two checkpoints.
+STEPS, EVERY = 240, 40
+
+
+def submission(url: str, folder: Path, run: str, *flags: object, options: tuple[str, ...] = ()) -> list[str]:
+    """The command that submits the MNIST job from a folder with nothing else in it."""
+    working = folder / "project"
+    working.mkdir(exist_ok=True)
+    shutil.copy(MNIST_JOB, working)
+    job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--storage", str(folder), "--run", run]
+    return [*RAYTF, "submit", url, "--working-dir", str(working), *options, "--", *job, *map(str, flags)]
+
+
+def plain() -> dict[str, str]:
+    return environment(RAY_AUTH_MODE="disabled")
+
+
+def driver(folder: Path) -> int:
+    """The process that owns a run."""
+    return int(json.loads((folder / "lease.json").read_text())["pid"])
+
+
+def weights(output: str) -> str:
+    found = re.findall(r"^weights_sha256: (\w+)$", output, re.MULTILINE)
+    assert len(found) == 1, output
+    return found[0]
+
+
+def test_a_run_outlives_its_driver_and_its_head(tmp_path: Path):
+    flags = ("--exact", "--steps", STEPS, "--checkpoint-every-steps", EVERY)
+    folder = tmp_path / "a"
+
+    with ElasticCluster(head_cpus=2, dashboard=True, keeps_state=True) as cluster:
+        url = str(cluster.dashboard_url)
+        with Job(submission(url, tmp_path, "a", *flags), tmp_path / "log", plain()) as job:
+            job.until(lambda: manifests(folder), PATIENCE)
+            began = time.monotonic()
+            os.kill(driver(folder), signal.SIGKILL)
+            first = manifests(folder)[-1]
+            job.until(lambda: manifests(folder)[-1] > first, PATIENCE)
+            print(f"a new checkpoint {time.monotonic() - began:.1f} s after the driver was killed")
+
+            # With the driver, the workers and what they had in memory; and what started the driver.
+            cluster.head.kill()
+            began, second = time.monotonic(), manifests(folder)[-1]
+            job.until(lambda: "the head does not answer" in job.output, PATIENCE)
+            cluster.restart_head()
+            print(f"the head was back {time.monotonic() - began:.1f} s after it was killed")
+            job.until(lambda: f"restored step {second} from checkpoint" in job.output, PATIENCE)
+            print(f"restored {time.monotonic() - began:.1f} s after the head was killed")
+            output = job.wait(PATIENCE)
+            print(f"finished {time.monotonic() - began:.1f} s after the head was killed")
+        with Job(submission(url, tmp_path, "b", *flags), tmp_path / "undisturbed", plain()) as job:
+            undisturbed = job.wait(PATIENCE)
+
+    assert "the job's driver was killed (SIGKILL); submitting it again in " in output
+    again = re.findall(r"restored step (\d+) from (?:checkpoint|memory)", output)
+    assert len(again) == 2, output
+    assert first <= int(again[0]) <= int(again[1]) == second
+    assert "the job died with its head, though Ray still says RUNNING; submitting it again in " in output
+    assert len(re.findall(r"submitted as job raytf-a-\w+-[012]$", output, re.MULTILINE)) == 3
+    assert result_of(folder)["steps"] == STEPS
+    assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))
+    assert weights(output) == weights(undisturbed)

@@ -1,0 +1,185 @@
+"""`raytf submit` before it has a cluster: what it understands and what it refuses. tests/ray has it with one."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from raytf.cluster import package
+from raytf.cluster.job_server import Follower
+from raytf.cluster.submit import address_of, environment_of, run_of
+from raytf.commands.submit import arguments
+from raytf.errors import ConfigError
+from raytf.testing import environment
+from raytf.testing.processes import free_port, wait_until
+
+RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://host:8265", "http://host:8265"),
+        ("http://host:8265/", "http://host:8265"),
+        ("host:8265", "http://host:8265"),
+        ("https://ray.example.com", "https://ray.example.com"),
+        ("http://[::1]:8265", "http://[::1]:8265"),
+    ],
+)
+def test_addresses(text: str, address: str):
+    assert address_of(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "http://", "http://host", "ray://host:10001", "http://h:x", "auto", "h:1/a"]
+)
+def test_what_is_no_address(text: str):
+    with pytest.raises(ConfigError, match="Expected http://HOST:8265"):
+        address_of(text)
+
+
+def test_variables():
+    assert environment_of(["A=1", "B_2=x=y", "C="]) == {"A": "1", "B_2": "x=y", "C": ""}
+    for wrong in ("A", "=1", "1A=2", "A-B=1"):
+        with pytest.raises(ConfigError, match="expected NAME=VALUE"):
+            environment_of([wrong])
+
+
+@pytest.mark.parametrize(
+    ("command", "run"),
+    [
+        ("python a.py", "default"),
+        ("python a.py --run b --steps 3", "b"),
+        ("python a.py --run=c", "c"),
+        ("python a.py --run 'x y/z'", "x_y_z"),
+        ("python a.py --run", "default"),
+        ("echo 'open", "default"),
+    ],
+)
+def test_the_run_of_a_command(command: str, run: str):
+    assert run_of(command) == run
+
+
+def test_what_follows_the_dashes_is_the_command_alone():
+    assert arguments(["http://h:1", "--no-wait", "--", "python", "a b.py", "--env", "$X", "--"]) == [
+        "http://h:1",
+        "--no-wait",
+        "--command=python 'a b.py' --env '$X' --",
+    ]
+    assert arguments(["--help"]) == ["--help"]
+
+
+def test_a_folder_is_packed_without_what_is_ignored(tmp_path: Path):
+    project, scratch = tmp_path / "project", tmp_path / "scratch"
+    for name in ("jobs/a.py", ".git/HEAD", "data/large.bin", "notes.txt"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+    (project / ".gitignore").write_text("data/\n")
+    scratch.mkdir()
+    with zipfile.ZipFile(package.pack(str(project), scratch)) as packed:
+        assert {name for name in packed.namelist() if not name.endswith("/")} == {
+            ".gitignore",
+            "jobs/a.py",
+            "notes.txt",
+        }
+
+
+def test_a_package_that_the_job_server_would_refuse_is_not_sent(tmp_path: Path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "noise.bin").write_bytes(os.urandom(package.MOST_BYTES + (1 << 20)))
+    with pytest.raises(ConfigError, match=r"a package of 101 MiB, and Ray's job server takes 100 MiB\. .*\.rayignore"):
+        package.pack(str(project), tmp_path)
+
+
+def test_a_folder_far_too_large_is_not_even_packed(tmp_path: Path):
+    project = tmp_path / "project"
+    project.mkdir()
+    with (project / "hole.bin").open("wb") as file:
+        file.truncate(600 << 20)
+    with pytest.raises(ConfigError, match=r"has more than 512 MiB: hole\.bin \(600 MiB\)"):
+        package.pack(str(project), tmp_path)
+    assert not (tmp_path / "working_dir.zip").exists()
+
+
+def test_a_log_is_shown_once_whatever_becomes_of_the_connection():
+    parts = [f"line {i}\n" for i in range(30)]
+    rounds, shown = [0], []
+
+    async def tail() -> AsyncIterator[str]:
+        rounds[0] += 1
+        for part in parts[: 4 * rounds[0]]:
+            yield part
+        raise RuntimeError("closed")
+
+    log = Follower(tail, shown.append)
+    wait_until(lambda: rounds[0] >= 3, "it has read again", 60)
+    log.renew()
+    wait_until(lambda: len(shown) >= 12, "it has shown more", 60)
+    log.finish("".join(parts))
+    assert "".join(shown) == "".join(parts)
+    log.finish("".join(parts))
+    assert "".join(shown) == "".join(parts)
+
+
+def refused(*flags: str, **env: str) -> str:
+    done = subprocess.run(
+        [*RAYTF, "submit", *flags], capture_output=True, text=True, timeout=120, env=environment(**env)
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "there is no address. Expected: raytf submit http://HOST:8265 -- "),
+        (["http://127.0.0.1:8265"], "there is nothing to run. Expected: "),
+        (["http://127.0.0.1:8265", "--"], "there is nothing to run. Expected: "),
+        (["http://127.0.0.1:8265", "python", "a.py"], "there is nothing to run. Expected: "),
+        (["ray://127.0.0.1:10001", "--", "true"], "no job server's address"),
+        (["http://127.0.0.1:8265", "--env", "A", "--", "true"], "--env A: expected NAME=VALUE"),
+        (["http://127.0.0.1:8265", "--max-resubmits", "-1", "--", "true"], "--max-resubmits -1: expected"),
+        (["http://127.0.0.1:8265", "--head-seconds", "nan", "--", "true"], "--head-seconds nan: expected"),
+    ],
+)
+def test_a_refusal_is_one_line(flags: list[str], words: str):
+    assert words in refused(*flags)
+
+
+def test_nobody_answers():
+    address = f"http://127.0.0.1:{free_port()}"
+    # Ray's own client would take this address instead.
+    line = refused(address, "--", "true", RAY_ADDRESS="http://127.0.0.1:9")
+    assert f"no job server of Ray answers at {address} (no connection)" in line
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """The address of an HTTP server that is none of Ray's."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Silent)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_somebody_else_answers(web_server: str):
+    assert f"no job server of Ray answers at {web_server}" in refused(web_server, "--", "true")
