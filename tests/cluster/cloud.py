@@ -171,6 +171,8 @@ class _Front:
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/_cloud":
             return self._control(environ, start)
+        if "x-www-form-urlencoded" not in environ.get("CONTENT_TYPE", ""):
+            return self._moto(environ, start)  # not EC2; S3's bodies may be of a length that nobody says before
         body = _body(environ)
         if b"Action=RunInstances&" in body or body.endswith(b"Action=RunInstances"):
             with self._lock:

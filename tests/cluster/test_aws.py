@@ -130,7 +130,7 @@ class Aws:
         """What raytf's provider has said in the autoscaler's log, without times."""
         head = self.cloudlet.host(self.head()["InstanceId"])
         found = head.run("cat /tmp/ray/session_latest/logs/monitor.log").stdout.splitlines()
-        return [line.partition("raytf: ")[2] for line in found if "raytf: " in line]
+        return [line.partition("-- raytf: ")[2] for line in found if "-- raytf: " in line]
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
         """Wait until something holds, and say it."""
@@ -182,7 +182,7 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
     assert aws.workers() == {}
 
     status = aws.shared / "status.json"
-    flags = "--data digits --model batchnorm --global-batch-size 64 --epochs 12 --pause 0.1 --workers 1:2 --run spot"
+    flags = "--data digits --model batchnorm --global-batch-size 64 --epochs 30 --pause 0.1 --workers 1:2 --run spot"
     flags += f" --max-failures 0 --checkpoint-every-seconds 3600 --resize-every-seconds 5 --status-file {status}"
     submit = f"ray job submit --address {DASHBOARD} --submission-id spot --"
     with laptop.start("ray dashboard ~/cluster.yaml"):
