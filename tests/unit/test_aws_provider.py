@@ -230,3 +230,20 @@ def test_a_machine_with_other_gpus_is_refused_before_anything_is_launched(runnin
     with pytest.raises(Exception, match=r".*"):
         bootstrapped({"node_config": {**config, "fallback": [{"InstanceType": machine}]}})
     assert said in capsys.readouterr().err
+
+
+def test_a_security_group_that_has_rules_stays_as_it_is(running, config):
+    from raytf.cluster.providers.aws import Provider
+
+    ec2 = running.client("ec2")
+    (vpc,) = ec2.describe_vpcs()["Vpcs"]
+    group = ec2.create_security_group(GroupName="mine", Description="mine", VpcId=vpc["VpcId"])["GroupId"]
+    ec2.authorize_security_group_ingress(GroupId=group, IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="192.0.2.7/32")
+    own = copy.deepcopy(config)
+    own["provider"]["security_group"] = {"GroupName": "mine"}
+    for node_type in own["available_node_types"].values():
+        del node_type["node_config"]["SecurityGroupIds"]
+    made = Provider.bootstrap_config(own)
+    assert {tuple(t["node_config"]["SecurityGroupIds"]) for t in made["available_node_types"].values()} == {(group,)}
+    (found,) = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+    assert [rule["IpRanges"] for rule in found["IpPermissions"]] == [[{"CidrIp": "192.0.2.7/32"}]]
