@@ -113,10 +113,12 @@ class Cloud:
         self._ask("PUT", json.dumps(rules).encode())
 
     def calls(self) -> list[dict[str, Any]]:
-        """All calls of RunInstances: time, client, type, market, zone, wanted, and given ids or an error's code; and of
-        TerminateInstances: time, client, ended ids.
-        """
-        return json.loads(self._ask("GET"))
+        """All calls of RunInstances: time, client, type, market, zone, wanted, and given ids or an error's code."""
+        return [call for call in json.loads(self._ask("GET")) if "ended" not in call]
+
+    def terminations(self) -> list[dict[str, Any]]:
+        """All calls of TerminateInstances: time, client, and ended ids."""
+        return [call for call in json.loads(self._ask("GET")) if "ended" in call]
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """Instances as DescribeInstances has them, with their tags as a mapping; of the given states, or all."""
