@@ -52,11 +52,12 @@ def derived(env: dict[str, str]) -> dict[str, Any]:
     keys by their role and find the endpoint by their region; here both are in the environment.
     """
     config = yaml.safe_load(CONFIG.read_text())
-    config |= {"max_workers": 2, "idle_timeout_minutes": 0.25}
+    # One more than the job uses: a node that drains still counts.
+    config |= {"max_workers": 3, "idle_timeout_minutes": 0.25}
     config["provider"]["use_internal_ips"] = True
     gpu = config["available_node_types"]["gpu"]
     assert gpu["resources"].pop("GPU") == 1
-    gpu |= {"max_workers": 2, "resources": {"CPU": 1}}
+    gpu |= {"max_workers": 3, "resources": {"CPU": 1}}
     gpu["node_config"]["InstanceType"] = FIRST
     other, _ = gpu["node_config"]["fallback"]
     assert set(other) == {"InstanceType"}
