@@ -209,13 +209,13 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
             job.until(lambda: trains(job, 2), PATIENCE)
             say("the job trains on two spot instances")
 
-            victim, since = sorted(first)[0], len(cloud.calls())
+            victim, since, starts = sorted(first)[0], len(cloud.calls()), groups(run)
             aws.cloudlet.notice(victim, NOTICE_SECONDS)
             told = time.monotonic()
             until(lambda: "AWS will terminate it" in job.output, "the job says that it was told")
             until(lambda: "drain" in kinds(run), "Ray drains the node")
             until(lambda: replaced(cloud, since), "EC2 has given a replacement")
-            until(lambda: groups(run) >= 2 and trains(job), "the run has saved, moved, and trains on")
+            until(lambda: groups(run) > starts and trains(job), "the run has saved, moved, and trains on")
             assert time.monotonic() - told < NOTICE_SECONDS
             if victim in aws.workers():
                 aws.cloudlet.take(victim)
@@ -240,7 +240,8 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
     assert last <= by_head
     launched = [i for i in cloud.instances() if i["Tags"].get("ray-node-type") == "worker"]
     say(f"{len(launched)} workers were launched in all: {', '.join(i['InstanceType'] for i in launched)}")
-    assert len(launched) == 3
+    # Two, a replacement, and at most one for the moment in which both groups want their nodes.
+    assert len(launched) in (3, 4)
     laptop.type("ray down -y ~/cluster.yaml", 600)
     say("`ray down` has ended")
     left = cloud.instances(*ALIVE)
