@@ -199,11 +199,15 @@ class MetadataServer:
 
     In a run, let machines have Ray's ids of nodes as names, and give `--notice-url http://HOST:PORT/{node_id}`.
 
+    Args:
+        address: where to listen.
+
     Attributes:
         url: of the server, from entry on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self._address = address
         self.url = ""
         self._machines: dict[str, Instance] = {}
 
@@ -239,13 +243,13 @@ class MetadataServer:
 
             do_GET = do_PUT = do_POST = do_DELETE = _serve
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((self._address, 0), Handler)
         self._server.daemon_threads = True
         self._server.block_on_close = False  # a client may have gone before its delayed answer
         self._server.handle_error = lambda *_: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{self._address}:{self._server.server_address[1]}"
         return self
 
     def __exit__(self, *exc: Any) -> None:

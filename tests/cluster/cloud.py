@@ -113,8 +113,12 @@ class Cloud:
         self._ask("PUT", json.dumps(rules).encode())
 
     def calls(self) -> list[dict[str, Any]]:
-        """All calls of RunInstances: time, type, market, zone, wanted, and given ids or an error's code."""
-        return json.loads(self._ask("GET"))
+        """All calls of RunInstances: time, client, type, market, zone, wanted, and given ids or an error's code."""
+        return [call for call in json.loads(self._ask("GET")) if "ended" not in call]
+
+    def terminations(self) -> list[dict[str, Any]]:
+        """All calls of TerminateInstances: time, client, and ended ids."""
+        return [call for call in json.loads(self._ask("GET")) if "ended" in call]
 
     def instances(self, *states: str) -> list[dict[str, Any]]:
         """Instances as DescribeInstances has them, with their tags as a mapping; of the given states, or all."""
@@ -169,10 +173,15 @@ class _Front:
     def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/_cloud":
             return self._control(environ, start)
+        if "x-www-form-urlencoded" not in environ.get("CONTENT_TYPE", ""):
+            return self._moto(environ, start)  # not EC2; S3's bodies may be of a length that nobody says before
         body = _body(environ)
         if b"Action=RunInstances&" in body or body.endswith(b"Action=RunInstances"):
             with self._lock:
                 return self._run(body, environ, start)
+        if b"Action=TerminateInstances" in body:
+            ended = [value[0] for key, value in parse_qs(body.decode()).items() if key.startswith("InstanceId.")]
+            self._calls.append({"time": time.time(), "client": environ["REMOTE_ADDR"], "ended": ended})
         return self._moto(environ, start)
 
     def _control(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -189,6 +198,7 @@ class _Front:
             return [self._answers[token]]
         call = {
             "time": time.time(),
+            "client": environ["REMOTE_ADDR"],
             "type": asked.get("InstanceType"),
             "market": asked.get("InstanceMarketOptions.MarketType", "on-demand"),
             "zone": self._zone(asked),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from raytf.testing.processes import wait_until
 from tests.cluster.cloud import Cloud
 
 CONFIGS = Path(__file__).parents[2] / "cluster-configs"
@@ -211,6 +213,53 @@ def test_any_other_error_is_ray_s_and_ends_it(cloud, cluster):
     assert cloud.instances("running") == []
 
 
+def test_the_older_autoscaler_s_launcher_falls_back_and_hears_of_a_shortage(cloud, cluster, config):
+    from ray.autoscaler._private.event_summarizer import EventSummarizer
+    from ray.autoscaler._private.node_launcher import BaseNodeLauncher
+    from ray.autoscaler._private.node_provider_availability_tracker import NodeProviderAvailabilityTracker
+    from ray.autoscaler._private.util import ConcurrentCounter
+
+    pending, tracker = ConcurrentCounter(), NodeProviderAvailabilityTracker()
+    launcher = BaseNodeLauncher(
+        cluster.provider, pending, EventSummarizer(), tracker, node_types=config["available_node_types"]
+    )
+
+    def launch():
+        pending.inc("gpu", 2)
+        return launcher.launch_node(config, 2, "gpu")
+
+    cloud.empty(SPOT[:1])
+    assert len(launch()) == 2
+    assert {i["InstanceType"] for i in cloud.instances("running")} == {"g5.xlarge"}
+    cloud.empty([{"market": "spot", "code": "InsufficientInstanceCapacity"}, {"code": "VcpuLimitExceeded"}])
+    assert launch() == {}
+    (record,) = tracker.summary().node_availabilities.values()
+    assert record.unavailable_node_information.category == "NoCapacity"
+    assert len(cloud.instances("running")) == 2
+
+
+def test_the_newer_autoscaler_s_adapter_falls_back_and_hears_of_a_shortage(cloud, cluster, config, tmp_path):
+    from ray.autoscaler.v2.instance_manager.config import FileConfigReader
+    from ray.autoscaler.v2.instance_manager.node_provider import NodeProviderAdapter
+
+    # As `ray up` brings it to the head.
+    file = tmp_path / "ray_bootstrap_config.yaml"
+    file.write_text(json.dumps({key: value for key, value in config.items() if key != "head_node"}))
+    adapter = NodeProviderAdapter(cluster.provider, FileConfigReader(str(file)))
+    cloud.empty(SPOT[:1])
+    adapter.launch({"gpu": 2}, "first")
+    wait_until(lambda: len(adapter.get_non_terminated()) == 2, "two instances", 60)
+    assert {(i.node_type, i.request_id) for i in adapter.get_non_terminated().values()} == {("gpu", "first")}
+    cloud.empty([{"market": "spot", "code": "InsufficientInstanceCapacity"}, {"code": "VcpuLimitExceeded"}])
+    adapter.launch({"gpu": 1}, "second")
+    errors: list[Any] = []
+    wait_until(lambda: errors.extend(adapter.poll_errors()) or errors, "an error", 60)
+    assert [(e.node_type, e.count, e.request_id, e.__cause__.category) for e in errors] == [
+        ("gpu", 1, "second", "NoCapacity")
+    ]
+    assert len(cloud.instances("running")) == 2
+
+
 def test_ray_believes_what_is_true_of_all_machines_of_a_type(config):
     # One of them has an L4, the other an A10G: a job that wants an L4 is promised none.
     resources = config["available_node_types"]["gpu"]["resources"]
@@ -230,3 +279,20 @@ def test_a_machine_with_other_gpus_is_refused_before_anything_is_launched(runnin
     with pytest.raises(Exception, match=r".*"):
         bootstrapped({"node_config": {**config, "fallback": [{"InstanceType": machine}]}})
     assert said in capsys.readouterr().err
+
+
+def test_a_security_group_that_has_rules_stays_as_it_is(running, config):
+    from raytf.cluster.providers.aws import Provider
+
+    ec2 = running.client("ec2")
+    (vpc,) = ec2.describe_vpcs()["Vpcs"]
+    group = ec2.create_security_group(GroupName="mine", Description="mine", VpcId=vpc["VpcId"])["GroupId"]
+    ec2.authorize_security_group_ingress(GroupId=group, IpProtocol="tcp", FromPort=22, ToPort=22, CidrIp="192.0.2.7/32")
+    own = copy.deepcopy(config)
+    own["provider"]["security_group"] = {"GroupName": "mine"}
+    for node_type in own["available_node_types"].values():
+        del node_type["node_config"]["SecurityGroupIds"]
+    made = Provider.bootstrap_config(own)
+    assert {tuple(t["node_config"]["SecurityGroupIds"]) for t in made["available_node_types"].values()} == {(group,)}
+    (found,) = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
+    assert [rule["IpRanges"] for rule in found["IpPermissions"]] == [[{"CidrIp": "192.0.2.7/32"}]]

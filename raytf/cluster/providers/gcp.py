@@ -23,8 +23,13 @@ class Provider(Falling, GCPNodeProvider):
 
     cloud = "gcp"
 
-    def _construct_clients(self) -> None:
+    def _clients(self) -> tuple[Any, Any]:
+        """Google's clients of Compute Engine and, where it is needed, of Cloud TPU."""
         _, _, compute, tpu = construct_clients_from_provider_config(self.provider_config)
+        return compute, tpu
+
+    def _construct_clients(self) -> None:
+        compute, tpu = self._clients()
         project = self.provider_config["project_id"]
         self._zones: dict[str, dict[Any, Any]] = {}
         for zone in zones_of(self.provider_config):
