@@ -75,7 +75,7 @@ def _spot_role(aws: Aws, types: list[NodeType]) -> Iterator[Finding]:
             "spot-role-missing",
             (*spot[0].path, "node_config", "InstanceMarketOptions"),
             "the account has no role AWSServiceRoleForEC2Spot",
-            "The first spot request of an account makes it, for which the head needs a right: else no spot node ever starts.",
+            "The first spot request makes it, for which the head needs a right: else no spot node ever starts.",
             "Run `aws iam create-service-linked-role --aws-service-name spot.amazonaws.com` once.",
         )
 

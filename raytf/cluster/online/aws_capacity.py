@@ -42,9 +42,7 @@ def offers(aws: Aws, document: Document, types: Sequence[NodeType], machines: Ma
         return
     pages = aws.client("ec2").get_paginator("describe_instance_type_offerings")
     where: dict[str, set[str]] = defaultdict(set)
-    for page in pages.paginate(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]
-    ):
+    for page in pages.paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": names}]):
         for offer in page["InstanceTypeOfferings"]:
             where[offer["InstanceType"]].add(offer["Location"])
     wanted = zones(document)

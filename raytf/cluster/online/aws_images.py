@@ -16,7 +16,7 @@ _PARAMETER = "resolve:ssm:"
 #: Words of an image's name that promise NVIDIA's driver, and those of drivers too old for the CUDA of TensorFlow 2.21.
 DRIVER = re.compile(r"nvidia|cuda|gpu|deep ?learning|dlami", re.IGNORECASE)
 _OLD = re.compile(r"ubuntu[ /-]*1[68]\.?04|bionic|xenial|cuda[ -]?(9|10|11)(\.|\b)", re.IGNORECASE)
-_INSTALLSDRIVER = re.compile(r"nvidia-driver|cuda-drivers|nvidia-headless|NVIDIA-Linux|ubuntu-drivers")
+_INSTALLS_DRIVER = re.compile(r"nvidia-driver|cuda-drivers|nvidia-headless|NVIDIA-Linux|ubuntu-drivers")
 
 
 class Machines:
@@ -149,8 +149,8 @@ def _driver(
             path,
             f"image {image.get('Name') or image['ImageId']} says nothing of NVIDIA's driver, and the node has a GPU",
             "Without the driver TensorFlow trains on the CPU, at the price of the GPU, or the job waits forever.",
-            "Take resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
-            ", or install the driver in setup_commands.",
+            "Take resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/"
+            "ami-id, or install the driver in setup_commands.",
         )
     elif _OLD.search(text):
         yield warning(
@@ -166,4 +166,6 @@ def installs_driver(document: Document, t: NodeType) -> bool:
     """Whether the set-up or a start script brings NVIDIA's driver itself."""
     keys = ("initialization_commands", "setup_commands", "worker_setup_commands")
     commands = [str(command) for key in keys for command in document.sequence(key)]
-    return any(map(_INSTALLS_DRIVER.search, [*commands, str(t.config.get("UserData", "")), str(t.config.get("metadata"))]))
+    return any(
+        map(_INSTALLS_DRIVER.search, [*commands, str(t.config.get("UserData", "")), str(t.config.get("metadata"))])
+    )

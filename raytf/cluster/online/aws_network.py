@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.aws_api import Aws, Trouble, trouble
@@ -51,9 +51,8 @@ def _ids(t: NodeType) -> list[str]:
     return [str(i) for i in given] if isinstance(given, list) else []
 
 
-def _given_groups(
-    aws: Aws, types: Sequence[NodeType]
-) -> Iterator[Finding] | Any:  # a generator that returns the groups by id
+def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, None, dict[str, dict[str, Any]]]:
+    """Findings; returns the groups by id."""
     groups: dict[str, dict[str, Any]] = {}
     for t in types:
         for i, name in enumerate(_ids(t)):
@@ -76,7 +75,8 @@ def _given_groups(
 
 def _subnets(
     document: Document, t: NodeType, subnets: Sequence[dict[str, Any]], vpc: str | None, inside: bool
-) -> Any:  # a generator of findings that returns the subnets which Ray takes
+) -> Generator[Finding, None, list[dict[str, Any]]]:
+    """Findings; returns the subnets that Ray takes."""
     given, path = t.config.get("SubnetIds"), (*t.path, "node_config", "SubnetIds")
     wanted = [str(s) for s in given] if isinstance(given, list) else None
     there = {s["SubnetId"]: s for s in subnets}
@@ -138,9 +138,7 @@ def _subnets(
     return usable
 
 
-def _route(
-    t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool
-) -> Finding | None:
+def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool) -> Finding | None:
     own = [a for a in tables if any(x.get("SubnetId") == subnet["SubnetId"] for x in a["Associations"])]
     main = [a for a in tables if a["VpcId"] == subnet["VpcId"] and any(x.get("Main") for x in a["Associations"])]
     ways = [
@@ -239,9 +237,7 @@ def _named_group(aws: Aws, document: Document, vpcs: set[str]) -> Iterator[Findi
     name = document.get("provider", "security_group", "GroupName", default=None)
     name = name if isinstance(name, str) else f"ray-autoscaler-{document.get('cluster_name')}"
     found = list(
-        _pages(
-            aws, "describe_security_groups", "SecurityGroups", Filters=[{"Name": "group-name", "Values": [name]}]
-        )
+        _pages(aws, "describe_security_groups", "SecurityGroups", Filters=[{"Name": "group-name", "Values": [name]}])
     )
     mine = [g for g in found if g.get("VpcId") in vpcs and g.get("IpPermissions")]
     has_key = "security_group" in document.mapping("provider")

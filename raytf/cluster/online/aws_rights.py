@@ -6,7 +6,7 @@ organisation in all cases: what it allows may still be refused, and what it deni
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.aws_api import Aws, Trouble, code, trouble
@@ -18,7 +18,12 @@ from raytf.cluster.online.bucket import parts
 
 #: What starting a node touches besides the instance.
 _BESIDE = ("image/ami-00000000000000000", "network-interface/*", "security-group/*", "subnet/*", "volume/*")
-_CALLER_SEES = ("ec2:DescribeInstances", "ec2:DescribeInstanceTypes", "ec2:DescribeSubnets", "ec2:DescribeSecurityGroups")
+_CALLER_SEES = (
+    "ec2:DescribeInstances",
+    "ec2:DescribeInstanceTypes",
+    "ec2:DescribeSubnets",
+    "ec2:DescribeSecurityGroups",
+)
 
 
 def check(
@@ -83,7 +88,8 @@ def _profile(t: NodeType | None) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def _role(aws: Aws, name: str, path: Path) -> Any:  # a generator of findings that returns the role
+def _role(aws: Aws, name: str, path: Path) -> Generator[Finding, None, dict[str, Any] | None]:
+    """Findings; returns the role."""
     try:
         profile = aws.client("iam").get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
     except Exception as problem:
@@ -222,9 +228,7 @@ def _bucket_rights(
         yield from _missing(f"nodes of {t.name!r}", role["RoleName"], lacks, path, "The first checkpoint fails.")
 
 
-def _missing(
-    people: str, name: str, lacks: Sequence[tuple[str, str]], path: Path, why: str
-) -> Iterator[Finding]:
+def _missing(people: str, name: str, lacks: Sequence[tuple[str, str]], path: Path, why: str) -> Iterator[Finding]:
     for action in dict.fromkeys(action for action, _ in lacks):
         where = listed([resource for lacking, resource in lacks if lacking == action], 3)
         yield (warning if action.startswith("ec2:Describe") and people == "you" else error)(

@@ -46,7 +46,7 @@ _RIGHTS = {
 
 
 def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
-    """Ask Azure all that concerns a cluster; see the AWS one. A job's bucket is a share there, looked at by its name."""
+    """Ask Azure all that concerns a cluster; see the AWS one. Storage is a share there, looked at by its name."""
     seen = Seen()
     location = document.get("provider", "location")
     if not isinstance(location, str):
@@ -63,8 +63,8 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
         return seen
     seen.notes.append(f"Azure subscription {subscription.get('displayName')} ({azure.subscription})")
     if subscription.get("state", "Enabled") not in ("Enabled", "Warned"):
-        problem = RestError(403, "", f"its state is {subscription['state']}")
-        seen.findings.append(_no_subscription(azure, problem))
+        state = RestError(403, "", f"its state is {subscription['state']}")
+        seen.findings.append(_no_subscription(azure, state))
         return seen
     types = [t for t in node_types(document) if t.is_head or t.most > 0]
     seen.findings += run(
@@ -283,4 +283,3 @@ def _share(azure: Azure, document: Document) -> Iterator[Finding]:
                         "The set-up of each node ends when it mounts the share.",
                         "Make it as docs/azure.md says, or correct the name.",
                     )
-

@@ -255,5 +255,3 @@ def _most(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
         count = min(t.most, left)
         total, left = total + count * each, left - count
     return total
-
-

@@ -167,7 +167,7 @@ def network(google: Google, document: Document, types: Sequence[NodeType]) -> It
                 ("provider",),
                 f"firewall rule {rule['name']} opens {listed(behind)} to everybody",
                 "Whoever reaches the dashboard or the job server runs code with the cluster's rights.",
-                f"Run `gcloud compute firewall-rules delete {rule['name']}`; `ray dashboard CLUSTER.yaml` makes a tunnel.",
+                f"Run `gcloud compute firewall-rules delete {rule['name']}`; `ray dashboard` makes a tunnel.",
             )
 
 

@@ -1,4 +1,4 @@
-"""What hosts say themselves: whether SSH gets in, what is installed, what is free, and whether they reach each other."""
+"""What hosts say themselves: whether SSH gets in, what is installed and free, and whether they reach each other."""
 
 from __future__ import annotations
 
