@@ -115,6 +115,8 @@ def _subnets(
                 "Take it out of the list, or mend what is said of it"
                 + ("; with a VPN, set provider.use_internal_ips: true." if "public" in why else "."),
             )
+    if wanted is None:
+        usable = _of_one_network(usable, places)
     if not usable and wanted is None:
         kind = "subnet" if inside else "subnet that gives public addresses"
         yield error(
@@ -136,6 +138,14 @@ def _subnets(
                 f"Run `aws ec2 create-default-subnet --availability-zone {empty[0]}`, or leave the zone out.",
             )
     return usable
+
+
+def _of_one_network(subnets: Sequence[dict[str, Any]], places: Sequence[str]) -> list[dict[str, Any]]:
+    """Of the account's subnets those that Ray takes: all in the network of the first, by the order of the zones."""
+    ordered = sorted(subnets, key=lambda s: str(s["AvailabilityZone"]), reverse=True)
+    if places:
+        ordered.sort(key=lambda s: places.index(s["AvailabilityZone"]))
+    return [s for s in ordered if s["VpcId"] == ordered[0]["VpcId"]]
 
 
 def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool) -> Finding | None:

@@ -10,11 +10,12 @@ import urllib.parse
 import uuid
 from collections.abc import Iterator
 
-from raytf.cluster.aws_api import Aws
+from raytf.cluster.aws_api import Aws, Trouble, trouble
 from raytf.cluster.check.finding import Finding, error, warning
 from raytf.cluster.online.looks import no_answer
-from raytf.errors import ConfigError, StorageError
+from raytf.errors import ConfigError, StorageError, one_line
 
+_KINDS = {Trouble.MISSING: "missing", Trouble.DENIED: "denied", Trouble.REFUSED: "denied"}
 _SCHEMES = ("s3", "gs", "gcs")
 
 
@@ -49,17 +50,15 @@ def check(storage: str, aws: Aws | None = None) -> Iterator[Finding]:
 
 
 def _probe(storage: str, name: str) -> Iterator[Finding]:
-    from raytf.storage import Storage  # pyarrow takes a third of a second
-
     try:
-        place, probe = Storage(storage), f".raytf-check-{uuid.uuid4().hex[:12]}"
-        place.put(probe, b"raytf check")
-        try:
-            place.get(probe)
-        finally:
-            place.delete(probe)
-    except (ConfigError, StorageError) as problem:
-        kind = getattr(problem, "kind", "other")
+        if name.startswith("s3:"):
+            _write_to_s3(storage)
+        else:
+            _write(storage)
+    except ConfigError as problem:
+        yield no_answer("bucket", problem)
+    except Exception as problem:
+        kind = problem.kind if isinstance(problem, StorageError) else _KINDS.get(trouble(problem), "other")
         if kind == "missing":
             yield error(
                 "bucket-missing",
@@ -72,12 +71,41 @@ def _probe(storage: str, name: str) -> Iterator[Finding]:
             yield warning(
                 "bucket-denied",
                 (),
-                f"{name} cannot be written to from here: {problem}",
+                f"{name} cannot be written to from here: {one_line(problem, 200)}",
                 "The nodes have rights of their own, but `raytf show` and `raytf report` here have not.",
                 "Give your account the rights of cluster-configs/iam/aws-worker-policy.json, or those of your cloud.",
             )
         else:
             yield no_answer("bucket", problem)
+
+
+def _write_to_s3(storage: str) -> None:
+    from raytf.s3 import S3  # pyarrow takes a third of a second
+
+    _, bucket, prefix = parts(storage) or ("", "", "")
+    options = dict(urllib.parse.parse_qsl(storage.partition("?")[2]))
+    # Not through raytf.storage: pyarrow makes an object for the folder of one that it deletes.
+    client, key = S3.of(options).client(), "/".join(filter(None, (prefix, _probe_name())))
+    client.put_object(Bucket=bucket, Key=key, Body=b"raytf check")
+    try:
+        client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    finally:
+        client.delete_object(Bucket=bucket, Key=key)
+
+
+def _write(storage: str) -> None:
+    from raytf.storage import Storage
+
+    place, probe = Storage(storage), _probe_name()
+    place.put(probe, b"raytf check")
+    try:
+        place.get(probe)
+    finally:
+        place.delete(probe)
+
+
+def _probe_name() -> str:
+    return f".raytf-check-{uuid.uuid4().hex[:12]}"
 
 
 def _region(aws: Aws, bucket: str) -> Iterator[Finding]:

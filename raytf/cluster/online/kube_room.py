@@ -80,8 +80,8 @@ def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[Finding]:
                 f"none of {len(there)} nodes fits a pod of {group.name!r} (it wants {wants}{selector}; the most of a "
                 f"node is {has})",
                 "The pod stays Pending, unless an autoscaler of the cluster brings such a node"
-                + (", with the device plugin of its GPUs." if accelerators else "."),
-                "Add a node pool for it, install the device plugin, or ask for less; ignore it if nodes come on demand.",
+                + (", with the device plugin of its GPUs." if accelerators else "; then ignore this."),
+                "Add a node pool for it, install the device plugin, or ask for less.",
             )
 
 
