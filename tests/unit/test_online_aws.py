@@ -152,7 +152,8 @@ ZONES = "us-west-2a,us-west-2b,us-west-2c"
                 ("{Name: raytf-head}", "{Name: raytf-head}\n      SubnetIds: [subnet-0123456789abcdef0]"),
             ],
         ),
-        ({"image-missing"}, [(f"resolve:ssm:{SSM_IMAGE}", "resolve:ssm:/aws/service/nothing")]),
+        # The head's policy lets it read parameters of AWS's deep learning images alone.
+        ({"image-missing", "right-missing"}, [(f"resolve:ssm:{SSM_IMAGE}", "resolve:ssm:/aws/service/nothing")]),
         (
             {"instance-profile-empty", "image-architecture", "image-root-device", "security-group-missing"},
             [

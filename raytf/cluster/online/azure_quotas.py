@@ -21,13 +21,21 @@ def size(t: NodeType) -> str:
 
 
 def family(name: str) -> str:
-    """What `usages` calls the family of a size: Standard_NC4as_T4_v3 counts on `standardncasv3_t4family`.
+    """The family of a size, such that it can be compared with that of a usage: letters and digits, sorted.
 
-    Azure has no rule for it but the list of sizes; the digits of a size are left out, and the rest is compared without
-    case and signs, in which the parts of a name may change places.
+    Azure has no rule for it but the list of sizes: Standard_NC4as_T4_v3 counts on `Standard NCASv3_T4 Family`.
+    The number of vCPUs is left out, and the parts of the name may change places.
     """
-    parts = re.sub(r"(?<=[A-Za-z])\d+(-\d+)?(?=[a-z_]|$)", "", name, count=1).casefold().split("_")
-    return "".join(sorted("".join(parts)))
+    return _folded(re.sub(r"(?<=[A-Za-z])\d+(-\d+)?", "", name.removeprefix("Standard_"), count=1))
+
+
+def usage_family(name: str) -> str:
+    """The same of what a usage is called."""
+    return _folded(re.sub(r"^standard|family$", "", name, flags=re.IGNORECASE))
+
+
+def _folded(text: str) -> str:
+    return "".join(sorted(re.sub(r"[^a-z0-9]", "", text.casefold())))
 
 
 def quotas(azure: Azure, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
@@ -35,7 +43,7 @@ def quotas(azure: Azure, document: Document, types: Sequence[NodeType]) -> Itera
     location = document.get("provider", "location")
     path = azure.path(f"/providers/Microsoft.Compute/locations/{location}/usages")
     usages = {u["name"]["value"]: u for u in azure.arm.pages(path, "value", **{"api-version": _API})}
-    by_family = {family(name.removesuffix("Family")): name for name in usages if name.endswith("Family")}
+    by_family = {usage_family(name): name for name in usages if name.endswith("Family")}
     wanted: dict[str, list[NodeType]] = defaultdict(list)
     for t in types:
         if t.machine is None:
