@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from raytf.cluster import hosts
 from raytf.cluster.check.document import Document
@@ -47,12 +47,27 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
 
 def _hosts(document: Document, here: Surroundings, notes: list[str]) -> Iterator[Finding]:
     names = hosts.addresses(document)
-    script = _SCRIPT.replace("HOSTS", " ".join(map(shlex.quote, names)))
     try:
-        answers = hosts.ask(document, here, names, script)
+        answers = hosts.ask(document, here, names, script(names))
     except ConfigError as problem:
         yield no_answer("hosts", problem)
         return
+    yield from judge(answers, document, here, notes)
+
+
+def script(names: Sequence[str]) -> str:
+    """What is run on each host; it only reads."""
+    return _SCRIPT.replace("HOSTS", " ".join(map(shlex.quote, names)))
+
+
+def judge(answers: Sequence[Answer], document: Document, here: Surroundings, notes: list[str]) -> Iterator[Finding]:
+    """What is wrong by what the hosts said.
+
+    Args:
+        answers: of the head first, then of the workers in the order of the file.
+        document, here: see the package.
+        notes: filled in: what is on each host.
+    """
     head = answers[0]
     for i, answer in enumerate(answers):
         path: Path = ("provider", "worker_ips", i - 1) if i else ("provider", "head_ip")
