@@ -100,5 +100,7 @@ class Kubectl:
         if done.stdout.strip() == "no":
             raise KubeError("no", "no")
         said = done.stderr.strip()
+        if "You must be logged in to the server" in said:
+            raise KubeError(one_line(said, 240), "Unauthorized")
         _, found, rest = said.partition("Error from server (")
         raise KubeError(one_line(said, 240), rest.partition(")")[0] if found else "")
