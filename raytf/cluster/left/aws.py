@@ -157,12 +157,15 @@ class _Seen:
             tags = {t["Key"]: t["Value"] for t in r.get("Tags", ())}
             if r.get("InstanceId") in mine or groups & self._group_ids or tags.get(_TAG) == self._name:
                 name, kind = r["SpotInstanceRequestId"], r.get("LaunchSpecification", {}).get("InstanceType")
-                usd: float | None = 0.0
+                machine = catalog.machine("aws", {"InstanceType": kind})
+                usd = machine.usd if machine else None
                 if r["State"] == "open":
-                    machine = catalog.machine("aws", {"InstanceType": kind})
-                    usd = machine.usd if machine else None
+                    note = "starts an instance as soon as there is one"
+                elif r.get("InstanceId") in mine:
+                    usd, note = 0.0, "of an instance above"
+                else:
+                    note = f"of instance {r.get('InstanceId')}, which has no tag of this cluster: end it too"
                 remove = self._command(f"cancel-spot-instance-requests --spot-instance-request-ids {name}")
-                note = "starts an instance as soon as there is one" if r["State"] == "open" else "of an instance above"
                 yield Thing("spot request", name, r["State"], usd, remove, note)
 
     def key_pairs(self) -> Iterator[Thing]:
