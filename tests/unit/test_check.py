@@ -208,11 +208,21 @@ def test_what_is_no_quantity(bad):
         ("MarketType: spot", "MarketType: spot, SpotOptions: {MaxPrice: '0.5', SpotInstanceType: one-time}", set()),
         ("InstanceType: m7i.large,", "InstanceType: m7i.large, UserData: '#cloud-config',", set()),
         ("head_node_type: head", "metadata: {owner: me}\nhead_node_type: head", set()),
+        ("head_node_type: head", "head_node: {}\nworker_nodes: {}\nhead_node_type: head", set()),
     ],
 )
 def test_what_is_right_is_left_alone(here, old, new, found):
     assert old in AWS
     assert codes(preflight.check(AWS.replace(old, new), here)) == found
+
+
+def test_an_address_of_documents_is_to_be_filled_in(here):
+    report = preflight.check((CONFIGS / "local.yaml").read_text(), here)
+    assert [f.path for f in report.of(Severity.FILL_IN) if f.code == "placeholder"] == [
+        ("provider", "head_ip"),
+        ("provider", "worker_ips", 0),
+        ("provider", "worker_ips", 1),
+    ]
 
 
 def test_the_head_of_the_defaults(here):

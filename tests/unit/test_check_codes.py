@@ -52,6 +52,12 @@ CASES = [
         "GroupName: raytf-aws-gpu-spot",
         "GroupName: raytf-aws-gpu-spot\n    IpPermissions: [{FromPort: 9, ToPort: 8, IpProtocol: tcp}]",
     ),
+    (
+        "ray-not-pinned",
+        AWS,
+        "setup_commands:\n",
+        "setup_commands:\n  - python -m pip install -U numpy 'ray[default]' rich\n",
+    ),
     ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
     ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),

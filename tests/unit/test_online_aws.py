@@ -315,6 +315,20 @@ def test_security_groups(front, here, rules, itself, found):
     assert codes(seen) == found, seen.findings
 
 
+def test_networks_of_interfaces_and_templates(front, here, private):
+    """Ray takes subnets and groups from the interfaces, and from a template what it does not find."""
+    made, _ = group(front, itself=True)
+    _, subnet = private
+    line = f"NetworkInterfaces: [{{DeviceIndex: 0, SubnetId: {subnet}, Groups: [{made}]}}]"
+    seen = ask(everywhere(line), here)
+    assert codes(seen) == {"ssh-closed", "subnet-unusable"}, seen.findings
+    assert all(f.path[-1] == "NetworkInterfaces" for f in seen.findings)
+    template = edited(
+        "us-west-2a,us-west-2b,us-west-2c", "us-west-2z", text=everywhere("LaunchTemplate: {LaunchTemplateName: x}")
+    )
+    assert "no-subnet" not in codes(ask(template, here))
+
+
 def test_a_group_that_was_left_by_another_cluster(front, here):
     """Ray finds it by its name and adds rules only where it has none."""
     _, empty = group(front)

@@ -26,6 +26,8 @@ def check(aws: Aws, document: Document, types: Sequence[NodeType]) -> Iterator[F
     routes = list(_pages(aws, "describe_route_tables", "RouteTables"))
     said: set[tuple[str, str]] = set()
     for t in types:
+        if "LaunchTemplate" in t.config and subnet_ids(t) is None:
+            continue  # it may name a network, which Ray then takes
         usable = yield from _subnets(document, t, subnets, vpc, inside)
         vpcs |= {s["VpcId"] for s in usable}
         for subnet in usable:
@@ -35,9 +37,9 @@ def check(aws: Aws, document: Document, types: Sequence[NodeType]) -> Iterator[F
                 yield finding
     for t in types:
         ids = _ids(t)
-        yield from _group_rules([groups[i] for i in ids if i in groups], (*t.path, "node_config", "SecurityGroupIds"))
+        yield from _group_rules([groups[i] for i in ids if i in groups], _key(t, "SecurityGroupIds"))
     yield from _between(types, groups)
-    if any(not _ids(t) for t in types):
+    if any(not _ids(t) and "LaunchTemplate" not in t.config for t in types):
         yield from _named_group(aws, document, vpcs)
 
 
@@ -47,8 +49,30 @@ def _pages(aws: Aws, operation: str, key: str, **wanted: Any) -> Iterator[dict[s
 
 
 def _ids(t: NodeType) -> list[str]:
-    given = t.config.get("SecurityGroupIds")
-    return [str(i) for i in given] if isinstance(given, list) else []
+    """Security groups that a type names, its network interfaces included."""
+    own = t.config.get("SecurityGroupIds")
+    inner = [i for interface in _interfaces(t) for i in _list(interface.get("Groups"))]
+    return list(dict.fromkeys(map(str, [*_list(own), *inner])))
+
+
+def subnet_ids(t: NodeType) -> list[str] | None:
+    """Subnets that a type names; None where Ray picks them."""
+    own = t.config.get("SubnetIds")
+    inner = [str(i["SubnetId"]) for i in _interfaces(t) if "SubnetId" in i]
+    return list(dict.fromkeys([*map(str, _list(own)), *inner])) if isinstance(own, list) or inner else None
+
+
+def _interfaces(t: NodeType) -> list[dict[str, Any]]:
+    return [i for i in _list(t.config.get("NetworkInterfaces")) if isinstance(i, dict)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _key(t: NodeType, key: str) -> Path:
+    """Where a type names its subnets or groups."""
+    return (*t.path, "node_config", key if key in t.config or not _interfaces(t) else "NetworkInterfaces")
 
 
 def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, None, dict[str, dict[str, Any]]]:
@@ -65,7 +89,9 @@ def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, Non
                     raise
                 yield error(
                     "security-group-missing",
-                    (*t.path, "node_config", "SecurityGroupIds", i),
+                    (*_key(t, "SecurityGroupIds"), i)
+                    if "SecurityGroupIds" in t.config
+                    else _key(t, "SecurityGroupIds"),
                     f"there is no security group {name} in {aws.region}",
                     "`ray up` ends, since it looks for the group's network.",
                     "Give the id of one that is there, or leave SecurityGroupIds out, and Ray makes one.",
@@ -77,14 +103,14 @@ def _subnets(
     document: Document, t: NodeType, subnets: Sequence[dict[str, Any]], vpc: str | None, inside: bool
 ) -> Generator[Finding, None, list[dict[str, Any]]]:
     """Findings; returns the subnets that Ray takes."""
-    given, path = t.config.get("SubnetIds"), (*t.path, "node_config", "SubnetIds")
-    wanted = [str(s) for s in given] if isinstance(given, list) else None
+    wanted, path = subnet_ids(t), _key(t, "SubnetIds")
+    deep = path[-1] == "SubnetIds"
     there = {s["SubnetId"]: s for s in subnets}
     for i, name in enumerate(wanted or ()):
         if name not in there:
             yield error(
                 "subnet-missing",
-                (*path, i),
+                (*path, i) if deep else path,
                 f"there is no subnet {name} in this account and region",
                 "`ray up` ends with an assertion.",
                 "Give one that is there, or leave SubnetIds out, and Ray picks some.",
@@ -109,7 +135,7 @@ def _subnets(
         elif wanted is not None:
             yield error(
                 "subnet-unusable",
-                (*path, wanted.index(s["SubnetId"])),
+                (*path, wanted.index(s["SubnetId"])) if deep else path,
                 f"subnet {s['SubnetId']} {why}",
                 "Ray takes all subnets of the list or none: `ray up` ends.",
                 "Take it out of the list, or mend what is said of it"
@@ -160,7 +186,7 @@ def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]]
     public = any(str(route.get("GatewayId", "")).startswith("igw-") for route in ways)
     if public or (inside and ways):
         return None
-    path: Path = (*t.path, "node_config", "SubnetIds") if "SubnetIds" in t.config else ("provider", "region")
+    path: Path = ("provider", "region") if subnet_ids(t) is None else _key(t, "SubnetIds")
     way = "to a NAT gateway" if inside else "to an internet gateway"
     return error(
         "no-internet-route",
@@ -234,7 +260,7 @@ def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> It
             if not pairs & set(_ids(origin)) and not ranges:
                 yield error(
                     "nodes-cut-off",
-                    (*target.path, "node_config", "SecurityGroupIds"),
+                    _key(target, "SecurityGroupIds"),
                     f"the groups of {target.name!r} let nodes of {origin.name!r} in on no port of Ray",
                     "Ray adds no rule to groups that it is given: nodes start, never join, and are paid for.",
                     "Add a rule for all traffic from the group itself (and from the other one, if they differ).",

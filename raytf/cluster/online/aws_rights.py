@@ -199,7 +199,8 @@ def _makes(
     base, actions = f"arn:{partition}:ec2:{aws.region}:{account}", []
     if not document.get("auth", "ssh_private_key"):
         actions.append(("ec2:CreateKeyPair", [f"{base}:key-pair/*"]))
-    if any("SecurityGroupIds" not in t.config for t in types):
+    own = {"SecurityGroupIds", "NetworkInterfaces", "LaunchTemplate"}
+    if any(not own & t.config.keys() for t in types):
         actions.append(("ec2:CreateSecurityGroup", [f"{base}:security-group/*", f"{base}:vpc/*"]))
         actions.append(("ec2:AuthorizeSecurityGroupIngress", [f"{base}:security-group/*"]))
     return [lack for action, where in actions for lack in _lacks(aws, who, [action], where)]
