@@ -43,18 +43,21 @@ class Google:
         token: an OAuth token.
         source: where the token is from.
         environ: where endpoints may be overridden.
+        payer: the project whose quota of calls is used up; empty for the token's own.
     """
 
     project: str
     token: str
     source: str
     environ: Mapping[str, str] = field(default_factory=dict)
+    payer: str = ""
 
     def api(self, name: str) -> Rest:
         """One of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
-        # Who asks is billed for the quota of the APIs; a token of a user belongs to no project.
-        return Rest(root or _GOOGLE[name], self.token, (("x-goog-user-project", self.project),))
+        # A person's application credentials name the project whose quota of calls they use up.
+        payer = (("x-goog-user-project", self.payer),) if self.payer else ()
+        return Rest(root or _GOOGLE[name], self.token, payer)
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,9 @@ def google(document: Document, environ: Mapping[str, str]) -> Google:
     config = Path(environ.get("CLOUDSDK_CONFIG", home / ".config" / "gcloud"))
     file = Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or config / "application_default_credentials.json")
     if file.is_file():
-        token = _application_token(file)
-        if token:
-            return Google(project, token, str(file), environ)
+        found = _application_token(file)
+        if found:
+            return Google(project, found[0], str(file), environ, found[1])
     if shutil.which("gcloud", path=environ.get("PATH")):
         said = _tool(["gcloud", "auth", "print-access-token", "--quiet"], environ)
         if said:
@@ -103,7 +106,8 @@ def google(document: Document, environ: Mapping[str, str]) -> Google:
     )
 
 
-def _application_token(file: Path) -> str | None:
+def _application_token(file: Path) -> tuple[str, str] | None:
+    """A token, and the project that pays for calls with it."""
     try:
         import google.auth
         import google.auth.transport.requests as transport
@@ -116,7 +120,7 @@ def _application_token(file: Path) -> str | None:
         raise NoCredentials(
             f"Renew {file}, which is refused ({type(problem).__name__}): `gcloud auth application-default login`"
         ) from None
-    return str(credentials.token)
+    return str(credentials.token), str(getattr(credentials, "quota_project_id", None) or "")
 
 
 def azure(document: Document, environ: Mapping[str, str]) -> Azure:

@@ -32,7 +32,7 @@ class Kubectl:
 
     Attributes:
         tool: the command.
-        environ: KUBECONFIG, HOME and PATH are taken from there.
+        environ: of the shell; KUBECONFIG is there, and what plugins for credentials want.
     """
 
     tool: str
@@ -81,8 +81,6 @@ class Kubectl:
         command = [self.tool, *arguments]
         if arguments[0] != "config":
             command.append(f"--request-timeout={_SECONDS}s")
-        keep = {k: v for k, v in self.environ.items() if k in ("PATH", "HOME", "KUBECONFIG") or k.startswith("AWS_")
-                or "CLOUDSDK" in k or "AZURE" in k or "GOOGLE" in k or k.upper().endswith("_PROXY")}  # fmt: skip
         try:
             done = subprocess.run(
                 command,
@@ -91,7 +89,7 @@ class Kubectl:
                 timeout=2 * _SECONDS,
                 check=False,
                 stdin=subprocess.DEVNULL,
-                env=keep,
+                env=dict(self.environ),
             )
         except (OSError, subprocess.TimeoutExpired):
             raise KubeError(f"kubectl {arguments[0]} gave no answer within {2 * _SECONDS} s") from None
