@@ -36,10 +36,10 @@ def check(aws: Aws, document: Document, types: Sequence[NodeType]) -> Iterator[F
                 said.add((finding.code, subnet["SubnetId"]))
                 yield finding
     for t in types:
-        ids = _ids(t)
+        ids = group_ids(t)
         yield from _group_rules([groups[i] for i in ids if i in groups], _key(t, "SecurityGroupIds"))
     yield from _between(types, groups)
-    if any(not _ids(t) and "LaunchTemplate" not in t.config for t in types):
+    if any(not group_ids(t) and "LaunchTemplate" not in t.config for t in types):
         yield from _named_group(aws, document, vpcs)
 
 
@@ -48,7 +48,7 @@ def _pages(aws: Aws, operation: str, key: str, **wanted: Any) -> Iterator[dict[s
         yield from page[key]
 
 
-def _ids(t: NodeType) -> list[str]:
+def group_ids(t: NodeType) -> list[str]:
     """Security groups that a type names, its network interfaces included."""
     own = t.config.get("SecurityGroupIds")
     inner = [i for interface in _interfaces(t) for i in _list(interface.get("Groups"))]
@@ -79,7 +79,7 @@ def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, Non
     """Findings; returns the groups by id."""
     groups: dict[str, dict[str, Any]] = {}
     for t in types:
-        for i, name in enumerate(_ids(t)):
+        for i, name in enumerate(group_ids(t)):
             if name in groups:
                 continue
             try:
@@ -249,15 +249,15 @@ def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> It
     """Whether workers and head reach each other; Ray adds no rule to groups that it is given."""
     heads = [t for t in types if t.is_head]
     for t in types:
-        if t.is_head or not heads or not _ids(t) or not _ids(heads[0]):
+        if t.is_head or not heads or not group_ids(t) or not group_ids(heads[0]):
             continue
         for origin, target in ((t, heads[0]), (heads[0], t)):
-            rules = [rule for i in _ids(target) for rule in groups.get(i, {}).get("IpPermissions", ())]
-            if not all(i in groups for i in _ids(target)):
+            rules = [rule for i in group_ids(target) for rule in groups.get(i, {}).get("IpPermissions", ())]
+            if not all(i in groups for i in group_ids(target)):
                 continue  # one that is missing is said already
             pairs = {p.get("GroupId") for rule in rules if _has(rule, 6379) for p in rule.get("UserIdGroupPairs", ())}
             ranges = [s for rule in rules if _has(rule, 6379) for s in _sources(rule)]
-            if not pairs & set(_ids(origin)) and not ranges:
+            if not pairs & set(group_ids(origin)) and not ranges:
                 yield error(
                     "nodes-cut-off",
                     _key(target, "SecurityGroupIds"),

@@ -6,7 +6,7 @@ organisation in all cases: what it allows may still be refused, and what it deni
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from raytf.cluster.aws_api import Aws, Trouble, code, trouble
@@ -14,10 +14,11 @@ from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, listed, warning
 from raytf.cluster.check.job import Need
 from raytf.cluster.check.nodes import NodeType
+from raytf.cluster.online.aws_network import group_ids, subnet_ids
 from raytf.cluster.online.bucket import parts
 
-#: What starting a node touches besides the instance.
-_BESIDE = ("image/ami-00000000000000000", "network-interface/*", "security-group/*", "subnet/*", "volume/*")
+#: An id of nothing: the simulator compares texts, and a policy for `volume/*` lets this one through.
+_ANY = "00000000000000000"
 _CALLER_SEES = (
     "ec2:DescribeInstances",
     "ec2:DescribeInstanceTypes",
@@ -134,16 +135,15 @@ def _caller(aws: Aws, arn: str) -> str | None:
 
 
 def _lacks(
-    aws: Aws, principal: str, actions: Sequence[str], resources: Sequence[str], **context: str
+    aws: Aws, principal: str, actions: Sequence[str], resources: Sequence[str], context: Mapping[str, str] | None = None
 ) -> list[tuple[str, str]]:
     """Actions that are denied, each with the resource."""
     pages = aws.client("iam").get_paginator("simulate_principal_policy")
     denied: list[tuple[str, str]] = []
     entries = [
-        {"ContextKeyName": key.replace("__", ":").replace("_slash_", "/"), "ContextKeyType": "string",
-         "ContextKeyValues": [value]}
-        for key, value in context.items()
-    ]  # fmt: skip
+        {"ContextKeyName": key, "ContextKeyType": "string", "ContextKeyValues": [value]}
+        for key, value in (context or {}).items()
+    ]
     for page in pages.paginate(
         PolicySourceArn=principal, ActionNames=list(actions), ResourceArns=list(resources), ContextEntries=entries
     ):
@@ -167,29 +167,38 @@ def _starts(
 ) -> list[tuple[str, str]]:
     cluster = str(document.get("cluster_name", default="default"))
     base = f"arn:{partition}:ec2:{aws.region}:{account}"
-    instance = f"{base}:instance/i-00000000000000000"
-    beside = [f"{base if not name.startswith('image') else base.rpartition(':')[0] + ':'}:{name}" for name in _BESIDE]
-    if any(t.market == "spot" for t in types):
-        beside.append(f"{base}:spot-instances-request/*")
-    tag = {"aws__RequestTag_slash_ray-cluster-name": cluster}
-    own = {"aws__ResourceTag_slash_ray-cluster-name": cluster}
+    instance = f"{base}:instance/i-{_ANY}"
+    beside = [f"arn:{partition}:ec2:{aws.region}::image/ami-{_ANY}", *_beside(base, types)]
+    tag = {"aws:RequestTag/ray-cluster-name": cluster}
+    own = {"aws:ResourceTag/ray-cluster-name": cluster}
+    while_starting = {"ec2:CreateAction": "RunInstances"}
     found = [
-        *_lacks(aws, who, ["ec2:RunInstances"], [instance], **tag),
+        *_lacks(aws, who, ["ec2:RunInstances"], [instance], tag),
         *_lacks(aws, who, ["ec2:RunInstances"], beside),
-        *_lacks(aws, who, ["ec2:CreateTags"], [instance], ec2__CreateAction="RunInstances", **own, **tag),
-        *_lacks(aws, who, ["ec2:TerminateInstances"], [instance], **own),
+        *_lacks(aws, who, ["ec2:CreateTags"], [instance], {**while_starting, **own, **tag}),
+        *_lacks(aws, who, ["ec2:TerminateInstances"], [instance], own),
     ]
-    names = {str(t.config.get("ImageId")).removeprefix("resolve:ssm:") for t in types
-             if str(t.config.get("ImageId")).startswith("resolve:ssm:")}  # fmt: skip
+    images = {str(t.config.get("ImageId")) for t in types}
+    names = {name.removeprefix("resolve:ssm:") for name in images if name.startswith("resolve:ssm:")}
     owner = {name: "" if name.startswith("/aws/") else account for name in names}
     where = [f"arn:{partition}:ssm:{aws.region}:{owner[n]}:parameter/{n.lstrip('/')}" for n in sorted(names)]
     return found + (_lacks(aws, who, ["ssm:GetParameters"], where) if where else [])
 
 
+def _beside(base: str, types: Sequence[NodeType]) -> list[str]:
+    """What starting a node touches besides the instance and its image; what the file names, by its name."""
+    named = [f"subnet/{i}" for t in types for i in subnet_ids(t) or [f"subnet-{_ANY}"]]
+    named += [f"security-group/{i}" for t in types for i in group_ids(t) or [f"sg-{_ANY}"]]
+    named += [f"network-interface/eni-{_ANY}", f"volume/vol-{_ANY}"]
+    if any(t.market == "spot" for t in types):
+        named.append(f"spot-instances-request/sir-{_ANY}")
+    return [f"{base}:{name}" for name in dict.fromkeys(named)]
+
+
 def _passes(aws: Aws, who: str, roles: Sequence[str]) -> list[tuple[str, str]]:
     if not roles:
         return []
-    return _lacks(aws, who, ["iam:PassRole"], roles, iam__PassedToService="ec2.amazonaws.com")
+    return _lacks(aws, who, ["iam:PassRole"], roles, {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
 def _makes(
@@ -198,11 +207,11 @@ def _makes(
     """What `ray up` makes by itself where the config names none."""
     base, actions = f"arn:{partition}:ec2:{aws.region}:{account}", []
     if not document.get("auth", "ssh_private_key"):
-        actions.append(("ec2:CreateKeyPair", [f"{base}:key-pair/*"]))
+        actions.append(("ec2:CreateKeyPair", [f"{base}:key-pair/ray-autoscaler_{aws.region}"]))
     own = {"SecurityGroupIds", "NetworkInterfaces", "LaunchTemplate"}
     if any(not own & t.config.keys() for t in types):
-        actions.append(("ec2:CreateSecurityGroup", [f"{base}:security-group/*", f"{base}:vpc/*"]))
-        actions.append(("ec2:AuthorizeSecurityGroupIngress", [f"{base}:security-group/*"]))
+        actions.append(("ec2:CreateSecurityGroup", [f"{base}:security-group/sg-{_ANY}", f"{base}:vpc/vpc-{_ANY}"]))
+        actions.append(("ec2:AuthorizeSecurityGroupIngress", [f"{base}:security-group/sg-{_ANY}"]))
     return [lack for action, where in actions for lack in _lacks(aws, who, [action], where)]
 
 
