@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from dataclasses import asdict, dataclass
+import threading
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import tyro
@@ -19,10 +21,10 @@ from raytf.errors import ConfigError
 
 @dataclass(frozen=True)
 class Check:
-    """Check cluster YAMLs of `ray up` and manifests of KubeRay, without credentials and without a network.
+    """Check cluster YAMLs of `ray up` and manifests of KubeRay, and ask the cloud or the hosts what only they know.
 
     The exit code is 0 when nothing was found, 1 when there are warnings only, 2 when there are errors or a file cannot
-    be read.
+    be read. Nothing is changed anywhere; with --job, one object of a few bytes is written to its bucket and deleted.
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
@@ -33,9 +35,24 @@ class Check:
     working_dir: str | None = None
     """The folder that `ray job submit --working-dir` is to upload: whether it is too large."""
     offline: bool = False
-    """Ask no cloud and need no credentials. The clouds are not asked yet without it either, which one line says."""
+    """Ask no cloud, no host and no API server, and need no credentials."""
     json: bool = False
     """Print JSON instead of text."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A report, with what was seen of the place.
+
+    Attributes:
+        report: of both parts.
+        notes: whose credentials, which roles.
+        spot: node type -> US dollars an hour of spot, now.
+    """
+
+    report: Report
+    notes: tuple[str, ...] = ()
+    spot: tuple[tuple[str, float], ...] = ()
 
 
 def main(flags: Check) -> None:
@@ -46,18 +63,31 @@ def main(flags: Check) -> None:
     here = surroundings.here()
     texts = sources.read(flags.files)
     first = next(iter(texts))
-    reports = {
-        name: preflight.check(text, here, need, flags.working_dir if name == first else None)
-        for name, text in texts.items()
-    }
+    done: dict[str, Checked] = {}
+    for name, text in texts.items():
+        report = preflight.check(text, here, need, flags.working_dir if name == first else None)
+        done[name] = Checked(report) if flags.offline else _online(text, here, need, report)
     if flags.json:
-        print(json.dumps([_document(name, report) for name, report in reports.items()], indent=1))
+        print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
     else:
-        for name, report in reports.items():
-            _print(name, report)
-    if not flags.offline:
-        print("no cloud was asked: quotas, images, key pairs, networks and rights were not looked at", file=sys.stderr)
-    sys.exit(max(map(exit_code, reports.values())))
+        for name, checked in done.items():
+            _print(name, checked)
+    code = max(exit_code(checked.report) for checked in done.values())
+    if threading.active_count() > 1:
+        # Somebody has not answered; what waits for it cannot be joined.
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _online(text: str, here: surroundings.Surroundings, need: job.Need | None, offline: Report) -> Checked:
+    from raytf.cluster.online import preflight as online  # boto3 and pyarrow are not needed for --help
+
+    seen = online.look(text, here, need, offline)
+    findings = preflight.in_order([*offline.findings, *seen.findings])
+    return Checked(
+        replace(offline, findings=tuple(findings)), tuple(sorted(seen.notes)), tuple(sorted(seen.spot.items()))
+    )
 
 
 def exit_code(report: Report) -> int:
@@ -65,15 +95,18 @@ def exit_code(report: Report) -> int:
     return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
 
 
-def _document(name: str, report: Report) -> dict[str, Any]:
+def _document(name: str, checked: Checked) -> dict[str, Any]:
+    report = checked.report
     rows = [
         asdict(f) | {"severity": f.severity.value, "place": place(f.path), "path": list(f.path)}
         for f in report.findings
     ]
-    return {"file": name, "findings": rows, "cost": None if report.cost is None else asdict(report.cost)}
+    cost = None if report.cost is None else asdict(report.cost) | {"spot_now": dict(checked.spot)}
+    return {"file": name, "findings": rows, "notes": list(checked.notes), "cost": cost}
 
 
-def _print(name: str, report: Report) -> None:
+def _print(name: str, checked: Checked) -> None:
+    report = checked.report
     for f in report.findings:
         print(f"{name}{f':{f.line}' if f.line else ''}: {f.severity.value}: {f.what} [{f.code}]")
         if f.path:
@@ -84,16 +117,25 @@ def _print(name: str, report: Report) -> None:
     text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n) or "nothing found"
     open_ones: list[Finding] = report.of(Severity.FILL_IN)
     print(f"{name}: {text}" + (f", {len(open_ones)} to fill in" if open_ones else ""))
+    for note in checked.notes:
+        print(f"    {note}")
     if report.cost is not None:
-        _print_cost(report.cost)
+        _print_cost(report.cost, dict(checked.spot))
 
 
-def _print_cost(cost: Cost) -> None:
+def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
     rows = [
-        (name, machine, "?" if usd is None else f"{usd:.4f}", market, str(least), str(most))
+        (
+            name,
+            machine,
+            "?" if usd is None else f"{usd:.4f}",
+            f"{market}, now {spot[name]:.4f}" if name in spot else market,
+            str(least),
+            str(most),
+        )
         for name, machine, usd, market, least, most in cost.lines
     ]
     show(("    type", "machine", "USD/h", "market", "min", "max"), [(f"    {r[0]}", *r[1:]) for r in rows])
-    spot = "; spot nodes cost at most that, as a rule a third to two thirds" if cost.spot else ""
+    cheaper = "; spot nodes cost at most that, as a rule a third to two thirds" if cost.spot and not spot else ""
     unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
-    print(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{spot}{unknown}")
+    print(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{cheaper}{unknown}")

@@ -3,6 +3,7 @@
 import copy
 import importlib.metadata
 import json
+import os
 import re
 import resource
 import shutil
@@ -50,7 +51,7 @@ def here(tmp_path):
     return Surroundings("3.11.7", "2.60.0", ROOT, {"HOME": str(tmp_path)})
 
 
-def raytf(*args, cwd=None, stdin=""):
+def raytf(*args, cwd=None, stdin="", env=None):
     return subprocess.run(
         [sys.executable, "-c", "from raytf.main import main; main()", *map(str, args)],
         capture_output=True,
@@ -58,6 +59,7 @@ def raytf(*args, cwd=None, stdin=""):
         timeout=120,
         cwd=cwd,
         input=stdin,
+        env=env,
     )
 
 
@@ -207,11 +209,21 @@ def test_what_is_no_quantity(bad):
         ("MarketType: spot", "MarketType: spot, SpotOptions: {MaxPrice: '0.5', SpotInstanceType: one-time}", set()),
         ("InstanceType: m7i.large,", "InstanceType: m7i.large, UserData: '#cloud-config',", set()),
         ("head_node_type: head", "metadata: {owner: me}\nhead_node_type: head", set()),
+        ("head_node_type: head", "head_node: {}\nworker_nodes: {}\nhead_node_type: head", set()),
     ],
 )
 def test_what_is_right_is_left_alone(here, old, new, found):
     assert old in AWS
     assert codes(preflight.check(AWS.replace(old, new), here)) == found
+
+
+def test_an_address_of_documents_is_to_be_filled_in(here):
+    report = preflight.check((CONFIGS / "local.yaml").read_text(), here)
+    assert [f.path for f in report.of(Severity.FILL_IN) if f.code == "placeholder"] == [
+        ("provider", "head_ip"),
+        ("provider", "worker_ips", 0),
+        ("provider", "worker_ips", 1),
+    ]
 
 
 def test_the_head_of_the_defaults(here):
@@ -247,7 +259,7 @@ def test_a_working_dir_counts_what_ray_takes(here, tmp_path):
         with open(big / name, "wb") as file:
             file.truncate(size << 20)
     found = list(files.working_dir(str(big), here))
-    assert [f.severity for f in found] == [Severity.WARNING]
+    assert [(f.code, f.severity) for f in found] == [("working-dir", Severity.WARNING)]
     assert "data (200 MiB)" in found[0].what
     (big / ".rayignore").write_text("data/\n")
     assert list(files.working_dir(str(big), here)) == []
@@ -377,8 +389,11 @@ def test_exit_codes_and_what_is_said(tmp_path):
     done = raytf("check", "--offline", bad)
     assert f"{bad}:2: error: there is no key 'max_worker' here [unknown-key]" in done.stdout
     assert "Did you mean 'max_workers'?" in done.stdout
-    assert "no cloud was asked" not in done.stderr
-    assert "no cloud was asked" in raytf("check", good).stderr
+    assert done.stderr == ""
+    nobody = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = raytf("check", good, env={**nobody, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert done.returncode == 1
+    assert "AWS was not asked" in done.stdout
 
 
 def test_json_for_scripts(tmp_path):
@@ -427,12 +442,34 @@ def test_all_configs_at_once_are_quick(tmp_path):
     assert "error" not in done.stdout, done.stdout
 
 
+CODES = re.compile(r'(?:error|warning|Finding)\)?\(\s*"([a-z][a-z0-9-]+)"')
+
+
+def given(folder):
+    return set(CODES.findall("".join(file.read_text() for file in (ROOT / "raytf/cluster" / folder).glob("*.py"))))
+
+
 def test_each_code_is_in_the_docs():
-    code = "".join(file.read_text() for file in (ROOT / "raytf/cluster/check").glob("*.py"))
-    given = set(re.findall(r'(?:error|warning|Finding)\(\s*"([a-z][a-z0-9-]+)"', code))
     table = (ROOT / "docs/clusters.md").read_text().partition("| about |")[2].partition("`kube-rule` is")[0]
-    assert len(given) > 100
-    assert given <= set(re.findall(r"`([a-z0-9-]+)`", table))
+    assert len(given("check")) > 100
+    assert given("check") <= set(re.findall(r"`([a-z0-9-]+)`", table))
+    online = (
+        (ROOT / "docs/clusters.md")
+        .read_text()
+        .partition("| place | asked with |")[2]
+        .partition("`right-missing` on")[0]
+    )
+    assert len(given("online")) > 45
+    assert given("online") <= set(re.findall(r"`([a-z0-9-]+)`", online))
+
+
+def test_each_code_has_a_test():
+    """One that expects it: of the corpus, or of a test's text."""
+    tests = "".join(file.read_text() for file in (ROOT / "tests/unit").glob("test_*.py"))
+    expected = set(re.findall(r'"([a-z][a-z0-9-]+)"', tests))
+    for file in (ROOT / "tests/data/broken_clusters").glob("*.yaml"):
+        expected |= set(re.findall(r"[a-z0-9-]+", file.read_text().partition("# expect:")[2].partition("\n")[0]))
+    assert given("check") | given("online") <= expected, sorted((given("check") | given("online")) - expected)
 
 
 def test_it_loads_no_ray():

@@ -72,6 +72,12 @@ CASES = [
         "constraints.txt .\n",
         "\n",
     ),
+    (
+        "ray-not-pinned",
+        AWS,
+        "setup_commands:\n",
+        "setup_commands:\n  - python -m pip install -U numpy 'ray[default]' rich\n",
+    ),
     ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
     ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),

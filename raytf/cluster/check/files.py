@@ -34,6 +34,10 @@ _PLACEHOLDERS = (
     "xxxx",
     "replace-me",
     ":000000000000:",
+    # Addresses for documents (RFC 5737), which lead nowhere.
+    "192.0.2.",
+    "198.51.100.",
+    "203.0.113.",
 )
 
 

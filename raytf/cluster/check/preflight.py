@@ -72,7 +72,7 @@ def check(text: str, here: Surroundings, need: Need | None = None, working_dir: 
         cost = costs.estimate(fallback.as_cloud(document))
     if working_dir is not None:
         found += files.working_dir(working_dir, here)
-    return Report(tuple(_sorted(found)), cost)
+    return Report(tuple(in_order(found)), cost)
 
 
 def _cluster(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:
@@ -152,8 +152,8 @@ def _lines(document: Document, found: Iterator[Finding]) -> list[Finding]:
     return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in found]
 
 
-def _sorted(found: Sequence[Finding]) -> list[Finding]:
-    """By severity and line; of several about one value only the first of the same kind."""
+def in_order(found: Sequence[Finding]) -> list[Finding]:
+    """Findings by severity and line; of several about one value only the first of the same kind."""
     seen: set[tuple[str, Path, str]] = set()
     kept = []
     for f in found:

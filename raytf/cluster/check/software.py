@@ -39,7 +39,7 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
         for pattern in (r"(?:\bpython\s*==?\s*|--python[= ]|python install )(\d\.\d+(?:\.\d+)?)", r"-cp(\d)(\d+)-"):
             for found in re.finditer(pattern, command):
                 yield from python_version(".".join(found.groups()), path, here)
-        if re.search(r"\bpip3?\s+install\s+(-\S+\s+)*[\"']?ray(\[[\w,-]+\])?[\"']?(\s|$)", command):
+        if re.search(r"\bpip3?\s+install\s+([^;&|]*\s)?[\"']?ray(\[[\w,-]+\])?[\"']?(\s|[;&|]|$)", command):
             yield error(
                 "ray-not-pinned",
                 path,

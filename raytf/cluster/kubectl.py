@@ -1,0 +1,104 @@
+"""An API server through kubectl, which has the credentials: reads only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.errors import one_line
+
+_SECONDS = 8
+
+
+class KubeError(Exception):
+    """What kubectl said instead of what was wanted.
+
+    Attributes:
+        reason: the server's word, such as NotFound or Forbidden; empty where no server answered.
+    """
+
+    def __init__(self, message: str, reason: str = ""):
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """An API server.
+
+    Attributes:
+        tool: the command.
+        environ: of the shell; KUBECONFIG is there, and what plugins for credentials want.
+    """
+
+    tool: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str]) -> Kubectl | None:
+        """kubectl, where it is installed."""
+        tool = shutil.which("kubectl", path=environ.get("PATH"))
+        return cls(tool, environ) if tool else None
+
+    def context(self) -> str:
+        """The name of the context that it would take; empty where there is none."""
+        try:
+            return self._run(["config", "current-context"]).strip()
+        except KubeError:
+            return ""
+
+    def namespace(self) -> str:
+        """The namespace of that context."""
+        try:
+            found = self._run(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
+        except KubeError:
+            return "default"
+        return found.strip() or "default"
+
+    def get(self, path: str) -> Any:
+        """The JSON at a path of the API, such as /api/v1/nodes.
+
+        Raises:
+            KubeError: the server refuses, or there is none.
+        """
+        return json.loads(self._run(["get", "--raw", path]))
+
+    def may(self, verb: str, resource: str, namespace: str) -> bool:
+        """Whether these credentials may do something."""
+        try:
+            said = self._run(["auth", "can-i", verb, resource, "--namespace", namespace])
+        except KubeError as problem:
+            if problem.reason == "no":
+                return False
+            raise
+        return said.strip().startswith("yes")
+
+    def _run(self, arguments: list[str]) -> str:
+        command = [self.tool, *arguments]
+        if arguments[0] != "config":
+            command.append(f"--request-timeout={_SECONDS}s")
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=2 * _SECONDS,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                env=dict(self.environ),
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            raise KubeError(f"kubectl {arguments[0]} gave no answer within {2 * _SECONDS} s") from None
+        if done.returncode == 0:
+            return done.stdout
+        if done.stdout.strip() == "no":
+            raise KubeError("no", "no")
+        said = done.stderr.strip()
+        if "You must be logged in to the server" in said:
+            raise KubeError(one_line(said, 240), "Unauthorized")
+        _, found, rest = said.partition("Error from server (")
+        raise KubeError(one_line(said, 240), rest.partition(")")[0] if found else "")

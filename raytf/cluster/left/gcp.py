@@ -1,0 +1,86 @@
+"""What is left of a cluster on Google Cloud: instances and TPUs by Ray's label, disks by the name of their instance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from raytf.cluster import accounts
+from raytf.cluster.accounts import Google, NoCredentials
+from raytf.cluster.check import catalog
+from raytf.cluster.check.document import Document
+from raytf.cluster.check.nodes import node_types
+from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.left.things import Left, Thing, disk_usd, gather
+from raytf.errors import ConfigError
+
+_LABEL = "ray-cluster-name"
+
+
+def look(document: Document, here: Surroundings) -> Left:
+    """Look for all that `ray up` of this file has made; see the AWS one."""
+    name, zone = document.get("cluster_name", default="default"), document.get("provider", "availability_zone")
+    if not isinstance(zone, str) or not isinstance(document.get("provider", "project_id"), str):
+        raise ConfigError("the file has no provider.project_id and availability_zone. Expected those of the cluster.")
+    try:
+        google = accounts.google(document, here.environ)
+    except NoCredentials as problem:
+        raise ConfigError(f"there are no credentials for Google Cloud. {problem}.") from None
+    left = Left(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
+    questions = [
+        ("instances", lambda: list(_instances(google, zone, str(name)))),
+        ("disks", lambda: list(_disks(google, zone, str(name)))),
+    ]
+    if any("machineType" not in t.config for t in node_types(document)):
+        questions.append(("TPUs", lambda: list(_tpus(google, zone, str(name)))))
+    return gather(left, questions)
+
+
+def _where(google: Google, zone: str) -> str:
+    return f"--zone {zone} --project {google.project}"
+
+
+def _instances(google: Google, zone: str, name: str) -> Iterator[Thing]:
+    path = f"/projects/{google.project}/zones/{zone}/instances"
+    for i in google.api("compute").pages(path, "items", filter=f"labels.{_LABEL} = {name}"):
+        kind = str(i.get("machineType", "")).rpartition("/")[2]
+        attached = [
+            {"acceleratorType": a["acceleratorType"], "acceleratorCount": a["acceleratorCount"]}
+            for a in i.get("guestAccelerators", ())
+        ]
+        machine = catalog.machine("gcp", {"machineType": kind, "guestAccelerators": attached})
+        state = i.get("status", "?")
+        # TERMINATED is what Google calls a machine that is stopped: its disks stay.
+        usd = None if state in ("TERMINATED", "STOPPED", "SUSPENDED") else machine.usd if machine else None
+        note = f"{kind}, {i.get('labels', {}).get('ray-node-type', 'node')}"
+        if i.get("scheduling", {}).get("provisioningModel") == "SPOT" or i.get("scheduling", {}).get("preemptible"):
+            note += ", spot: at most this"
+        if usd is None and state != "RUNNING":
+            note += "; its disks are paid for"
+        remove = f"gcloud compute instances delete {i['name']} {_where(google, zone)} --quiet"
+        yield Thing("instance", i["name"], state, usd, remove, note)
+
+
+def _disks(google: Google, zone: str, name: str) -> Iterator[Thing]:
+    path = f"/projects/{google.project}/zones/{zone}/disks"
+    for d in google.api("compute").pages(path, "items"):
+        mine = d.get("labels", {}).get(_LABEL) == name or d["name"].startswith(f"ray-{name}-")
+        users: list[Any] = d.get("users") or []
+        if not mine or users:
+            continue  # a disk in use goes with its instance
+        kind, size = str(d.get("type", "")).rpartition("/")[2], float(d.get("sizeGb", 0))
+        remove = f"gcloud compute disks delete {d['name']} {_where(google, zone)} --quiet"
+        note = f"{size:g} GB {kind}, attached to nothing"
+        yield Thing("disk", d["name"], d.get("status", "?"), disk_usd(kind, size), remove, note)
+
+
+def _tpus(google: Google, zone: str, name: str) -> Iterator[Thing]:
+    for node in google.api("tpu").pages(f"/projects/{google.project}/locations/{zone}/nodes", "nodes"):
+        if node.get("labels", {}).get(_LABEL) != name:
+            continue
+        short, kind = node["name"].rpartition("/")[2], node.get("acceleratorType", "")
+        machine = catalog.machine("gcp", {"acceleratorType": kind})
+        state = node.get("state", "?")
+        usd = machine.usd if machine and state not in ("STOPPED", "PREEMPTED", "TERMINATED") else None
+        remove = f"gcloud compute tpus tpu-vm delete {short} {_where(google, zone)} --quiet"
+        yield Thing("TPU", short, state, usd, remove, kind)

@@ -1,0 +1,96 @@
+"""What is left of a cluster: a thing, what it costs, and the command that removes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from raytf.errors import one_line
+
+#: Hours of a month, as the clouds reckon.
+HOURS = 730
+#: US dollars a GB and month of disks, of the month of catalog.PRICES_OF, in the regions that stand there.
+DISK_USD = {
+    "gp2": 0.10,
+    "gp3": 0.08,
+    "io1": 0.125,
+    "io2": 0.125,
+    "st1": 0.045,
+    "sc1": 0.015,
+    "standard": 0.05,
+    "pd-standard": 0.04,
+    "pd-balanced": 0.10,
+    "pd-ssd": 0.17,
+    "hyperdisk-balanced": 0.08,
+    "Standard_LRS": 0.046,
+    "StandardSSD_LRS": 0.075,
+    "Premium_LRS": 0.154,
+}
+#: US dollars an hour of a public address.
+ADDRESS_USD = 0.005
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something that is still there.
+
+    Attributes:
+        kind: such as `instance`.
+        name: its id.
+        state: in the place's own words.
+        usd: US dollars an hour; None where it is not known here; 0 for what costs nothing.
+        remove: the command that removes it.
+        note: what else to know.
+    """
+
+    kind: str
+    name: str
+    state: str
+    usd: float | None
+    remove: str
+    note: str = ""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it costs nothing: it may stay for the next `ray up`."""
+        return self.usd == 0
+
+
+@dataclass
+class Left:
+    """What was seen.
+
+    Attributes:
+        things: all that is there.
+        unseen: what could not be looked at, and why: nothing is proven then.
+        place: where was looked, for people.
+    """
+
+    things: list[Thing] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    place: str = ""
+
+    @property
+    def costly(self) -> list[Thing]:
+        """What costs money, or may."""
+        return [thing for thing in self.things if not thing.is_free]
+
+
+def gather(
+    left: Left,
+    questions: Sequence[tuple[str, Callable[[], Iterable[Thing]]]],
+    explain: Callable[[Exception], str] = one_line,
+) -> Left:
+    """Ask one after the other; one that cannot be asked keeps none of the others from it."""
+    for what, ask in questions:
+        try:
+            left.things += ask()
+        except Exception as problem:
+            left.unseen.append(f"{what}: {explain(problem)}")
+    return left
+
+
+def disk_usd(kind: str, gib: float) -> float | None:
+    """US dollars an hour of a disk."""
+    price = DISK_USD.get(kind)
+    return None if price is None else round(price * gib / HOURS, 5)

@@ -1,0 +1,63 @@
+"""The online part of the preflight: which place a file is about, and what is seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from raytf.cluster.check import kuberay
+from raytf.cluster.check.document import Document, parse
+from raytf.cluster.check.finding import Finding, Severity
+from raytf.cluster.check.job import Need
+from raytf.cluster.check.preflight import Report
+from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.online import aws, azure, gcp, kube, ssh
+from raytf.cluster.online.looks import Seen
+from raytf.cluster.place import Place, place_of
+
+#: Place -> who asks there.
+_ASK: dict[Place, Callable[[Document, Surroundings, Need | None], Seen]] = {
+    Place.AWS: aws.look,
+    Place.GCP: gcp.look,
+    Place.AZURE: azure.look,
+    Place.HOSTS: ssh.look,
+}
+
+
+def look(text: str, here: Surroundings, need: Need | None, offline: Report) -> Seen:
+    """Ask the place that a file is about.
+
+    Args:
+        text: the file.
+        here: this machine.
+        need: what a job wants of the cluster.
+        offline: what is known without asking; a file that is not filled in yet is about nothing that could be asked.
+    """
+    documents, _ = parse(text)
+    if not documents or any(f.code in ("yaml-syntax", "wrong-type") for f in offline.findings):
+        return Seen()
+    if any(f.code == "placeholder" for f in offline.of(Severity.FILL_IN)):
+        return Seen([_not_filled_in(offline)])
+    manifests = [d for d in documents if kuberay.is_manifest(d)]
+    if manifests:
+        return _with_lines(kube.look(manifests, here), manifests[0])
+    ask = _ASK.get(place_of(documents[0]))
+    return _with_lines(ask(documents[0], here, need), documents[0]) if ask else Seen()
+
+
+def _with_lines(seen: Seen, document: Document) -> Seen:
+    seen.findings = [f if f.line is not None else replace(f, line=document.line(f.path)) for f in seen.findings]
+    return seen
+
+
+def _not_filled_in(offline: Report) -> Finding:
+    first = next(f for f in offline.of(Severity.FILL_IN) if f.code == "placeholder")
+    return Finding(
+        "not-asked-yet",
+        Severity.FILL_IN,
+        first.path,
+        "no cloud and no host was asked, since values are still to be filled in",
+        "Quotas, images, networks and rights are looked at when they are known.",
+        "Fill in what is listed here and check again.",
+        first.line,
+    )

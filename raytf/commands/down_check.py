@@ -1,0 +1,92 @@
+"""`raytf down-check CLUSTER.yaml`: what a torn-down cluster left behind, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+import tyro
+
+from raytf.cluster.check import sources, surroundings
+from raytf.cluster.check.catalog import PRICES_OF
+from raytf.cluster.left import looking
+from raytf.cluster.left.things import HOURS, Left
+from raytf.commands.table import show
+from raytf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DownCheck:
+    """Look for what `ray down` or `kubectl delete` has left of a cluster: what it costs, and how to remove it.
+
+    The exit code is 0 when nothing is left that costs money, 1 when something is, 2 when it could not be looked at all.
+    Nothing is changed.
+    """
+
+    files: tyro.conf.Positional[tuple[str, ...]] = ()
+    """The YAML that `ray up` or `kubectl apply` was called with; a folder with a kustomization.yaml is built."""
+    everything: bool = False
+    """Count also what costs nothing, such as a security group that serves the next `ray up`."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+
+def main(flags: DownCheck) -> None:
+    """Run the command."""
+    if not flags.files:
+        raise ConfigError("there is nothing to look for. Expected: raytf down-check CLUSTER.yaml")
+    here = surroundings.here()
+    found = {name: looking.look(name, text, here) for name, text in sources.read(flags.files).items()}
+    if flags.json:
+        rows = [_document(name, left) for name, left in found.items()]
+        print(json.dumps(rows, indent=1))
+    else:
+        for name, left in found.items():
+            _print(name, left)
+    sys.exit(max(exit_code(left, flags.everything) for left in found.values()))
+
+
+def exit_code(left: Left, everything: bool = False) -> int:
+    """2 where something could not be looked at, 1 where something is left, else 0."""
+    if left.unseen:
+        return 2
+    return 1 if (left.things if everything else left.costly) else 0
+
+
+def _usd(left: Left) -> float:
+    return round(sum(thing.usd or 0.0 for thing in left.things), 5)
+
+
+def _document(name: str, left: Left) -> dict[str, object]:
+    return {
+        "file": name,
+        "place": left.place,
+        "left": [asdict(thing) for thing in left.things],
+        "unseen": left.unseen,
+        "usd_per_hour": _usd(left),
+        "usd_per_month": round(_usd(left) * HOURS, 2),
+        "prices_of": PRICES_OF,
+    }
+
+
+def _print(name: str, left: Left) -> None:
+    rows = [
+        (f"    {t.kind}", t.name, t.state, "?" if t.usd is None else f"{t.usd:.4f}", t.note)
+        for t in sorted(left.things, key=lambda t: t.is_free)
+    ]
+    if rows:
+        show(("    what", "name", "state", "USD/h", ""), rows)
+        print("    To remove:")
+        for thing in left.things:
+            print(f"        {thing.remove}")
+    for text in left.unseen:
+        print(f"    could not look at {text}")
+    costly, free = len(left.costly), len(left.things) - len(left.costly)
+    if costly:
+        unknown = " and what has no known price (?)" if any(t.usd is None for t in left.things) else ""
+        said = f"{costly} left, {_usd(left):.4f} USD an hour, {_usd(left) * HOURS:.2f} a month{unknown}"
+        said += f" (list prices of {PRICES_OF})"
+    else:
+        said = "nothing is left that costs money" if not left.unseen else "nothing was seen, which proves nothing"
+    print(f"{name}: {left.place}: {said}" + (f"; {free} that cost nothing" if free else ""))
