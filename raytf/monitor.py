@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raytf.hangs import Beat, Beats, Sighting
+from raytf.hangs import Beat, Beats, Finding, Sighting
 from raytf.phases import Restart, describe
 from raytf.progress import Status
 
@@ -42,6 +42,7 @@ class Monitor:
         self._ticket = self._tickets = 0
         self._parked: bool | None = None
         self._beats = Beats()
+        self._blamed: Finding | None = None
 
     def update(self, status: Status) -> None:
         before, now = self._status, self._clock()
@@ -115,6 +116,7 @@ class Monitor:
 
     def begin_group(self) -> int:
         """A group of workers starts; its number, which its beats carry."""
+        self._blamed = None
         return self._beats.begin()
 
     def group(self) -> int:
@@ -128,6 +130,14 @@ class Monitor:
     def sightings(self) -> list[Sighting]:
         """The latest sign of life of each rank of the present group."""
         return self._beats.sightings(self._clock())
+
+    def blame(self, finding: Finding) -> None:
+        """Who of the present group hangs. Its peers may say so too before it has ended; the first word counts."""
+        self._blamed = finding
+
+    def blamed(self) -> Finding | None:
+        """What `blame` said of the present group."""
+        return self._blamed
 
     def park(self) -> int:
         """Ask the ranks to save and wait; a ticket for this request."""

@@ -103,7 +103,7 @@ class Watchdog:
         look = self._detector.look(now, sightings, group.evidence)
         if look.finding is not None:
             group.finding, group.found_at = look.finding, now
-            self._monitor.say.remote(describe(look.finding))
+            _blame(self._monitor, look.finding)
             group.examination = Examination([s.beat for s in sightings])
         elif not look.suspects:
             group.examination, group.evidence = None, {}
@@ -152,7 +152,9 @@ def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroup
     Args:
         answered: ranks of which something is known: an error of theirs, or their death.
     """
-    sightings = ray.get(monitor.sightings.remote(), timeout=5)
+    sightings, known = ray.get([monitor.sightings.remote(), monitor.blamed.remote()], timeout=5)
+    if known is not None:  # the watchdog was about to end the group, and is only later than the peers
+        return conclude(monitor, run, known, Examination([s.beat for s in sightings]).collect(_LOSS_SECONDS))
     suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
     if not suspects:
         return None
@@ -170,8 +172,13 @@ def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroup
     evidence = found[blamed[0].rank].evidence
     assert evidence is not None
     finding = Finding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
-    monitor.say.remote(describe(finding))
+    _blame(monitor, finding)
     return conclude(monitor, run, finding, found)
+
+
+def _blame(monitor: Any, finding: Finding) -> None:
+    monitor.blame.remote(finding)
+    monitor.say.remote(describe(finding))
 
 
 def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) -> WorkerGroupError:

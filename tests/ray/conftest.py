@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import uuid
@@ -43,6 +44,12 @@ def cluster() -> Iterator[dict[str, str]]:
     with ElasticCluster(head_cpus=4, dashboard=True) as running:
         assert running.dashboard_url is not None
         yield {"RAY_ADDRESS": running.address, "dashboard": running.dashboard_url}
+
+
+@pytest.fixture
+def start_there(start: Callable[..., Job], cluster: dict[str, str]) -> Callable[..., Job]:
+    """As `start`, on the running Ray: for jobs that nobody kills."""
+    return functools.partial(start, RAY_ADDRESS=cluster["RAY_ADDRESS"])
 
 
 class Bucket:

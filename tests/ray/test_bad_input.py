@@ -39,35 +39,33 @@ def refused(run, code: int = 2) -> str:
         ("nan", ("became", "at step", "epoch 1, batch", "no checkpoint was written yet")),
     ],
 )
-def test_model_and_data(start, cluster, tmp_path: Path, fault: str, words: tuple[str, ...]):
-    run = start(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[str, ...]):
+    run = start_there(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1)
     line = refused(run)
     for word in words:
         assert word in line, line
 
 
-def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start, cluster, tmp_path: Path):
+def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start_there, tmp_path: Path):
     flags = ("--fault", "noise", "--storage", tmp_path, "--steps", 4)
-    line = refused(start(FAULTY, *flags, "--exact", RAY_ADDRESS=cluster["RAY_ADDRESS"]))
+    line = refused(start_there(FAULTY, *flags, "--exact"))
     for word in ("--exact: the model", "RandomStandardNormal", "noise", "keras.random"):
         assert word in line, line
-    start(FAULTY, *flags, RAY_ADDRESS=cluster["RAY_ADDRESS"]).wait()
-    line = refused(start(FAULTY, *flags, "--steps", 8, "--exact", RAY_ADDRESS=cluster["RAY_ADDRESS"]))
+    start_there(FAULTY, *flags).wait()
+    line = refused(start_there(FAULTY, *flags, "--steps", 8, "--exact"))
     assert "--exact: False in storage, True now" in line
 
 
-def test_the_jobs_own_exception_keeps_its_traceback(start, cluster, tmp_path: Path):
-    run = start(FAULTY, "--fault", "raises", "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+def test_the_jobs_own_exception_keeps_its_traceback(start_there, tmp_path: Path):
+    run = start_there(FAULTY, "--fault", "raises", "--storage", tmp_path)
     line = refused(run, code=1)
     assert "the model function raised KeyError: 'no such layer'" in line
     assert "faulty.py" in line
     assert 'raise KeyError("no such layer")' in run.output
 
 
-def test_a_callback_that_raises_ends_the_run_with_its_name(start, cluster, tmp_path: Path):
-    run = start(
-        EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2, RAY_ADDRESS=cluster["RAY_ADDRESS"]
-    )
+def test_a_callback_that_raises_ends_the_run_with_its_name(start_there, tmp_path: Path):
+    run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2)
     line = refused(run, code=1)
     assert "a callback's on_epoch_end raised RuntimeError: the callback broke" in line
     assert "trying it once more" in run.output
@@ -75,9 +73,9 @@ def test_a_callback_that_raises_ends_the_run_with_its_name(start, cluster, tmp_p
     assert run.output.count("trying it once more") == 1
 
 
-def test_more_workers_than_the_cluster_can_ever_give(start, cluster, tmp_path: Path):
+def test_more_workers_than_the_cluster_can_ever_give(start_there, tmp_path: Path):
     began = time.monotonic()
-    run = start(FAULTY, "--workers", 64, "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    run = start_there(FAULTY, "--workers", 64, "--storage", tmp_path)
     line = refused(run)
     assert "--workers 64" in line
     assert "can give 4 at the most" in line
@@ -89,25 +87,24 @@ def test_a_ray_that_does_not_answer(start, tmp_path: Path):
     assert "no Ray answers at RAY_ADDRESS=127.0.0.1:1" in line
 
 
-def test_gpus_that_are_not_there(start, cluster, tmp_path: Path):
-    run = start(FAULTY, "--use-gpu", "--storage", tmp_path, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+def test_gpus_that_are_not_there(start_there, tmp_path: Path):
+    run = start_there(FAULTY, "--use-gpu", "--storage", tmp_path)
     assert "no node of this cluster has a GPU" in refused(run)
 
 
-def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(start, cluster, tmp_path: Path):
-    env = {"RAY_ADDRESS": cluster["RAY_ADDRESS"]}
+def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(start_there, tmp_path: Path):
     flags = ("--storage", tmp_path, "--workers", 1, "--global-batch-size", 64)
-    start(EVERYTHING, *flags, "--epochs", 1, **env).wait()
+    start_there(EVERYTHING, *flags, "--epochs", 1).wait()
 
-    batch = refused(start(EVERYTHING, *flags[:-1], 32, "--epochs", 2, **env))
+    batch = refused(start_there(EVERYTHING, *flags[:-1], 32, "--epochs", 2))
     assert "--global-batch-size: 64 in storage, 32 now" in batch
 
-    model = refused(start(EVERYTHING, *flags, "--epochs", 2, "--units", 25, **env))
+    model = refused(start_there(EVERYTHING, *flags, "--epochs", 2, "--units", 25))
     assert "model architecture" in model
     assert "24" in model
     assert "25" in model
 
-    accepted = start(EVERYTHING, *flags, "--epochs", 2, "--keep", 1, "--checkpoint-every-steps", 7, **env).wait()
+    accepted = start_there(EVERYTHING, *flags, "--epochs", 2, "--keep", 1, "--checkpoint-every-steps", 7).wait()
     assert "restored step 16" in accepted
 
 

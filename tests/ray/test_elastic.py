@@ -120,12 +120,12 @@ def test_notice_is_followed_before_the_node_is_gone_and_counts_as_no_failure(ela
     assert attempts(folder)[1]["from_step"] == first[-1] < second[0]
 
 
-def test_random_schedules_of_resizes_and_kills_change_nothing(capsys):
-    code = law.main(law.Arguments(schedules=2, seed=3, exact=True, data="digits", epochs=12))
+def test_a_random_schedule_of_resizes_and_kills_changes_nothing(capsys):
+    code = law.main(law.Arguments(schedules=1, seed=3, exact=True, data="digits", epochs=12))
     output = capsys.readouterr().out
     print(output)
     assert code == 0
-    assert "0 records missing, 0 twice, 1 hash of mnist, 1 hash of batchnorm" in output
+    assert "0 records missing, 0 twice, 1 hash of mnist" in output
     assert "the law holds" in output
 
 

@@ -69,7 +69,7 @@ def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_
     assert steps["step"].tolist() == list(range(1, 373))
 
 
-def test_one_two_and_three_workers_learn_the_same_on_mnist(start, tmp_path: Path, mnist_dir: Path):
+def test_one_two_and_three_workers_learn_the_same_on_mnist(start_there, tmp_path: Path, mnist_dir: Path):
     losses = {}
     for workers in (1, 2, 3):
         flags = (
@@ -84,18 +84,18 @@ def test_one_two_and_three_workers_learn_the_same_on_mnist(start, tmp_path: Path
             "--run",
             f"w{workers}",
         )
-        start(MNIST_JOB, *flags).wait()
+        start_there(MNIST_JOB, *flags).wait()
         losses[workers] = raytf.read_steps(str(tmp_path / f"w{workers}"))["loss"]
     assert len(losses[1]) == 50
     for workers in (2, 3):
         np.testing.assert_allclose(losses[workers], losses[1], rtol=1e-4)
 
 
-def test_a_model_with_everything_learns_the_same_on_one_two_and_three_workers(start, tmp_path: Path):
+def test_a_model_with_everything_learns_the_same_on_one_two_and_three_workers(start_there, tmp_path: Path):
     runs = {}
     for workers in (1, 2, 3):
         flags = ("--workers", workers, "--global-batch-size", 64, "--epochs", 3)
-        output = start(EVERYTHING, *flags, "--storage", tmp_path, "--run", f"w{workers}").wait()
+        output = start_there(EVERYTHING, *flags, "--storage", tmp_path, "--run", f"w{workers}").wait()
         assert [line for line in output.splitlines() if line.startswith("callback:")] == [
             f"callback: epoch {e}" for e in range(3)
         ]

@@ -137,18 +137,18 @@ def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bu
     assert not any("secret" in bucket.get(k).decode(errors="ignore") for k in keys if k.endswith(".json"))
 
 
-def test_gcs_train_and_go_on(start, tmp_path: Path, gcs: str):
+def test_gcs_train_and_go_on(start_there, tmp_path: Path, gcs: str):
     flags = ("--data", "digits", "--workers", 1, "--storage", gcs, "--run", "a")
-    start(MNIST_JOB, *flags, "--steps", 24).wait()
-    output = start(MNIST_JOB, *flags, "--steps", 36).wait()
+    start_there(MNIST_JOB, *flags, "--steps", 24).wait()
+    output = start_there(MNIST_JOB, *flags, "--steps", 36).wait()
     assert "restored step 24" in output
     place, _, query = gcs.partition("?")
     assert raytf.read_steps(f"{place}/a?{query}")["step"].tolist() == list(range(1, 37))
 
 
-def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start, tmp_path: Path):
+def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start_there, tmp_path: Path):
     flags = ("--data", "digits", "--checkpoint-every-steps", 12, "--storage", tmp_path, "--run", "a")
-    start(MNIST_JOB, *flags, "--steps", 240).wait()
+    start_there(MNIST_JOB, *flags, "--steps", 240).wait()
     kept = sorted((tmp_path / "a" / "checkpoints").iterdir())
     assert len(kept) == 3
     share = kept[-1] / "share-00000.safetensors"
@@ -156,7 +156,7 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start, tm
     data[len(data) // 2] ^= 1
     share.write_bytes(data)
     (kept[-2] / "share-00001.safetensors").unlink()
-    output = start(MNIST_JOB, *flags, "--steps", 252).wait()
+    output = start_there(MNIST_JOB, *flags, "--steps", 252).wait()
     assert f"checkpoint {kept[-1].name} is skipped" in output
     assert "share-00000.safetensors is damaged" in output
     assert f"checkpoint {kept[-2].name} is skipped" in output
@@ -164,9 +164,9 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start, tm
     assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 253))
 
 
-def test_early_stopping_keeps_its_memory_over_a_restart(start, tmp_path: Path):
+def test_early_stopping_keeps_its_memory_over_a_restart(start_there, tmp_path: Path):
     flags = ("--global-batch-size", 64, "--patience", 1, "--storage", tmp_path)
-    start(EVERYTHING, *flags, "--run", "whole", "--epochs", 40, "--keep", 1, "--keep-best", "val_loss").wait()
+    start_there(EVERYTHING, *flags, "--run", "whole", "--epochs", 40, "--keep", 1, "--keep-best", "val_loss").wait()
     whole = result_of(tmp_path / "whole")
     best = min(whole["history"], key=lambda logs: logs["val_loss"])
     assert best["step"] < whole["steps"]
@@ -176,9 +176,9 @@ def test_early_stopping_keeps_its_memory_over_a_restart(start, tmp_path: Path):
     epochs = len(whole["history"])
     assert epochs > 2
     # One epoch at a time: every epoch is a restart, and what EarlyStopping remembers must survive each.
-    start(EVERYTHING, *flags, "--run", "parts", "--epochs", epochs - 1).wait()
-    output = start(EVERYTHING, *flags, "--run", "parts", "--epochs", 40).wait()
+    start_there(EVERYTHING, *flags, "--run", "parts", "--epochs", epochs - 1).wait()
+    output = start_there(EVERYTHING, *flags, "--run", "parts", "--epochs", 40).wait()
     parts = result_of(tmp_path / "parts")
     assert parts["stopped_early"], output
     assert [round(e["val_loss"], 4) for e in parts["history"]] == [round(e["val_loss"], 4) for e in whole["history"]]
-    assert "nothing to do" in start(EVERYTHING, *flags, "--run", "parts", "--epochs", 60).wait()
+    assert "nothing to do" in start_there(EVERYTHING, *flags, "--run", "parts", "--epochs", 60).wait()

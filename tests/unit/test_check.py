@@ -5,15 +5,16 @@ import importlib.metadata
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from raytf.cluster import fallback
 from raytf.cluster.check import catalog, cost, document, files, job, preflight, sources
 from raytf.cluster.check.finding import Severity, near, place
 from raytf.cluster.check.kube_pods import number
@@ -295,11 +296,15 @@ def test_nothing_is_found_in_the_configs_of_this_repository(here, file):
 def test_ray_itself_takes_the_configs_of_this_repository(file):
     from ray.autoscaler._private.util import prepare_config, validate_config
 
+    from raytf.cluster.providers.base import with_defaults
+
     config = prepare_config(yaml.safe_load(file.read_text()))
+    if config["provider"]["type"] == "external":
+        config = with_defaults(config, fallback.cloud_of(config["provider"]))
     validate_config(config)
     if config["provider"]["type"] != "local":
         workers = [t for name, t in config["available_node_types"].items() if name != config["head_node_type"]]
-        assert len(workers) >= 2
+        assert sum(len(fallback.candidates(t["node_config"])) for t in workers) >= 2
         assert all(t["min_workers"] == 0 for t in workers)
 
 
@@ -429,9 +434,11 @@ def test_standard_input():
 
 @NEEDS_KUBECTL
 def test_all_configs_at_once_are_quick(tmp_path):
-    started = time.monotonic()
+    # Of the processor: on a loaded machine the clock says nothing.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = raytf("check", "--offline", CONFIGS, cwd=ROOT)
-    assert time.monotonic() - started < 5
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
     assert "error" not in done.stdout, done.stdout
 
 

@@ -1,4 +1,4 @@
-"""The AWS configs through Ray's own code, against moto's EC2 on the loopback: no cloud, no cluster."""
+"""The AWS config without fallbacks through Ray's own code, against moto's EC2 on the loopback: no cloud, no cluster."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_ray_starts_each_type_as_the_config_says(ec2):
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    config = prepare_config(yaml.safe_load((CONFIGS / "aws-gpu-spot.yaml").read_text()))
+    config = prepare_config(yaml.safe_load((CONFIGS / "aws-gpu-on-demand.yaml").read_text()))
     config = AWSNodeProvider.fillout_available_node_types_resources(config)
     validate_config(config)
     config = bootstrap_aws(config)
@@ -47,14 +47,13 @@ def test_ray_starts_each_type_as_the_config_says(ec2):
         seen[name] = reservation["Instances"][0]
     assert {name: (i["InstanceType"], i.get("InstanceLifecycle")) for name, i in seen.items()} == {
         "head": ("m7i.large", None),
-        "gpu_spot_l4": ("g6.xlarge", "spot"),
-        "gpu_spot_a10g": ("g5.xlarge", "spot"),
-        "gpu_on_demand": ("g6.xlarge", None),
+        "gpu_l4": ("g6.xlarge", None),
+        "gpu_a10g": ("g5.xlarge", None),
     }
     for name, instance in seen.items():
         assert instance["IamInstanceProfile"]["Arn"].endswith("raytf-head" if name == "head" else "raytf-worker")
         assert {"Key": "project", "Value": "raytf"} in instance["Tags"]
-    (group,) = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["raytf-aws-gpu-spot"]}])[
+    (group,) = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["raytf-aws-gpu-on-demand"]}])[
         "SecurityGroups"
     ]
     ports = {rule.get("FromPort") for rule in group["IpPermissions"] if rule["IpRanges"]}

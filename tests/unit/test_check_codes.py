@@ -14,6 +14,7 @@ AWS, GCP, TPU, AZURE = (
     for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot")
 )
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
+REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
 JOB = (ROOT / "cluster-configs/kuberay/rayjob.yaml").read_text()
 
 
@@ -58,6 +59,25 @@ CASES = [
         "setup_commands:\n",
         "setup_commands:\n  - python -m pip install -U numpy 'ray[default]' rich\n",
     ),
+    ("fallback-not-read", AWS, "type: external\n  module: raytf.cluster.providers.aws.Provider", "type: aws"),
+    ("fallback-shape", AWS, "at_most: 2", "at_most: 0"),
+    ("fallback-shape", AWS, "        - InstanceType: g5.xlarge", "        - g5.xlarge"),
+    ("fallback-twice", AWS, "- InstanceType: g5.xlarge", "- InstanceType: g6.xlarge"),
+    ("fallback-resources", AWS, "- InstanceType: g5.xlarge", "- InstanceType: g5.12xlarge"),
+    ("fallback-resources", AWS, "- InstanceType: g5.xlarge", "- InstanceType: m7i.xlarge"),
+    ("unknown-instance-type", AWS, "- InstanceType: g5.xlarge", "- InstanceType: g5.xlarg"),
+    ("ec2-unknown-key", AWS, "- InstanceType: g5.xlarge", "- InstanceTyp: g5.xlarge"),
+    ("provider-module", AWS, "providers.aws.Provider", "providers.aws.Providr"),
+    ("provider-module", AWS, "  module: raytf.cluster.providers.aws.Provider\n", ""),
+    ("wrong-value", AWS, "  region: us-west-2\n", "  region: us-west-2\n  hold_seconds: soon\n"),
+    ("unknown-provider-key", AWS, "  region: us-west-2\n", "  region: us-west-2\n  hold_secs: 60\n"),
+    (
+        "missing-key",
+        AWS,
+        "\nhead_setup_commands:\n  - cd ~/raytf && ~/.local/bin/uv pip install --python ~/venv/bin/python -c "
+        "constraints.txt .\n",
+        "\n",
+    ),
     ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
     ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
@@ -83,6 +103,8 @@ CASES = [
     ),
     ("azure-size", AZURE, "        vmSize: Standard_D2s_v5\n", ""),
     ("azure-image", AZURE, "        imagePublisher: Canonical\n", ""),
+    ("kube-unknown-field", REDIS, "  strategy: {type", "  stratgy: {type"),
+    ("kube-missing-field", REDIS, "ports: [{containerPort: 6379}]", "ports: [{name: redis}]"),
     ("kube-kind", KUBE, "kind: RayCluster", "kind: RayClusters"),
     ("kube-name", KUBE, "  name: raytf\nspec", f"  name: {'a' * 60}\nspec"),
     ("kube-name", KUBE, "  name: raytf\nspec", "  name: Ray_TF\nspec"),
@@ -91,11 +113,19 @@ CASES = [
     ("no-memory-limit", KUBE, 'limits: {cpu: "2", memory: 4Gi}', 'limits: {cpu: "2"}'),
     ("requests-above-limits", KUBE, 'limits: {cpu: "2", memory: 4Gi}', 'limits: {cpu: "2", memory: 3Gi}'),
     ("kube-rule", KUBE, "      rayStartParams: {}\n", "      rayStartParams: {labels: a=b}\n"),
-    ("kube-rule", KUBE, "authOptions: {mode: token}", "authOptions: {mode: tokens}"),
-    ("kube-rule", KUBE, "    version: v2\n", "    version: v3\n"),
-    ("kube-rule", KUBE, "    version: v2\n", "    version: v2\n    upscalingMode: conservative\n"),
+    ("kube-value", KUBE, "authOptions: {mode: token}", "authOptions: {mode: tokens}"),
+    ("kube-value", KUBE, "    version: v2\n", "    version: v3\n"),
+    ("kube-value", KUBE, "    version: v2\n", "    version: v2\n    upscalingMode: conservative\n"),
+    ("feature-gate", KUBE, "  rayVersion: 2.60.0\n", "  rayVersion: 2.60.0\n  tlsOptions: {enabled: true}\n"),
+    ("kube-value", JOB, "submissionMode: K8sJobMode", "deletionStrategy: {onSuccess: {policy: DeleteSelf}}"),
+    (
+        "kube-value",
+        JOB,
+        "submissionMode: K8sJobMode",
+        "deletionStrategy: {deletionRules: [{policy: DeleteSelf, condition: {ttlSeconds: 9}}]}",
+    ),
     ("kube-rule", KUBE, "redisAddress: raytf-redis:6379", "externalStorageNamespace: mine"),
-    ("kube-rule", KUBE, "  rayVersion: 2.60.0\n", "  rayVersion: 2.60.0\n  managedBy: me\n"),
+    ("kube-value", KUBE, "  rayVersion: 2.60.0\n", "  rayVersion: 2.60.0\n  managedBy: me\n"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "submissionMode: k8sJob"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "activeDeadlineSeconds: 0"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "runtimeEnvYAML: 'pip: ['"),
@@ -113,6 +143,16 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
             assert old in text
             text = text.replace(old, new) if text.startswith("apiVersion") else text.replace(old, new, 1)
     assert codes(text, here) == {code}
+
+
+def test_a_mistake_of_a_fallback_is_said_where_it_is(here):
+    (found,) = (
+        f
+        for f in preflight.check(AWS.replace("- InstanceType: g5.xlarge", "- InstanceType: g5.xlarg"), here).findings
+        if f.code == "unknown-instance-type"
+    )
+    assert found.path == ("available_node_types", "gpu", "node_config", "fallback", 0, "InstanceType")
+    assert found.line == 1 + AWS[: AWS.index("InstanceType: g5.xlarge")].count("\n")
 
 
 def test_a_pod_for_tpus_needs_its_node(here):

@@ -77,9 +77,10 @@ def cluster(ec2):
     config = bootstrap_aws(AWSNodeProvider.fillout_available_node_types_resources(prepare_config(yaml.safe_load(text))))
     provider = AWSNodeProvider(config["provider"], config["cluster_name"])
     made = {}
-    for name in ("head", "gpu_spot_l4"):
+    for name in ("head", "gpu"):
         tags = {"ray-node-type": "head" if name == "head" else "worker", "ray-node-name": name}
         kind = config["available_node_types"][name]
+        kind["node_config"].pop("fallback", None)  # which raytf's provider takes out
         (made[name],) = provider.create_node(kind["node_config"], {**tags, "ray-user-node-type": name}, 1)
     return made
 
@@ -89,7 +90,7 @@ def test_a_cluster_that_runs(ec2, cluster):
     assert [(t.kind, t.state) for t in left.costly] == [("instance", "running")] * 2
     by_name = {t.name: t for t in left.things}
     assert by_name[cluster["head"]].usd == pytest.approx(0.1008)
-    assert by_name[cluster["gpu_spot_l4"]].note == "g6.xlarge, worker, spot: at most this"
+    assert by_name[cluster["gpu"]].note == "g6.xlarge, worker, spot: at most this"
     assert by_name[cluster["head"]].remove == (
         f"aws ec2 terminate-instances --instance-ids {cluster['head']} --region us-west-2"
     )
@@ -101,7 +102,7 @@ def test_a_cluster_that_runs(ec2, cluster):
 def test_what_ray_down_may_leave(ec2, cluster):
     """A node that was stopped, a disk, an address and an open spot request; another cluster's things are not ours."""
     ec2.stop_instances(InstanceIds=[cluster["head"]])
-    ec2.terminate_instances(InstanceIds=[cluster["gpu_spot_l4"]])
+    ec2.terminate_instances(InstanceIds=[cluster["gpu"]])
     tag = {"Key": "ray-cluster-name", "Value": NAME}
 
     def volume(*tags):
@@ -122,7 +123,7 @@ def test_what_ray_down_may_leave(ec2, cluster):
     left = look()
     by_name = {t.name: t for t in left.things}
     assert by_name[cluster["head"]].note == "m7i.large, head; its disks are paid for"
-    assert cluster["gpu_spot_l4"] not in by_name
+    assert cluster["gpu"] not in by_name
     assert by_name[loose].usd == pytest.approx(120 * 0.08 / 730, abs=1e-5)
     assert "tag project=raytf, which other clusters may have too" in by_name[of_the_config].note
     assert by_name[address].usd == 0.005

@@ -1,6 +1,6 @@
 """The driver's ear: what it makes of what workers and controller say."""
 
-from raytf.hangs import Beat
+from raytf.hangs import Beat, Finding
 from raytf.monitor import PROGRESS_SECONDS, Monitor
 from raytf.progress import Status
 
@@ -93,3 +93,13 @@ def test_a_fault_is_at_the_step_that_a_survivor_had_reached():
     heard.event("group", {"workers": 2})
     heard.event("fault", {"cause": "start"})
     assert "step" not in events(heard)[-1]
+
+
+def test_who_is_blamed_is_known_as_long_as_the_group_lives():
+    heard, _ = monitor()
+    heard.begin_group()
+    finding = Finding((Beat(1, 1, 2, "n", "10.0.0.1", 11),), 6.0, "frozen", "its node does not answer")
+    heard.blame(finding)
+    assert heard.blamed() == finding
+    heard.begin_group()
+    assert heard.blamed() is None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from raytf.cluster.check.catalog import PRICES_OF
+from raytf.cluster.check.catalog import PRICES_OF, Machine
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.nodes import NodeType, node_types
 
@@ -45,24 +45,33 @@ def estimate(document: Document) -> Cost | None:
     return Cost(
         round(least, 4),
         round(head + _dearest(workers, limit), 4),
-        any(t.market == "spot" for t in workers),
+        any("spot" in (t.market, *(other.market for other in t.others)) for t in workers),
         tuple(
             sorted(
-                {t.machine.name if t.machine else t.name for t in types if t.machine is None or t.machine.usd is None}
+                {
+                    machine.name if machine else t.name
+                    for t in types
+                    for machine in (t.machine, *(other.machine for other in t.others))
+                    if machine is None or machine.usd is None
+                }
             )
         ),
-        tuple(
-            (
-                t.name,
-                t.machine.name if t.machine else "?",
-                t.machine.usd if t.machine else None,
-                t.market,
-                t.least + t.is_head,
-                min(t.most, limit) + t.is_head,
-            )
-            for t in types
-        ),
+        tuple(line for t in types for line in _lines(t, limit)),
     )
+
+
+def _lines(t: NodeType, limit: int) -> Iterator[tuple[str, str, float | None, str, int, int]]:
+    most = min(t.most, limit)
+    yield _line(t.name, t.machine, t.market, t.least + t.is_head, most + t.is_head)
+    for other in t.others:
+        allowed = most if other.at_most is None else min(most, other.at_most)
+        yield _line(f"{t.name} (or)", other.machine, other.market, 0, allowed)
+
+
+def _line(
+    name: str, machine: Machine | None, market: str, least: int, most: int
+) -> tuple[str, str, float | None, str, int, int]:
+    return name, machine.name if machine else "?", machine.usd if machine else None, market, least, most
 
 
 def _usd(t: NodeType) -> float:
@@ -70,9 +79,17 @@ def _usd(t: NodeType) -> float:
 
 
 def _dearest(workers: Sequence[NodeType], limit: int) -> float:
+    """The price of the dearest nodes that there may be at the same time."""
     left, total = limit, 0.0
-    for t in sorted(workers, key=_usd, reverse=True):
-        count = min(t.most, left)
-        total += count * _usd(t)
+    of_type = {t.name: t.most for t in workers}
+    choices = [(_usd(t), t, t.most) for t in workers]
+    for t in workers:
+        for other in t.others:
+            usd = (other.machine.usd or 0.0) if other.machine else 0.0
+            choices.append((usd, t, t.most if other.at_most is None else other.at_most))
+    for usd, t, most in sorted(choices, key=lambda choice: -choice[0]):
+        count = min(most, of_type[t.name], left)
+        total += count * usd
         left -= count
+        of_type[t.name] -= count
     return total

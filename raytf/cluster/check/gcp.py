@@ -14,29 +14,24 @@ from raytf.cluster.check.nodes import NodeType, node_types
 _INSTANCE = {
     *("advancedMachineFeatures", "canIpForward", "confidentialInstanceConfig", "deletionProtection", "description"),
     *("disks", "displayDevice", "guestAccelerators", "hostname", "instanceEncryptionKey", "keyRevocationActionType"),
-    *("kind", "labels", "machineType", "metadata", "minCpuPlatform", "name", "networkInterfaces"),
-    *("networkPerformanceConfig", "params", "privateIpv6GoogleAccess", "reservationAffinity", "resourcePolicies"),
-    *("scheduling", "serviceAccounts", "shieldedInstanceConfig", "sourceMachineImage", "tags", "zone"),
+    *("kind", "labels", "localSsdEncryptionMode", "machineType", "metadata", "minCpuPlatform", "name"),
+    *("networkInterfaces", "networkPerformanceConfig", "params", "privateIpv6GoogleAccess", "reservationAffinity"),
+    *("resourcePolicies", "scheduling", "serviceAccounts", "shieldedInstanceConfig", "shieldedInstanceIntegrityPolicy"),
+    *("sourceMachineImage", "sourceMachineImageEncryptionKey", "tags", "workloadIdentityConfig", "zone"),
     *("sourceInstanceTemplate", "networkConfig"),
 }
-#: Fields that Cloud TPU's nodes.create takes (API v2alpha1).
+#: Fields that Cloud TPU's nodes.create takes (API v2alpha1), and Ray's own.
 _TPU = {
-    *(
-        "acceleratorType",
-        "acceleratorConfig",
-        "autocheckpointEnabled",
-        "cidrBlock",
-        "dataDisks",
-        "description",
-        "labels",
-    ),
-    *("metadata", "networkConfig", "networkConfigs", "runtimeVersion", "schedulingConfig", "serviceAccount", "tags"),
-    *("shieldedInstanceConfig", "bootDiskConfig", "queuedResource", "multisliceNode", "networkInterfaces"),
+    *("acceleratorType", "acceleratorConfig", "autocheckpointEnabled", "bootDiskConfig", "cidrBlock", "dataDisks"),
+    *("description", "labels", "metadata", "networkConfig", "networkConfigs", "runtimeVersion", "schedulingConfig"),
+    *("serviceAccount", "shieldedInstanceConfig", "tags"),
+    *("networkInterfaces", "serviceAccounts"),
 }
 _SCHEDULING = {
-    *("automaticRestart", "availabilityDomain", "hostErrorTimeoutSeconds", "instanceTerminationAction"),
-    *("localSsdRecoveryTimeout", "locationHint", "maxRunDuration", "minNodeCpus", "nodeAffinities"),
-    *("onHostMaintenance", "onInstanceStopAction", "preemptible", "provisioningModel", "terminationTime"),
+    *("automaticRestart", "availabilityDomain", "exposeHostTopology", "gracefulShutdown", "hostErrorTimeoutSeconds"),
+    *("instanceTerminationAction", "localSsdRecoveryTimeout", "locationHint", "maxRunDuration", "minNodeCpus"),
+    *("nodeAffinities", "onHostMaintenance", "onInstanceStopAction", "preemptible", "preemptionNoticeDuration"),
+    *("protectionTier", "provisioningModel", "skipGuestOsShutdown", "terminationTime"),
 }
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 #: Machine families that bring their GPUs along.

@@ -26,9 +26,14 @@ _CLUSTER: dict[str, Path] = {
 _NAME_LENGTH = {"RayCluster": 63 - 10, "RayJob": 63 - 16, "RayService": 63 - 16}
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _V2 = "RAY_enable_autoscaler_v2"
+#: What KubeRay 1.7 lets nobody use unless its operator is told to.
+_GATES = {
+    "historyServerOptions": "RayClusterHistoryServer",
+    "networkPolicy": "RayClusterNetworkPolicy",
+    "rocksdb": "GCSFaultToleranceEmbeddedStorage",
+    "tlsOptions": "RayClusterMTLS",
+}
 _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
-_MANAGERS = ("ray.io/kuberay-operator", "kueue.x-k8s.io/multikueue")
-_UPSCALING = ("Default", "Aggressive", "Conservative")
 
 
 def is_manifest(document: Document) -> bool:
@@ -39,10 +44,10 @@ def is_manifest(document: Document) -> bool:
 def check(document: Document, here: Surroundings) -> Iterator[Finding]:
     """Find what the API server or the operator refuses, and what never works."""
     kind = str(document.get("kind"))
+    version = document.get("apiVersion")
     if kind not in KINDS:
         yield from _other(document, kind)
         return
-    version = document.get("apiVersion")
     if version != "ray.io/v1":
         yield error(
             "kube-api-version",
@@ -61,7 +66,10 @@ def check(document: Document, here: Surroundings) -> Iterator[Finding]:
 
 
 def _other(document: Document, kind: str) -> Iterator[Finding]:
-    if str(document.get("apiVersion", default="")).startswith("ray.io/") and kind != "RayCronJob":
+    version = document.get("apiVersion")
+    if kube_schema.knows(version, kind):
+        yield from kube_schema.check(document.value, kind, ())
+    elif str(version).startswith("ray.io/") and kind != "RayCronJob":
         yield error(
             "kube-kind",
             ("kind",),
@@ -115,6 +123,7 @@ def _job(document: Document) -> Iterator[Finding]:
             "It has no effect: the cluster of the job stays, and its GPUs are paid for.",
             "Add shutdownAfterJobFinishes: true.",
         )
+    yield from _deletion(spec)
     deadline = spec.get("activeDeadlineSeconds")
     if isinstance(deadline, int) and deadline <= 0:
         yield refused(("spec", "activeDeadlineSeconds"), f"activeDeadlineSeconds is {deadline}", "Give more than 0.")
@@ -130,6 +139,36 @@ def _job(document: Document) -> Iterator[Finding]:
             )
 
 
+def _deletion(spec: dict[str, Any]) -> Iterator[Finding]:
+    """The rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
+    strategy = spec.get("deletionStrategy")
+    if not isinstance(strategy, dict):
+        return
+    path: Path = ("spec", "deletionStrategy")
+    why = "The API server refuses the object."
+    legacy, rules = [key for key in ("onSuccess", "onFailure") if key in strategy], strategy.get("deletionRules")
+    if legacy and "deletionRules" in strategy:
+        yield error("kube-value", path, f"{legacy[0]} beside deletionRules", why, "Keep deletionRules alone.")
+    elif "deletionRules" not in strategy and len(legacy) != 2:
+        yield error("kube-value", path, "neither deletionRules nor both of onSuccess and onFailure", why, "Add rules.")
+    for i, rule in enumerate(rules if isinstance(rules, list) else ()):
+        condition = rule.get("condition") if isinstance(rule, dict) else None
+        if isinstance(condition, dict) and len({"jobStatus", "jobDeploymentStatus"} & condition.keys()) != 1:
+            yield error(
+                "kube-value",
+                (*path, "deletionRules", i, "condition"),
+                "a condition needs one of jobStatus and jobDeploymentStatus",
+                why,
+                "Write jobStatus: SUCCEEDED, or FAILED.",
+            )
+    if rules and (spec.get("shutdownAfterJobFinishes") or spec.get("ttlSecondsAfterFinished")):
+        yield refused(
+            path,
+            "deletionRules beside shutdownAfterJobFinishes or ttlSecondsAfterFinished",
+            "Keep deletionRules alone.",
+        )
+
+
 def _job_source(spec: dict[str, Any]) -> Iterator[Finding]:
     selector, own = spec.get("clusterSelector"), spec.get("rayClusterSpec")
     if not selector and not own:
@@ -142,7 +181,7 @@ def _job_source(spec: dict[str, Any]) -> Iterator[Finding]:
         yield refused(
             ("spec", "backoffLimit"),
             "backoffLimit with clusterSelector: each try would need a cluster of its own",
-            "Leave it out; submitterConfig.backoffLimit starts the driver again.",
+            "Leave it out; `raytf submit` starts a driver that failed again.",
         )
     if selector and spec.get("shutdownAfterJobFinishes"):
         yield warning(
@@ -179,14 +218,12 @@ def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> I
                     (*path, "groupName"), f"there are two groups {group['groupName']!r}", "Give each a name of its own."
                 )
             names.append(group.get("groupName"))
-    manager = document.get(*base, "managedBy")
-    if manager is not None and manager not in _MANAGERS:
-        yield refused((*base, "managedBy"), f"managedBy is {manager!r}", f"Leave it out, or write {_MANAGERS[0]}.")
     yield from _versions(document, base, here)
     yield from _scaling(document, base, scaling)
     yield from _gcs(document, base)
     yield from _service(document, base)
     yield from _auth(document, base)
+    yield from _gates(document, base)
 
 
 def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Finding]:
@@ -232,20 +269,12 @@ def _scaling(document: Document, base: Path, scaling: bool) -> Iterator[Finding]
         )
     head: Path = (*base, "headGroupSpec", "template", "spec", "containers", 0, "env")
     flags = [e.get("value") for e in document.sequence(*head) if isinstance(e, dict) and e.get("name") == _V2]
-    version, mode = options.get("version"), options.get("upscalingMode")
+    version = options.get("version")
     if flags and version is not None:
         yield refused((*base, "autoscalerOptions", "version"), f"version and {_V2} are both given", f"Leave {_V2} out.")
     if flags and flags[0] in ("1", "true") and not scaling:
         yield refused(
             (*base, "headGroupSpec"), f"{_V2} without enableInTreeAutoscaling", "Add enableInTreeAutoscaling: true."
-        )
-    if version not in (None, "v1", "v2"):
-        yield refused((*base, "autoscalerOptions", "version"), f"version is {version!r}", "Write v1 or v2.")
-    if mode is not None and mode not in _UPSCALING:
-        yield refused(
-            (*base, "autoscalerOptions", "upscalingMode"),
-            f"upscalingMode is {mode!r}{near(mode, _UPSCALING)}",
-            f"Write one of {', '.join(_UPSCALING)}.",
         )
     head_pod: Path = (*base, "headGroupSpec", "template", "spec")
     if scaling and (version == "v2" or (flags and flags[0] in ("1", "true"))):
@@ -301,12 +330,22 @@ def _service(document: Document, base: Path) -> Iterator[Finding]:
 
 def _auth(document: Document, base: Path) -> Iterator[Finding]:
     mode = document.get(*base, "authOptions", "mode")
-    if mode is not None and mode not in ("token", "disabled"):
-        yield refused(
-            (*base, "authOptions", "mode"), f"mode is {mode!r}{near(mode, ('token', 'disabled'))}", "Write token."
-        )
     if mode == "token" and not document.get(*base, "rayVersion"):
         yield refused((*base, "authOptions"), "authOptions.mode token without rayVersion", "Add rayVersion: 2.60.0.")
+
+
+def _gates(document: Document, base: Path) -> Iterator[Finding]:
+    given = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
+    if document.get(*base, "gcsFaultToleranceOptions", "backend") == "rocksdb":
+        given["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
+    for key, path in given.items():
+        yield warning(
+            "feature-gate",
+            path,
+            f"{key} needs the feature gate {_GATES[key]}",
+            "KubeRay 1.7 has it off: the operator refuses the object, which only its events say.",
+            f"Start the operator with --feature-gates={_GATES[key]}=true, or leave {key} out.",
+        )
 
 
 def rooms(document: Document) -> tuple[list[Room], Path]:

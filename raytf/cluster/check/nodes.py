@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytf.cluster import fallback
 from raytf.cluster.check import catalog
 from raytf.cluster.check.catalog import Machine
 from raytf.cluster.check.document import Document
@@ -13,6 +14,16 @@ from raytf.cluster.check.finding import Finding, Path, error, near, warning
 
 #: Provider -> head_node_type of Ray's defaults, which holds where a file has none.
 DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": "ray_head_default"}
+
+
+@dataclass(frozen=True)
+class Other:
+    """What a node may be instead of the first choice of its type: an entry of `fallback`, merged."""
+
+    config: dict[str, Any]
+    machine: Machine | None
+    market: str
+    at_most: int | None
 
 
 @dataclass(frozen=True)
@@ -25,9 +36,10 @@ class NodeType:
         least, most: how many workers of it there may be; `most` is the cluster's where it is not given.
         most_given: whether max_workers is given.
         resources: as given, numbers only.
-        config: the provider's node_config.
+        config: the provider's node_config, without `fallback`.
         machine: what the instance type has; None where it is not known here.
         market: spot or on-demand.
+        others: what its nodes may be instead, in order.
     """
 
     name: str
@@ -39,6 +51,7 @@ class NodeType:
     config: dict[str, Any] = field(default_factory=dict)
     machine: Machine | None = None
     market: str = "on-demand"
+    others: tuple[Other, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -68,6 +81,8 @@ def node_types(document: Document) -> list[NodeType]:
             continue
         config = value.get("node_config")
         config = config if isinstance(config, dict) else {}
+        first, *others = fallback.candidates({} if fallback.malformed(config) else config)
+        config = first.config or {key: value for key, value in config.items() if key != fallback.KEY}
         most = value.get("max_workers")
         resources = value.get("resources")
         resources = resources if isinstance(resources, dict) else {}
@@ -82,6 +97,10 @@ def node_types(document: Document) -> list[NodeType]:
                 config,
                 catalog.machine(provider, config),
                 market(provider, config),
+                tuple(
+                    Other(o.config, catalog.machine(provider, o.config), market(provider, o.config), o.at_most)
+                    for o in others
+                ),
             )
         )
     return found

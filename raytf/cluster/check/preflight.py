@@ -5,7 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from raytf.cluster.check import aws, azure, commands, counts, files, gcp, job, kuberay, local, nodes, schema, software
+from raytf.cluster.check import (
+    aws,
+    azure,
+    commands,
+    counts,
+    fallback,
+    files,
+    gcp,
+    job,
+    kuberay,
+    local,
+    nodes,
+    schema,
+    software,
+)
 from raytf.cluster.check import cost as costs
 from raytf.cluster.check.cost import Cost
 from raytf.cluster.check.document import Document, parse
@@ -55,18 +69,36 @@ def check(text: str, here: Surroundings, need: Need | None = None, working_dir: 
     else:
         document = documents[0]
         found += _lines(document, _cluster(document, here, need))
-        cost = costs.estimate(document)
+        cost = costs.estimate(fallback.as_cloud(document))
     if working_dir is not None:
         found += files.working_dir(working_dir, here)
     return Report(tuple(in_order(found)), cost)
 
 
 def _cluster(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:
+    if isinstance(document.value, dict):
+        yield from fallback.check(document)
+        document = fallback.as_cloud(document)
     yield from schema.check(document)
     if not isinstance(document.value, dict):
         return
-    provider = document.get("provider", "type")
     yield from counts.check(document)
+    first = list(_machines(document, here))
+    yield from first
+    yield from _fallbacks(document, here, first)
+    yield from commands.check(document)
+    yield from software.check(document, here)
+    yield from files.check(document, here)
+    yield from files.placeholders(document)
+    if need is not None:
+        rooms, limit = _rooms(document)
+        if rooms:
+            yield from job.check(need, rooms, ("available_node_types",), limit)
+
+
+def _machines(document: Document, here: Surroundings) -> Iterator[Finding]:
+    """What each node type is made of."""
+    provider = document.get("provider", "type")
     yield from nodes.check(document)
     if provider == "aws" or (
         provider == "external" and any("InstanceType" in t.config for t in nodes.node_types(document))
@@ -78,14 +110,15 @@ def _cluster(document: Document, here: Surroundings, need: Need | None) -> Itera
         yield from azure.check(document, here)
     elif provider == "local":
         yield from local.check(document, here)
-    yield from commands.check(document)
-    yield from software.check(document, here)
-    yield from files.check(document, here)
-    yield from files.placeholders(document)
-    if need is not None:
-        rooms, limit = _rooms(document)
-        if rooms:
-            yield from job.check(need, rooms, ("available_node_types",), limit)
+
+
+def _fallbacks(document: Document, here: Surroundings, first: list[Finding]) -> Iterator[Finding]:
+    """The same for what nodes may be instead; what was said of the first choice is not said again."""
+    said = {(f.code, f.what) for f in first}
+    for variant, config, entry in fallback.variants(document):
+        for found in [*_machines(variant, here), *software.check(variant, here)]:
+            if found.path[: len(config)] == config and (found.code, found.what) not in said:
+                yield fallback.at_entry(found, config, entry, document)
 
 
 def _rooms(document: Document) -> tuple[list[Room], int | None]:

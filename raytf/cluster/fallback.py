@@ -1,0 +1,104 @@
+"""What nodes of a type are to be where the first choice has no capacity: the list `fallback` of its node_config.
+
+Each entry says what differs from the node_config around it: mappings are merged, other values replaced, and null takes
+a key away. `at_most` bounds how many nodes of the type may be of that entry.
+
+    node_config:
+      InstanceType: g6.xlarge
+      InstanceMarketOptions: {MarketType: spot}
+      fallback:
+        - {InstanceType: g5.xlarge}
+        - {InstanceMarketOptions: null, at_most: 2}
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KEY, AT_MOST = "fallback", "at_most"
+#: The classes that read it, as `module` of a provider of type external.
+MODULES = {f"raytf.cluster.providers.{cloud}.Provider": cloud for cloud in ("aws", "gcp", "azure")}
+#: Key of the provider: seconds for which a place that was empty is not asked again.
+HOLD = "hold_seconds"
+HOLD_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One machine that a node may be.
+
+    Attributes:
+        config: the node_config to launch, whole.
+        at_most: how many nodes of the type may be like this; None where nobody bounds it.
+    """
+
+    config: dict[str, Any]
+    at_most: int | None = None
+
+
+def cloud_of(provider: Mapping[str, Any]) -> str:
+    """The cloud of a provider: of raytf's own by its module, else its type."""
+    kind = str(provider.get("type"))
+    return MODULES.get(str(provider.get("module")), kind) if kind == "external" else kind
+
+
+def candidates(node_config: Mapping[str, Any]) -> list[Candidate]:
+    """What nodes may be, in the order in which it is tried: the node_config itself, then its fallbacks."""
+    base = {key: value for key, value in node_config.items() if key != KEY}
+    found = [Candidate(copy.deepcopy(base))]
+    for entry in node_config.get(KEY) or ():
+        change = {key: value for key, value in entry.items() if key != AT_MOST}
+        found.append(Candidate(merge(base, change), entry.get(AT_MOST)))
+    return found
+
+
+def malformed(node_config: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
+    """What is wrong with the shape of a node_config's fallback, and where in it; None where nothing is."""
+    entries = node_config.get(KEY)
+    if entries is None:
+        return None
+    if not isinstance(entries, list):
+        return (KEY,), f"{KEY} is {entries!r}, expected a list of what differs from the node_config"
+    for i, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            return (KEY, i), f"entry {i + 1} of {KEY} is {entry!r}, expected a mapping of what differs"
+        most = entry.get(AT_MOST)
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+            return (KEY, i, AT_MOST), f"{AT_MOST} is {most!r}, expected a whole number of 1 or more"
+    return None
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """A node_config with the changes of a fallback; what is given is not touched."""
+    merged = dict(copy.deepcopy(dict(base)))
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            inner = merged.get(key)
+            merged[key] = merge(inner if isinstance(inner, Mapping) else {}, value)
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged
+
+
+def wrong(resources: Mapping[str, float], cpus: float, gpus: float) -> str | None:
+    """What a machine lacks, or has too much, of what Ray believes of its node type; None where that is true.
+
+    Args:
+        resources: of the node type.
+        cpus, gpus: of the machine.
+    """
+    wanted = resources.get("GPU", 0)
+    if wanted != gpus:
+        return f"{_count(gpus, 'GPU')}, and nodes of this type have {_count(wanted, 'GPU')}"
+    if resources.get("CPU", 0) > cpus > 0:
+        return f"{_count(cpus, 'CPU')}, and nodes of this type have {_count(resources['CPU'], 'CPU')}"
+    return None
+
+
+def _count(number: float, what: str) -> str:
+    return f"{number:g} {what}{'' if number == 1 else 's'}" if number else f"no {what}"

@@ -1,0 +1,141 @@
+"""Ray's AWSNodeProvider with fallbacks: `type: external`, `module: raytf.cluster.providers.aws.Provider`."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ray.autoscaler._private.aws.node_provider import AWSNodeProvider, make_ec2_resource
+from ray.autoscaler._private.constants import BOTO_MAX_RETRIES
+
+from raytf.cluster import fallback
+from raytf.cluster.providers import codes
+from raytf.cluster.providers.base import Falling, least, refuse, refuse_malformed, with_defaults
+from raytf.cluster.providers.capacity import NoCapacity, Offer
+from raytf.errors import one_line
+
+#: Key of the provider that raytf adds: subnet -> its zone, which the head has no right to look up.
+_ZONES = "_zones"
+
+
+class Provider(Falling, AWSNodeProvider):
+    """Tries each machine of a node type in each zone; what AWS's provider does otherwise stays."""
+
+    cloud = "aws"
+
+    def __init__(self, provider_config: dict[str, Any], cluster_name: str, **more: Any) -> None:
+        super().__init__(provider_config, cluster_name, **more)
+        self.ec2_fail_fast = _Ec2(self.ec2_fail_fast)
+
+    def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
+        """Each machine in each of its subnets; Ray itself would try all subnets, five times."""
+        return list(self._offers(node_config))
+
+    def _offers(self, node_config: Mapping[str, Any]) -> Iterator[Offer]:
+        zones = self.provider_config.get(_ZONES, {})
+        for candidate in fallback.candidates(node_config):
+            config, machine = candidate.config, machine_name(candidate.config)
+            # With NetworkInterfaces the subnet is theirs.
+            subnets = () if "NetworkInterfaces" in config else dict.fromkeys(config.get("SubnetIds", ()))
+            for subnet in subnets:
+                yield Offer(machine, zones.get(subnet, subnet), {**config, "SubnetIds": [subnet]}, candidate.at_most)
+            if not subnets:
+                yield Offer(machine, "", config, candidate.at_most)
+
+    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+        """One call of RunInstances; should Ray repeat it after an error, AWS knows it by its token."""
+        config = {**copy.deepcopy(dict(offer.config)), "ClientToken": uuid.uuid4().hex}
+        return AWSNodeProvider.create_node(self, config, tags, count)
+
+    @staticmethod
+    def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """Give each node type what all of its machines have."""
+        config = with_defaults(cluster_config, "aws")
+        types = config["available_node_types"]
+        apart = {
+            f"{name}\n{i}": {"resources": {}, "node_config": candidate.config}
+            for name, node_type in types.items()
+            if fallback.malformed(node_type["node_config"]) is None
+            for i, candidate in enumerate(fallback.candidates(node_type["node_config"]))
+        }
+        head = f"{config['head_node_type']}\n0"
+        asked = {**config, "available_node_types": apart, "head_node_type": head}
+        found = AWSNodeProvider.fillout_available_node_types_resources(asked)["available_node_types"]
+        for name, node_type in types.items():
+            machines = [entry["resources"] for key, entry in found.items() if key.partition("\n")[0] == name]
+            node_type["resources"] = {**least(machines), **node_type.get("resources", {})}
+        return config
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """As Ray does for AWS, once the fallbacks are known to be what Ray believes of their types."""
+        refuse_malformed(cluster_config)
+        config = with_defaults(cluster_config, "aws")
+        _refuse_other_machines(config)
+        config = AWSNodeProvider.bootstrap_config(config)
+        subnets = {s for t in config["available_node_types"].values() for s in t["node_config"].get("SubnetIds", ())}
+        found = _ec2(config).subnets.filter(SubnetIds=sorted(subnets)) if subnets else ()
+        config["provider"][_ZONES] = {subnet.id: subnet.availability_zone for subnet in found}
+        return config
+
+
+class _Ec2:
+    """EC2, whose RunInstances raises NoCapacity: Ray's provider does not catch that, and so does not ask again."""
+
+    def __init__(self, ec2: Any):
+        self._ec2 = ec2
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ec2, name)
+
+    def create_instances(self, **config: Any) -> Any:
+        try:
+            return self._ec2.create_instances(**config)
+        except Exception as error:
+            response = getattr(error, "response", None)
+            found = codes.aws(response["Error"]["Code"]) if isinstance(response, dict) else None
+            if found is None:
+                raise
+            raise NoCapacity(found, one_line(error, 200)) from None
+
+
+def machine_name(config: Mapping[str, Any]) -> str:
+    """Type and market of a node_config, for people and for tags."""
+    options = config.get("InstanceMarketOptions")
+    market = options.get("MarketType", "on-demand") if isinstance(options, Mapping) else "on-demand"
+    return f"{config.get('InstanceType', 'machine')} {market}"
+
+
+def _refuse_other_machines(config: dict[str, Any]) -> None:
+    """End where a fallback has other GPUs, or fewer CPUs, than its node type says."""
+    machines = {
+        name: [str(c.config.get("InstanceType")) for c in fallback.candidates(node_type["node_config"])]
+        for name, node_type in config["available_node_types"].items()
+        if node_type["node_config"].get(fallback.KEY)
+    }
+    names = sorted({machine for several in machines.values() for machine in several})
+    if not names:
+        return
+    answer = _ec2(config).meta.client.describe_instance_types(InstanceTypes=names)
+    facts = {entry["InstanceType"]: entry for entry in answer["InstanceTypes"]}
+    for name, several in machines.items():
+        resources = config["available_node_types"][name].get("resources", {})
+        for machine in several:
+            entry = facts.get(machine)
+            if entry is None:
+                refuse(f"available_node_types.{name}: region {config['provider']['region']} has no {machine!r}.")
+                continue
+            gpus = sum(gpu["Count"] for gpu in entry.get("GpuInfo", {}).get("Gpus", ()))
+            wrong = fallback.wrong(resources, entry["VCpuInfo"]["DefaultVCpus"], gpus)
+            if wrong:
+                refuse(
+                    f"available_node_types.{name}: {machine} has {wrong}. "
+                    "Each entry of fallback must have what the type's `resources` say: jobs are placed by them."
+                )
+
+
+def _ec2(config: Mapping[str, Any]) -> Any:
+    provider = config["provider"]
+    return make_ec2_resource(provider["region"], BOTO_MAX_RETRIES, provider.get("aws_credentials"))

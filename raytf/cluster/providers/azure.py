@@ -1,0 +1,78 @@
+"""Ray's AzureNodeProvider with fallbacks: `type: external`, `module: raytf.cluster.providers.azure.Provider`."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from ray.autoscaler._private._azure.node_provider import AzureNodeProvider
+
+from raytf.cluster import fallback
+from raytf.cluster.providers import codes
+from raytf.cluster.providers.base import Falling, refuse_malformed, with_defaults
+from raytf.cluster.providers.capacity import NoCapacity, Offer, Shortage
+from raytf.errors import one_line
+
+#: On each machine, which deployment it came of.
+TAG_LAUNCH = "raytf-launch"
+
+
+class Provider(Falling, AzureNodeProvider):
+    """Tries each machine of a node type; in which zones is Azure's affair, as without raytf."""
+
+    cloud = "azure"
+
+    def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
+        """Each machine."""
+        zone = self.provider_config.get("availability_zone")
+        return [
+            Offer(machine_name(c.config), place(c.config, zone), c.config, c.at_most)
+            for c in fallback.candidates(node_config)
+        ]
+
+    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+        """One deployment, of which some machines may come up and others not; what those leave is deleted."""
+        mark = uuid.uuid4().hex
+        lack: tuple[Shortage, str] | None = None
+        try:
+            AzureNodeProvider.create_node(self, copy.deepcopy(dict(offer.config)), {**tags, TAG_LAUNCH: mark}, count)
+        except Exception as error:
+            found = codes.azure(codes.text_of(error))
+            if found is None:
+                raise
+            lack = found, one_line(error, 200)
+        if lack is None:
+            # With cache_stopped_nodes some have come back instead; the number is right either way.
+            return {f"{mark}-{i}": None for i in range(count)}
+        machines = self.compute_client.virtual_machines.list(resource_group_name=self.provider_config["resource_group"])
+        mine = [vm for vm in machines if (vm.tags or {}).get(TAG_LAUNCH) == mark]
+        for vm in mine:
+            if vm.provisioning_state == "Failed":
+                self.terminate_node(vm.name)
+        raise NoCapacity(*lack, {vm.name: None for vm in mine if vm.provisioning_state != "Failed"})
+
+    @staticmethod
+    def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """Azure's machines are not looked up: `resources` say what they have."""
+        return with_defaults(cluster_config, "azure")
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """As Ray does for Azure."""
+        refuse_malformed(cluster_config)
+        return AzureNodeProvider.bootstrap_config(with_defaults(cluster_config, "azure"))
+
+
+def machine_name(config: Mapping[str, Any]) -> str:
+    """Size and market of a node_config, for people and for tags."""
+    parameters = config.get("azure_arm_parameters") or {}
+    spot = parameters.get("priority") in ("Spot", "Low")
+    return f"{parameters.get('vmSize', 'machine')} {'spot' if spot else 'on-demand'}"
+
+
+def place(config: Mapping[str, Any], zone: object) -> str:
+    """The zones that a node_config names, or its provider; empty where Azure chooses."""
+    named = (config.get("azure_arm_parameters") or {}).get("availability_zone", zone)
+    return "" if named in (None, "auto", "none", "None") else f"zone {named}"

@@ -1,0 +1,157 @@
+"""Goes on to the next offer of a cloud where there is no capacity, and remembers for a while what was empty."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What is not offered at a place at all, or bounded by a quota, does not change within minutes.
+LONG_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One thing that a cloud may be asked for.
+
+    Attributes:
+        machine: its type and market, for people; quotas concern it wherever it is.
+        place: zone or subnet; empty where the cloud chooses.
+        config: node_config to launch.
+        at_most: how many nodes of the node type may be of this machine.
+    """
+
+    machine: str
+    place: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    at_most: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.machine} in {self.place}" if self.place else self.machine
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why a cloud gave no machine, where another offer may be had.
+
+    Attributes:
+        code: the cloud's word for it.
+        everywhere: it concerns the machine in all places, as a quota does.
+        lasting: it does not change within minutes.
+    """
+
+    code: str
+    everywhere: bool = False
+    lasting: bool = False
+
+
+class NoCapacity(Exception):
+    """A cloud has no capacity for an offer; `nodes` are those that it gave before it ran out."""
+
+    def __init__(self, shortage: Shortage, description: str, nodes: Mapping[str, Any] | None = None):
+        super().__init__(f"{shortage.code}: {description}")
+        self.shortage, self.description, self.nodes = shortage, description, dict(nodes or {})
+
+
+class Empty:
+    """What was empty, and until when it is not asked again. Used by several threads.
+
+    Args:
+        hold_seconds: for a shortage that may pass.
+        clock: seconds, of any clock that only goes forward.
+    """
+
+    def __init__(self, hold_seconds: float, clock: Callable[[], float]):
+        self._hold, self._clock = hold_seconds, clock
+        self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, offer: Offer, shortage: Shortage) -> None:
+        """An offer was empty just now."""
+        seconds = max(self._hold, LONG_SECONDS) if shortage.lasting else self._hold
+        with self._lock:
+            self._until[(offer.machine, None if shortage.everywhere else offer.place)] = (
+                self._clock() + seconds,
+                shortage.code,
+            )
+
+    def seconds(self, offer: Offer) -> float:
+        """For how long an offer is not to be asked for; 0 where it may be now."""
+        return self._held(offer)[0]
+
+    def code(self, offer: Offer) -> str:
+        """What the cloud said of an offer that is not to be asked for."""
+        return self._held(offer)[1]
+
+    def _held(self, offer: Offer) -> tuple[float, str]:
+        with self._lock:
+            now = self._clock()
+            found = [self._until.get((offer.machine, place), (-math.inf, "")) for place in (offer.place, None)]
+        until, code = max(found)
+        return max(0.0, until - now), code
+
+
+def obtain(
+    offers: Sequence[Offer],
+    count: int,
+    launch: Callable[[Offer, int], Mapping[str, Any]],
+    empty: Empty,
+    room: Callable[[Offer], float],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Launch nodes from the first offers that have any.
+
+    Never more than `count` in all: an offer is left only when the cloud has said that it gives nothing, or how many it
+    gave. Any other error is raised as it is, since nobody knows then what was launched.
+
+    Args:
+        offers: in the order in which they are tried.
+        count: of nodes, 1 or more.
+        launch: takes an offer and how many are wanted; returns the nodes that the cloud gave, which may be fewer;
+            raises NoCapacity.
+        empty: what was empty before; what is empty now is added.
+        room: how many nodes may be added of an offer's machine.
+        say: takes a line for the user.
+
+    Returns:
+        The nodes by their ids: at least one, at most `count`.
+
+    Raises:
+        NoCapacity: no offer has any.
+    """
+    nodes: dict[str, Any] = {}
+    left = {offer.machine: room(offer) for offer in offers}
+    first = ""
+    for offer in offers:
+        wanted = int(min(count - len(nodes), left[offer.machine]))
+        if wanted <= 0 or empty.seconds(offer) > 0:
+            continue
+        lack = None
+        try:
+            given = dict(launch(offer, wanted))
+        except NoCapacity as error:
+            given, lack = error.nodes, error
+        nodes |= given
+        left[offer.machine] -= len(given)
+        if given and first:
+            say(f"{len(given)} x {offer} started instead of {first}")
+        if lack is not None or len(given) < wanted:
+            shortage = lack.shortage if lack is not None else Shortage("fewer than asked for")
+            empty.put(offer, shortage)
+            first = first or str(offer)
+            say(f"no capacity for {wanted - len(given)} x {offer} ({shortage.code})")
+        if len(nodes) >= count:
+            return nodes
+    allowed = [offer for offer in offers if left[offer.machine] > 0]
+    seconds = math.ceil(min((empty.seconds(offer) for offer in allowed), default=0.0))
+    again = f"asked again in {seconds} s" if allowed else "no more are allowed"
+    if nodes:
+        say(f"{len(nodes)} of {count} started; {again}")
+        return nodes
+    reasons = {str(o): empty.code(o) if o in allowed else f"{o.at_most} run, at_most is {o.at_most}" for o in offers}
+    text = f"no capacity anywhere; {again}: " + ", ".join(f"{name} ({why})" for name, why in reasons.items())
+    if first:
+        say(text)
+    raise NoCapacity(Shortage("NoCapacity"), text)

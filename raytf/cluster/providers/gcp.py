@@ -1,0 +1,121 @@
+"""Ray's GCPNodeProvider with fallbacks and zones: `type: external`, `module: raytf.cluster.providers.gcp.Provider`."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ray.autoscaler._private.gcp.config import construct_clients_from_provider_config, get_node_type
+from ray.autoscaler._private.gcp.node import GCPTPU, GCPCompute, GCPNodeType
+from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider, _retry
+
+from raytf.cluster import fallback
+from raytf.cluster.providers import codes
+from raytf.cluster.providers.base import Falling, refuse_malformed, with_defaults
+from raytf.cluster.providers.capacity import NoCapacity, Offer
+from raytf.errors import one_line
+
+
+class Provider(Falling, GCPNodeProvider):
+    """Tries each machine of a node type in each zone of `availability_zone`; Ray knows one zone."""
+
+    cloud = "gcp"
+
+    def _construct_clients(self) -> None:
+        _, _, compute, tpu = construct_clients_from_provider_config(self.provider_config)
+        project = self.provider_config["project_id"]
+        self._zones: dict[str, dict[Any, Any]] = {}
+        for zone in zones_of(self.provider_config):
+            self._zones[zone] = {GCPNodeType.COMPUTE: GCPCompute(compute, project, zone, self.cluster_name)}
+            if tpu is not None:
+                self._zones[zone][GCPNodeType.TPU] = GCPTPU(tpu, project, zone, self.cluster_name)
+        self.resources = next(iter(self._zones.values()))
+
+    @_retry
+    def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
+        """Those of all zones."""
+        with self.lock:
+            found = [
+                node
+                for resources in self._zones.values()
+                for resource in resources.values()
+                for node in resource.list_instances(dict(tag_filters))
+            ]
+            self.cached_nodes = {node["name"]: node for node in found}
+            return [node["name"] for node in found]
+
+    def _get_resource_depending_on_node_name(self, node_name: str) -> Any:
+        with self.lock:
+            if node_name not in self.cached_nodes:
+                self.non_terminated_nodes({})
+            known = self.cached_nodes.get(node_name)
+            return known.resource if known is not None else super()._get_resource_depending_on_node_name(node_name)
+
+    def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
+        """Each machine in each zone."""
+        return [
+            Offer(machine_name(candidate.config), zone, candidate.config, candidate.at_most)
+            for candidate in fallback.candidates(node_config)
+            for zone in self._zones
+        ]
+
+    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+        """All nodes at once, each waited for by itself: some may come up and others not."""
+        config = copy.deepcopy(dict(offer.config))
+        resource = self._zones[offer.place][get_node_type(config)]
+        nodes: dict[str, Any] = {}
+        lack: NoCapacity | None = None
+        started = []
+        with self.lock:
+            for _ in range(count):
+                try:
+                    started.append(resource.create_instance(copy.deepcopy(config), tags, wait_for_operation=False))
+                except Exception as error:
+                    lack = _lack(error)
+                    break
+        for operation, name in started:
+            try:
+                nodes[name] = resource.wait_for_operation(operation)
+            except Exception as error:
+                lack = _lack(error)
+        if lack is not None:
+            lack.nodes = nodes
+            raise lack
+        return nodes
+
+    @staticmethod
+    def fillout_available_node_types_resources(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """As Ray does for Google Cloud."""
+        return GCPNodeProvider.fillout_available_node_types_resources(with_defaults(cluster_config, "gcp"))
+
+    @staticmethod
+    def bootstrap_config(cluster_config: dict[str, Any]) -> dict[str, Any]:
+        """As Ray does for Google Cloud."""
+        refuse_malformed(cluster_config)
+        return GCPNodeProvider.bootstrap_config(with_defaults(cluster_config, "gcp"))
+
+
+def _lack(error: Exception) -> NoCapacity:
+    found = codes.gcp(codes.text_of(error))
+    if found is None:
+        raise error
+    return NoCapacity(found, one_line(error, 200))
+
+
+def zones_of(provider: Mapping[str, Any]) -> list[str]:
+    """The zones of `availability_zone`, in its order."""
+    return [zone.strip() for zone in str(provider["availability_zone"]).split(",") if zone.strip()]
+
+
+def machine_name(config: Mapping[str, Any]) -> str:
+    """Machine, its GPUs and its market, for people and for labels."""
+    machine = str(config.get("machineType") or config.get("acceleratorType") or "machine").rsplit("/", 1)[-1]
+    attached = config.get("guestAccelerators") or ()
+    gpus = [f"with {a['acceleratorCount']} {re.sub('^.*/', '', a['acceleratorType'])}" for a in attached]
+    scheduling = config.get("scheduling") or config.get("schedulingConfig") or {}
+    entries = scheduling if isinstance(scheduling, list) else [scheduling]
+    merged = {key: value for entry in entries for key, value in entry.items()}
+    spot = merged.get("preemptible") or merged.get("spot") or merged.get("provisioningModel") == "SPOT"
+    return " ".join([machine, *gpus, "spot" if spot else "on-demand"])
