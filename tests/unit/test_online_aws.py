@@ -289,7 +289,9 @@ def test_a_subnet_without_a_way_out(front, aws, private):
     front.client("ec2").modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": True})
     seen = part(aws_network.check, aws, everywhere(f"SubnetIds: [{subnet}]"))
     assert codes(seen) == {"no-internet-route"}
-    inside = everywhere(f"SubnetIds: [{subnet}]").replace("  type: aws\n", "  type: aws\n  use_internal_ips: true\n")
+    inside = everywhere(f"SubnetIds: [{subnet}]").replace(
+        "  region: us-west-2\n", "  region: us-west-2\n  use_internal_ips: true\n"
+    )
     assert "NAT gateway" in the_first(part(aws_network.check, aws, inside)).what
     front.client("ec2").modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": False})
 
