@@ -31,6 +31,14 @@ QUOTAS = {"L-1216C47A": 64.0, "L-DB2E81BA": 64.0, "L-3819A6DF": 64.0, "L-34B43A0
 SSM_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 
 
+def reset(server: tuple[str, int]) -> None:
+    """Empty moto's account, which all of its servers in one process share."""
+    connection = http.client.HTTPConnection(*server, timeout=60)
+    connection.request("POST", "/moto-api/reset")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
 class Front:
     """The server; `quotas` and `denied` may be changed between calls."""
 
@@ -42,6 +50,7 @@ class Front:
         self._moto.start()
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
         self.behind = self._moto.get_host_and_port()
+        reset(self.behind)
         front = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -68,6 +77,7 @@ class Front:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
+        reset(self.behind)
         self._server.shutdown()
         self._server.server_close()
         self._moto.stop()

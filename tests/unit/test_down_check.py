@@ -19,6 +19,7 @@ from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.left import looking, things
 from raytf.commands import down_check
 from raytf.errors import ConfigError
+from tests.unit.aws_front import reset
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "cluster-configs/aws-gpu-spot.yaml").read_text()
@@ -45,9 +46,11 @@ def ec2(tmp_path_factory):
         }.items():
             environment.setenv(name, value)
         environment.delenv("AWS_PROFILE", raising=False)
+        reset((host, port))
         for name in ("raytf-head", "raytf-worker"):
             boto3.client("iam", region_name=REGION).create_instance_profile(InstanceProfileName=name)
         yield boto3.client("ec2", region_name=REGION)
+        reset((host, port))
         server.stop()
 
 
@@ -65,6 +68,14 @@ def test_a_cluster_that_never_was(ec2):
     assert down_check.exit_code(left) == 0
 
 
+def forget():
+    """Ray keeps clients for the life of a process, with the endpoint of whichever test was first."""
+    from ray.autoscaler._private.aws import config, utils
+
+    for cached in (utils.resource_cache, utils.client_cache, config._get_subnets_or_die):
+        cached.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def cluster(ec2):
     """A head and a worker, made by Ray's node provider with Ray's tags."""
@@ -72,16 +83,19 @@ def cluster(ec2):
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config
 
+    forget()
     image = ec2.register_image(Name="driver", RootDeviceName="/dev/sda1")["ImageId"]
     text = CONFIG.replace(CONFIG.partition("ImageId: ")[2].partition("\n")[0], image)
     config = bootstrap_aws(AWSNodeProvider.fillout_available_node_types_resources(prepare_config(yaml.safe_load(text))))
     provider = AWSNodeProvider(config["provider"], config["cluster_name"])
     made = {}
-    for name in ("head", "gpu_spot_l4"):
+    for name in ("head", "gpu"):
         tags = {"ray-node-type": "head" if name == "head" else "worker", "ray-node-name": name}
         kind = config["available_node_types"][name]
+        kind["node_config"].pop("fallback", None)  # which raytf's provider takes out
         (made[name],) = provider.create_node(kind["node_config"], {**tags, "ray-user-node-type": name}, 1)
-    return made
+    yield made
+    forget()
 
 
 def test_a_cluster_that_runs(ec2, cluster):
@@ -89,7 +103,7 @@ def test_a_cluster_that_runs(ec2, cluster):
     assert [(t.kind, t.state) for t in left.costly] == [("instance", "running")] * 2
     by_name = {t.name: t for t in left.things}
     assert by_name[cluster["head"]].usd == pytest.approx(0.1008)
-    assert by_name[cluster["gpu_spot_l4"]].note == "g6.xlarge, worker, spot: at most this"
+    assert by_name[cluster["gpu"]].note == "g6.xlarge, worker, spot: at most this"
     assert by_name[cluster["head"]].remove == (
         f"aws ec2 terminate-instances --instance-ids {cluster['head']} --region us-west-2"
     )
@@ -101,7 +115,7 @@ def test_a_cluster_that_runs(ec2, cluster):
 def test_what_ray_down_may_leave(ec2, cluster):
     """A node that was stopped, a disk, an address and an open spot request; another cluster's things are not ours."""
     ec2.stop_instances(InstanceIds=[cluster["head"]])
-    ec2.terminate_instances(InstanceIds=[cluster["gpu_spot_l4"]])
+    ec2.terminate_instances(InstanceIds=[cluster["gpu"]])
     tag = {"Key": "ray-cluster-name", "Value": NAME}
 
     def volume(*tags):
@@ -122,7 +136,7 @@ def test_what_ray_down_may_leave(ec2, cluster):
     left = look()
     by_name = {t.name: t for t in left.things}
     assert by_name[cluster["head"]].note == "m7i.large, head; its disks are paid for"
-    assert cluster["gpu_spot_l4"] not in by_name
+    assert cluster["gpu"] not in by_name
     assert by_name[loose].usd == pytest.approx(120 * 0.08 / 730, abs=1e-5)
     assert "tag project=raytf, which other clusters may have too" in by_name[of_the_config].note
     assert by_name[address].usd == 0.005

@@ -12,14 +12,13 @@ import pytest
 from moto.backends import get_backend
 
 from raytf.cluster.aws_api import Aws
-from raytf.cluster.check import job, preflight
+from raytf.cluster.check import fallback, job, preflight
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.nodes import node_types
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.online import aws_capacity, aws_images, aws_keys, aws_network
 from raytf.cluster.online import preflight as online
-from raytf.cluster.online.looks import Seen
+from raytf.cluster.online.looks import Seen, all_nodes
 from tests.unit.aws_front import REGION, SSM_IMAGE, Front
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +117,7 @@ def aws(server):
 def part(check, aws, text, *more):
     """One of the questions alone: a tenth of the time of all."""
     (document,), _ = parse(text)
-    types = [t for t in node_types(document) if t.is_head or t.most > 0]
+    types = all_nodes(fallback.as_cloud(document))
     machines = [aws_images.Machines(aws, types)] if check in (aws_capacity.quotas, aws_images.check) else []
     return Seen(list(check(aws, document, types, *machines, *more)))
 
@@ -148,7 +147,7 @@ def test_nothing_is_found_in_an_account_that_the_docs_were_followed_in(front, he
     notes = " ".join(sorted(seen.notes))
     assert f"AWS account {ACCOUNT} as arn:aws:iam::{ACCOUNT}:user/me" in notes
     assert "role raytf-head: bucket, nodes" in notes
-    assert set(seen.spot) == {"gpu_spot_l4", "gpu_spot_a10g"}
+    assert set(seen.spot) == {"gpu"}
     (may,) = json.loads((ROOT / "cluster-configs/iam/aws-check-policy.json").read_text())["Statement"]
     called = set(front.calls) - {"GetCallerIdentity"}  # for which nobody needs a right
     assert called <= {action.partition(":")[2] for action in may["Action"]}, "the policy is what looking takes"
@@ -290,7 +289,9 @@ def test_a_subnet_without_a_way_out(front, aws, private):
     front.client("ec2").modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": True})
     seen = part(aws_network.check, aws, everywhere(f"SubnetIds: [{subnet}]"))
     assert codes(seen) == {"no-internet-route"}
-    inside = everywhere(f"SubnetIds: [{subnet}]").replace("  type: aws\n", "  type: aws\n  use_internal_ips: true\n")
+    inside = everywhere(f"SubnetIds: [{subnet}]").replace(
+        "  region: us-west-2\n", "  region: us-west-2\n  use_internal_ips: true\n"
+    )
     assert "NAT gateway" in the_first(part(aws_network.check, aws, inside)).what
     front.client("ec2").modify_subnet_attribute(SubnetId=subnet, MapPublicIpOnLaunch={"Value": False})
 
@@ -482,7 +483,7 @@ def test_the_command(front, here, tmp_path):
     assert f"AWS account {ACCOUNT}" in done.stdout
     assert "spot, now 0.0000" in done.stdout
     (row,) = json.loads(raytf("--json").stdout)
-    assert set(row["cost"]["spot_now"]) == {"gpu_spot_l4", "gpu_spot_a10g"}
+    assert set(row["cost"]["spot_now"]) == {"gpu"}
     assert any("arn:aws:iam" in note for note in row["notes"])
     nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     done = raytf(**nobody)

@@ -12,18 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import preflight
+from raytf.cluster.check import fallback, preflight
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.nodes import node_types
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.left import looking
 from raytf.cluster.online import azure_quotas
 from raytf.cluster.online import preflight as online
+from raytf.cluster.online.looks import all_nodes
 from raytf.commands import down_check
 from tests.unit.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "cluster-configs/azure-gpu-spot.yaml").read_text().replace("your-account", "raytfstore")
+CONFIG = re.sub(r"subscription_id: \S+", "subscription_id: 00000000-0000-0000-0000-000000000001", CONFIG)
 SUB = "/subscriptions/00000000-0000-0000-0000-000000000001"
 COMPUTE = f"{SUB}/providers/Microsoft.Compute"
 MISSING = {"error": {"code": "ResourceNotFound", "message": "The Resource was not found."}}
@@ -288,4 +289,4 @@ def test_the_machines_of_the_config_are_known():
     from raytf.cluster.check.document import parse
 
     (document,), _ = parse(CONFIG)
-    assert all(t.machine for t in node_types(document))
+    assert all(t.machine for t in all_nodes(fallback.as_cloud(document)))

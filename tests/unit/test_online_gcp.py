@@ -28,6 +28,8 @@ SPOT, TPU = (
     (ROOT / f"cluster-configs/{name}.yaml").read_text().replace("your-project", "demo-1")
     for name in ("gcp-gpu-spot", "gcp-tpu")
 )
+ZONES = "us-central1-a,us-central1-b,us-central1-c"
+THREE, SPOT = SPOT, SPOT.replace(ZONES, "us-central1-a")
 ACCOUNT = "raytf-worker@demo-1.iam.gserviceaccount.com"
 ZONE = re.search(r"availability_zone: (\S+)", TPU)[1]
 ERROR = {"code": 403, "message": "Required permission missing", "status": "PERMISSION_DENIED"}
@@ -208,6 +210,27 @@ def test_a_firewall_that_is_open(cloud, here):
     assert "8265 (the dashboard and the job server)" in found.what
     cloud.routes[f"{COMPUTE}/global/firewalls"]["items"][-1]["targetTags"] = ["web"]  # not for Ray's nodes
     assert codes(ask(SPOT, here)) == set()
+
+
+def test_each_of_several_zones_is_asked_about(cloud, here):
+    """raytf's own provider takes several; one that lacks a machine is a warning then."""
+    for path, answer in list(cloud.routes.items()):
+        for zone in ("us-central1-b", "us-central1-c"):
+            cloud.routes[path.replace("us-central1-a", zone)] = answer
+    assert codes(ask(THREE, here)) == set()
+    del cloud.routes[f"{COMPUTE}/zones/us-central1-c/machineTypes/g2-standard-4"]
+    (found,) = {f.what: f for f in ask(THREE, here).findings}.values()
+    assert (found.what, found.severity) == ("g2-standard-4 is not offered in us-central1-c", Severity.WARNING)
+
+
+def test_what_is_left_in_another_zone(cloud, here):
+    for zone in ("us-central1-a", "us-central1-b"):
+        for kind in ("instances", "disks"):
+            cloud.routes[f"{COMPUTE}/zones/{zone}/{kind}"] = {}
+    left_behind(cloud, "us-central1-c")
+    left = looking.look("c.yaml", THREE, here)
+    assert left.unseen == []
+    assert ["--zone us-central1-c" in t.remove for t in left.things] == [True, True, True]
 
 
 def test_a_tpu_that_the_zone_does_not_have(cloud, here):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from raytf.cluster import accounts
@@ -27,13 +28,18 @@ def look(document: Document, here: Surroundings) -> Left:
     except NoCredentials as problem:
         raise ConfigError(f"there are no credentials for Google Cloud. {problem}.") from None
     left = Left(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
-    questions = [
-        ("instances", lambda: list(_instances(google, zone, str(name)))),
-        ("disks", lambda: list(_disks(google, zone, str(name)))),
-    ]
-    if any("machineType" not in t.config for t in node_types(document)):
-        questions.append(("TPUs", lambda: list(_tpus(google, zone, str(name)))))
+    has_tpus = any("machineType" not in t.config for t in node_types(document))
+    questions = []
+    for one in zones(zone):
+        asks = {"instances": _instances, "disks": _disks} | ({"TPUs": _tpus} if has_tpus else {})
+        for what, ask in asks.items():
+            questions.append((f"{what} in {one}", partial(ask, google, one, str(name))))
     return gather(left, questions)
+
+
+def zones(given: str) -> list[str]:
+    """The zones of the file; raytf's own provider takes several."""
+    return [zone.strip() for zone in given.split(",") if zone.strip()]
 
 
 def _where(google: Google, zone: str) -> str:

@@ -9,10 +9,10 @@ from raytf.cluster.aws_api import Aws, Trouble, right, trouble
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, warning
 from raytf.cluster.check.job import Need
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.nodes import NodeType
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.online import aws_capacity, aws_images, aws_keys, aws_network, aws_rights, bucket
-from raytf.cluster.online.looks import Look, Seen, no_answer, no_credentials, no_right, refused, run
+from raytf.cluster.online.looks import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
 from raytf.errors import one_line
 
 _UNSEEN = "the image, the key pair, the network, quotas, spot offers, rights and the bucket"
@@ -44,7 +44,7 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
         seen.findings.append(_explain(Look("credentials", list), problem))
         return seen
     seen.notes.append(f"AWS account {who['Account']} as {who['Arn']}, region {region}")
-    types = [t for t in node_types(document) if t.is_head or t.most > 0]
+    types = all_nodes(document)
     machines = aws_images.Machines(aws, types)
     looks = [
         Look("instance types", partial(aws_capacity.offers, aws, document, types, machines)),

@@ -109,14 +109,15 @@ def spot(aws: Aws, document: Document, types: Sequence[NodeType], prices: dict[s
                 "Take another type or zone, or leave MarketType out." + (f" {listed(found)} have it." if found else ""),
             )
             continue
-        prices[t.name] = min(here.values())
+        price = min(here.values())
+        prices.setdefault(t.name, price)  # of several choices, that of the first
         options = t.config.get("InstanceMarketOptions", {}).get("SpotOptions")
         most = options.get("MaxPrice") if isinstance(options, dict) else None
-        if isinstance(most, str) and re.fullmatch(r"\d+(\.\d+)?", most) and float(most) < prices[t.name]:
+        if isinstance(most, str) and re.fullmatch(r"\d+(\.\d+)?", most) and float(most) < price:
             yield error(
                 "max-price",
                 (*t.path, "node_config", "InstanceMarketOptions", "SpotOptions", "MaxPrice"),
-                f"MaxPrice {most} is below what spot costs now: {prices[t.name]:.4f}",
+                f"MaxPrice {most} is below what spot costs now: {price:.4f}",
                 "No node of this type starts until the price falls.",
                 "Leave MaxPrice out: a spot node never costs more than on demand.",
             )

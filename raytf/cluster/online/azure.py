@@ -13,10 +13,10 @@ from raytf.cluster.accounts import Azure, NoCredentials
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, error, listed
 from raytf.cluster.check.job import Need
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.nodes import NodeType
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.online.azure_quotas import quotas, size
-from raytf.cluster.online.looks import Look, Seen, no_answer, no_credentials, no_right, refused, run
+from raytf.cluster.online.looks import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
 from raytf.cluster.rest import RestError
 
 _UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights and the share"
@@ -66,7 +66,7 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
         state = RestError(403, "", f"its state is {subscription['state']}")
         seen.findings.append(_no_subscription(azure, state))
         return seen
-    types = [t for t in node_types(document) if t.is_head or t.most > 0]
+    types = all_nodes(document)
     seen.findings += run(
         [
             Look("resource providers", partial(_providers, azure)),

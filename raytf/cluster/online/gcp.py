@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from raytf.cluster import accounts
 from raytf.cluster.accounts import Google, NoCredentials
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, warning
+from raytf.cluster.check.finding import Finding, Severity, error, warning
 from raytf.cluster.check.job import Need
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.nodes import NodeType
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.online import bucket, gcp_images, gcp_rights
-from raytf.cluster.online.looks import Look, Seen, no_answer, no_credentials, no_right, refused, run
+from raytf.cluster.online.looks import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
 from raytf.cluster.rest import RestError
 
 _UNSEEN = "the project, its APIs, the zone, quotas, images, the network, accounts, rights and the bucket"
@@ -54,7 +55,7 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
     if project.get("lifecycleState", "ACTIVE") != "ACTIVE":
         seen.findings.append(_no_project(google, RestError(404, "", f"it is {project['lifecycleState']}")))
         return seen
-    types = [t for t in node_types(document) if t.is_head or t.most > 0]
+    types = all_nodes(document)
     looks = [
         Look("APIs", partial(_apis, google, types)),
         Look("zone and machines", partial(_machines, google, document, types)),
@@ -126,9 +127,15 @@ def is_tpu(t: NodeType) -> bool:
 
 
 def _machines(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
-    zone = document.get("provider", "availability_zone")
-    if not isinstance(zone, str):
-        return
+    given = document.get("provider", "availability_zone")
+    zones = [zone.strip() for zone in given.split(",")] if isinstance(given, str) else []
+    for zone in zones:
+        for found in _in_zone(google, zone, types):
+            # With several zones the others may have it.
+            yield found if len(zones) == 1 else replace(found, severity=Severity.WARNING)
+
+
+def _in_zone(google: Google, zone: str, types: Sequence[NodeType]) -> Iterator[Finding]:
     compute, base = google.api("compute"), f"/projects/{google.project}/zones/{zone}"
     try:
         up = compute.get(base).get("status") == "UP"

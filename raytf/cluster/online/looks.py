@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Severity, error, warning
+from raytf.cluster.check.nodes import NodeType, node_types
 from raytf.errors import one_line
 
 #: All questions about one file together.
@@ -73,6 +75,19 @@ def run(
         for i, look in enumerate(looks)
         for finding in (found[i] if i in found else [no_answer(look.what, f"nothing came within {seconds:g} s")])
     ]
+
+
+def all_nodes(document: Document) -> list[NodeType]:
+    """All that nodes of a cluster may be: the first choice of each type; its fallbacks as types of the same name."""
+    found: list[NodeType] = []
+    for t in node_types(document):
+        if not t.is_head and t.most <= 0:
+            continue
+        found.append(t)
+        for other in t.others:
+            most = t.most if other.at_most is None else min(t.most, other.at_most)
+            found.append(replace(t, config=other.config, machine=other.machine, market=other.market, most=most))
+    return found
 
 
 def no_answer(what: str, said: object) -> Finding:

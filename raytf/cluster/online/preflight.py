@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from raytf.cluster.check import kuberay
+from raytf.cluster.check import fallback, kuberay
 from raytf.cluster.check.document import Document, parse
 from raytf.cluster.check.finding import Finding, Severity
 from raytf.cluster.check.job import Need
@@ -41,8 +41,17 @@ def look(text: str, here: Surroundings, need: Need | None, offline: Report) -> S
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
         return _with_lines(kube.look(manifests, here), manifests[0])
-    ask = _ASK.get(place_of(documents[0]))
-    return _with_lines(ask(documents[0], here, need), documents[0]) if ask else Seen()
+    document = _with_all_zones(fallback.as_cloud(documents[0]), documents[0])
+    ask = _ASK.get(place_of(document))
+    return _with_lines(ask(document, here, need), document) if ask else Seen()
+
+
+def _with_all_zones(cloud: Document, given: Document) -> Document:
+    """Of several zones the first is what Ray's own check takes; here each is asked about."""
+    zones = given.get("provider", "availability_zone")
+    if cloud is given or zones is None:
+        return cloud
+    return replace(cloud, value={**cloud.value, "provider": {**cloud.mapping("provider"), "availability_zone": zones}})
 
 
 def _with_lines(seen: Seen, document: Document) -> Seen:
