@@ -40,6 +40,10 @@ _CLICK = """(() => {
 })()"""
 
 
+class Refusal(RuntimeError):
+    """Chromium does not do it."""
+
+
 class Page:
     """A page of a browser that runs."""
 
@@ -54,11 +58,15 @@ class Page:
             message = await self._socket.receive_json(timeout=PATIENCE)
             if message.get("id") == self._calls:
                 if "error" in message:
-                    raise RuntimeError(f"{method}: {message['error']}")
+                    raise Refusal(f"{method}: {message['error']}")
                 return message["result"]
 
     async def evaluate(self, script: str) -> Any:
-        answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        """A script's value; None while the page gives way to the next one."""
+        try:
+            answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        except Refusal:
+            return None
         return answer["result"].get("value")
 
     async def text(self) -> str:
@@ -74,12 +82,24 @@ class Page:
             await asyncio.sleep(0.1)
 
 
+async def first_page(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+    """Chromium's description of its first page, which may come later than its protocol."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while True:
+        async with session.get(f"http://{address}/json/list") as answer:
+            for target in await answer.json():
+                if target["type"] == "page":
+                    return target
+        if asyncio.get_running_loop().time() > deadline:
+            raise RuntimeError("Chromium has no page")
+        await asyncio.sleep(0.1)
+
+
 async def play(steps: list[list[str]], address: str) -> list[str]:
     """Play steps in the first page of a browser; the page's text at each step "see"."""
     seen = []
     async with aiohttp.ClientSession() as session:
-        async with session.get(f"http://{address}/json/list") as answer:
-            (target,) = [target for target in await answer.json() if target["type"] == "page"]
+        target = await first_page(session, address)
         async with session.ws_connect(target["webSocketDebuggerUrl"], max_msg_size=0) as socket:
             page = Page(socket)
             for name, *values in steps:
