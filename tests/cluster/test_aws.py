@@ -27,7 +27,7 @@ from tests.cluster.hosts import ROOT, Host, Hosts
 CONFIG = ROOT / "cluster-configs" / "aws-gpu-spot.yaml"
 PATIENCE = 300.0
 BUCKET = "raytf-runs"
-EPOCHS = 30
+EPOCHS = 25
 DASHBOARD = "http://127.0.0.1:8265"
 FIRST, SECOND = "m7i.large", "m6i.large"
 #: Of the 2 minutes that AWS gives.
@@ -165,6 +165,7 @@ def aws(hosts_are_possible: None, tmp_path: Path) -> Iterator[Aws]:
             yield Aws(cloud, cloudlet, laptop, hosts.shared, timeline)
 
 
+@pytest.mark.timeout(1500)
 def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
     cloud, laptop, say, until = aws.cloud, aws.laptop, aws.timeline.say, aws.until
     for name, value in cloud.env.items():
@@ -229,7 +230,7 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
     assert len(seen) == EPOCHS
     assert {float(count) for counts in seen for count in counts} == {0.0}
     assert "workers were lost" not in output
-    assert "fault" not in kinds(run)
+    assert all(event["preemption"] for event in ledger.read(run) if event["kind"] == "fault")
     say(f"of {EPOCHS} epochs no record was missed or seen twice; no failure was counted")
 
     last = set(aws.workers())
