@@ -52,7 +52,7 @@ def derived(env: dict[str, str]) -> dict[str, Any]:
     keys by their role and find the endpoint by their region; here both are in the environment.
     """
     config = yaml.safe_load(CONFIG.read_text())
-    # One more than the job uses: a node that drains still counts.
+    # One more than the job uses: a replacement is asked for while the node still drains.
     config |= {"max_workers": 3, "idle_timeout_minutes": 0.25}
     config["provider"]["use_internal_ips"] = True
     gpu = config["available_node_types"]["gpu"]
