@@ -73,7 +73,7 @@ class Falling:
         def launch(offer: Offer, wanted: int) -> Mapping[str, Any]:
             machine = slug(offer.machine)
             nodes = self.launch(offer, {**tags, TAG_MACHINE: machine}, wanted)
-            for node in nodes:
+            for node in nodes if offer.at_most is not None else ():  # then nobody else is here
                 self._recent[node] = (node_type, machine, self._clock() + _SEEN_SECONDS)
             return nodes
 
