@@ -27,7 +27,7 @@ from tests.cluster.hosts import ROOT, Host, Hosts
 CONFIG = ROOT / "cluster-configs" / "aws-gpu-spot.yaml"
 PATIENCE = 300.0
 BUCKET = "raytf-runs"
-EPOCHS = 20
+EPOCHS = 15
 DASHBOARD = "http://127.0.0.1:8265"
 FIRST, SECOND = "m7i.large", "m6i.large"
 #: Of the 2 minutes that AWS gives.
@@ -95,7 +95,9 @@ class Laptop:
 
     def type(self, command: str, seconds: float = PATIENCE, check: bool = True) -> str:
         """What a command prints."""
-        run = self._host.run(self._first + command, seconds, check)
+        # By a file: Ray's SSH connections outlive the command, and would keep a pipe open.
+        kept = f"({command}) > ~/typed 2>&1; code=$?; cat ~/typed; exit $code"
+        run = self._host.run(self._first + kept, seconds, check)
         return run.stdout + run.stderr
 
     def start(self, command: str, status_file: Path | None = None) -> Job:
