@@ -122,9 +122,10 @@ def test_all_hosts_join_with_a_token_and_each_worker_is_under_the_watcher(cluste
 
 
 def test_ray_exec_runs_a_command_on_the_head_with_the_config_s_own_raytf(cluster: OnPrem):
-    said = cluster.type(f"ray exec {cluster.config} 'python -c \"import raytf; print(raytf.__file__)\"; ray status'")
+    said = cluster.type(f"ray exec {cluster.config} 'python -c \"import raytf; print(raytf.__file__)\"'")
     assert f"{cluster.head.home}/raytf/raytf/__init__.py" in said
-    assert "/3.0 CPU" in said
+    # Of nodes that have just joined the autoscaler tells a moment later.
+    wait_until(lambda: "/3.0 CPU" in cluster.type(f"ray exec {cluster.config} 'ray status'"), "3 CPUs", PATIENCE)
 
 
 def test_a_job_goes_on_after_one_host_was_killed_and_another_one_fell_silent(cluster: OnPrem, story: Story, alone: Job):
