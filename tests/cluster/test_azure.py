@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster import ray_up
 from tests.cluster.azure_api import Azure
 from tests.cluster.loopback import Loopback
 
@@ -48,47 +49,20 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Azure]:
 
 
 def filled_in() -> dict[str, Any]:
-    """The config as a user leaves it, with the defaults of Ray, and as Ray's own validation takes it."""
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    text = CONFIG.read_text().replace("your-subscription", SUBSCRIPTION).replace("your-account", "acmeruns")
-    config = prepare_config(yaml.safe_load(text))
-    config = provider_class(config).fillout_available_node_types_resources(config)
-    validate_config(config)
-    found: dict[str, Any] = config
-    return found
-
-
-def provider_class(config: dict[str, Any]) -> Any:
-    """The class that Ray takes: its own, or raytf's on top of it."""
-    from ray.autoscaler._private.providers import _get_node_provider_cls
-
-    return _get_node_provider_cls(config["provider"])
-
-
-def prepare(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """What `ray up` prepares: the provider, and the config that goes to the head."""
-    kind = provider_class(config)
-    config = kind.bootstrap_config(config)
-    return kind(config["provider"], config["cluster_name"]), config
+    """The config with its values."""
+    return ray_up.filled_in(
+        CONFIG.read_text().replace("your-subscription", SUBSCRIPTION).replace("your-account", "acmeruns")
+    )
 
 
 def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> None:
     """Nodes of a type, with the tags that Ray gives them."""
-    role = "head" if name == config["head_node_type"] else "worker"
-    tags = {
-        "ray-node-kind": role,
-        "ray-node-type": role,
-        "ray-node-name": f"ray-{config['cluster_name']}-{role}",
-        "ray-node-status": "uninitialized",
-        "ray-launch-config": "5cbbd9d8aa4e0f1d",
-        "ray-user-node-type": name,
-    }
-    provider.create_node(copy.deepcopy(config["available_node_types"][name]["node_config"]), tags, count)
+    node = copy.deepcopy(config["available_node_types"][name]["node_config"])
+    provider.create_node(node, ray_up.tags(config, name), count)
 
 
 def test_the_config_goes_from_spot_to_the_next_size_and_market_and_leaves_nothing(azure: Azure) -> None:
-    provider, config = prepare(filled_in())
+    provider, config = ray_up.prepare(filled_in())
     assert azure.group["tags"] == {"project": "raytf"}
     (rules,) = [group["properties"]["securityRules"] for group in azure.of("Microsoft.Network/networkSecurityGroups")]
     assert [rule["properties"]["destinationPortRange"] for rule in rules] == ["22"]
@@ -149,11 +123,11 @@ def finish(provider: Any) -> None:
 
 
 def test_a_second_ray_up_keeps_what_was_given_to_the_subnet(azure: Azure) -> None:
-    prepare(filled_in())
+    ray_up.prepare(filled_in())
     (network,) = azure.of("Microsoft.Network/virtualNetworks")
     endpoints = [{"service": "Microsoft.Storage", "locations": ["eastus"]}]
     network["properties"]["subnets"][0]["properties"]["serviceEndpoints"] = endpoints
-    prepare(filled_in())
+    ray_up.prepare(filled_in())
     (network,) = azure.of("Microsoft.Network/virtualNetworks")
     assert network["properties"]["subnets"][0]["properties"]["serviceEndpoints"] == endpoints
 
@@ -175,7 +149,7 @@ def test_a_second_ray_up_keeps_what_was_given_to_the_subnet(azure: Azure) -> Non
 def test_what_azure_publishes_refuses_a_mistake(azure: Azure, kind: str, change: dict[str, Any], said: str) -> None:
     config = filled_in()
     config["available_node_types"][kind]["node_config"]["azure_arm_parameters"].update(change)
-    provider, config = prepare(config)
+    provider, config = ray_up.prepare(config)
     with pytest.raises(Exception, match=said):
         start(provider, config, kind)
     assert azure.of("Microsoft.Compute/virtualMachines") == []

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from raytf.cluster.check import gcp
+from tests.cluster import ray_up
 from tests.cluster.discovery import document
 from tests.cluster.google_api import Google
 from tests.cluster.loopback import Loopback
@@ -57,28 +58,13 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
 
 
 def filled_in(name: str) -> dict[str, Any]:
-    """A config as a user leaves it, with the defaults of Ray, and as Ray's own validation takes it."""
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    config = prepare_config(yaml.safe_load((CONFIGS / name).read_text().replace("your-project", PROJECT)))
-    config = provider_class(config).fillout_available_node_types_resources(config)
-    validate_config(config)
-    found: dict[str, Any] = config
-    return found
-
-
-def provider_class(config: dict[str, Any]) -> Any:
-    """The class that Ray takes: its own, or raytf's on top of it."""
-    from ray.autoscaler._private.providers import _get_node_provider_cls
-
-    return _get_node_provider_cls(config["provider"])
+    """A config of `cluster-configs/` with its values."""
+    return ray_up.filled_in((CONFIGS / name).read_text().replace("your-project", PROJECT))
 
 
 def bring_up(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What `ray up` prepares, and the head; the provider, and the config that goes to the head."""
-    kind = provider_class(config)
-    config = kind.bootstrap_config(config)
-    provider = kind(config["provider"], config["cluster_name"])
+    provider, config = ray_up.prepare(config)
     start(provider, config, config["head_node_type"])
     return provider, config
 
@@ -86,18 +72,9 @@ def bring_up(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> None:
     """Nodes of a type, with what Ray gives them."""
     head = name == config["head_node_type"]
-    role = "head" if head else "worker"
-    tags = {
-        "ray-node-kind": role,
-        "ray-node-type": role,
-        "ray-node-name": f"ray-{config['cluster_name']}-{role}",
-        "ray-node-status": "uninitialized",
-        "ray-launch-config": "5cbbd9d8aa4e0f1d",
-        "ray-user-node-type": name,
-    }
     # commands.py gives the account that Ray makes to the head alone.
     node = {**(config["head_node"] if head else {}), **config["available_node_types"][name]["node_config"]}
-    provider.create_node(copy.deepcopy(node), tags, count)
+    provider.create_node(copy.deepcopy(node), ray_up.tags(config, name), count)
 
 
 def end_all(provider: Any) -> None:
