@@ -152,11 +152,14 @@ def _age() -> float:
     raylet: Any = ray._raylet  # compiled, of which mypy knows no names
     infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
     starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
-    return time.time() - max(starts) if starts else float("inf")
+    return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:
     nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
     now = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in nodes)
-    grown = int(min(most.get(k, 0) // v for k, v in need.items())) if most else 0
-    return max(now, grown)
+    if not most:
+        return now
+    heads = [node for node in nodes if "node:__internal_head__" in node]
+    head = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in heads)
+    return max(now, head + int(min(most.get(k, 0) // v for k, v in need.items())))

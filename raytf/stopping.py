@@ -81,16 +81,21 @@ def _watch(
 
 def _end(stop: threading.Event, monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> None:
     said = "told to stop (SIGTERM)"
-    with contextlib.suppress(OSError, SystemExit):
+    saved: bool | None = False
+    # Whatever goes wrong on the way, the process that was told to end does.
+    with contextlib.suppress(Exception, SystemExit):
         say(f"{said}: saving first")
-    saved = save(monitor)
+    with contextlib.suppress(Exception):
+        saved = save(monitor)
     if stop.is_set():
         return  # the run has come to its end meanwhile, and so does this process
     result = "saved" if saved else "not saved" if saved is False else "no workers train that could save"
-    with contextlib.suppress(OSError, SystemExit):
+    with contextlib.suppress(Exception, SystemExit):
         say(f"{said}: {result}; the same command goes on from the last checkpoint")
-    leave(f"{said}, {result}")
-    os._exit(EXIT_CODE)
+    try:
+        leave(f"{said}, {result}")
+    finally:
+        os._exit(EXIT_CODE)
 
 
 def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> bool | None:
@@ -104,11 +109,14 @@ def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float]
     try:
         ticket = ray.get(monitor.park.remote(), timeout=seconds)
         while clock() < deadline:
-            answer, group = ray.get([monitor.parked.remote(ticket), monitor.sightings.remote()], timeout=seconds)
+            asked = [monitor.parked.remote(ticket), monitor.sightings.remote(), monitor.wanted.remote()]
+            answer, group, wanted = ray.get(asked, timeout=seconds)
             if answer is not None:
                 return bool(answer)
             if not group:
                 return None
+            if wanted != ticket:  # a resize has come between
+                ticket = ray.get(monitor.park.remote(), timeout=seconds)
             time.sleep(_LOOK_SECONDS)
     except ray.exceptions.RayError:
         pass

@@ -20,8 +20,8 @@ from raytf.errors import ClusterError, one_line
 
 #: Within which a connection stands, an answer comes, and the answer to what was uploaded.
 _CONNECT, _ANSWER, _UPLOADED = 5.0, 30.0, 300.0
-#: Metadata of the jobs that raytf submits.
-MARK = "raytf"
+#: Metadata of the jobs that raytf submits: their names, and whose they are.
+MARK, ORIGIN = "raytf", "raytf_origin"
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 #: Between two tries to read a job's log.
 _AGAIN_SECONDS = 1.0
@@ -81,18 +81,18 @@ class JobServer:
         is_dead = sight.status is not None and sight.status not in _ENDED
         return Sight(sight.status, sight.code, sight.error, is_dead, sight.text)
 
-    def running(self, command: str) -> str | None:
-        """The name of a job that raytf submitted with this command and that has not ended, or None."""
-        jobs = self._get("/api/jobs/").json()
+    def running(self, command: str, origin: str) -> str | None:
+        """The name of a job that raytf submitted with this command from there and that has not ended, or None."""
+        jobs = self._get("/api/jobs/", lambda jobs: [{**job, "metadata": job.get("metadata") or {}} for job in jobs])
         for job in sorted(jobs, key=lambda job: job.get("start_time") or 0, reverse=True):
-            is_ours = MARK in (job.get("metadata") or {}) and job.get("entrypoint") == command
+            is_ours = job["metadata"].get(ORIGIN) == origin and job.get("entrypoint") == command
             if is_ours and job["status"] not in _ENDED and not self._is_watcher_dead(job["submission_id"]):
                 return str(job["submission_id"])
         return None
 
     def log(self, name: str) -> str:
         """All that a job has printed."""
-        return str(self._get(f"/api/jobs/{name}/logs").json().get("logs") or "")
+        return str(self._get(f"/api/jobs/{name}/logs", lambda answer: answer.get("logs") or ""))
 
     def stop(self, name: str) -> None:
         """Have a job stopped: SIGTERM, and SIGKILL some seconds later."""
@@ -103,27 +103,34 @@ class JobServer:
         return Follower(lambda: self._client.tail_job_logs(name), show)
 
     def _details(self, name: str) -> Sight:
-        answer = self._get(f"/api/jobs/{name}", missing="does not exist")
-        if answer is None:
-            return Sight(None)
-        job = answer.json()
-        return Sight(job["status"], job.get("driver_exit_code"), job.get("error_type"), text=job.get("message") or "")
+        def sight(job: Any) -> Sight:
+            text = job.get("message") or ""
+            return Sight(job["status"], job.get("driver_exit_code"), job.get("error_type"), text=text)
+
+        found: Sight | None = self._get(f"/api/jobs/{name}", sight, missing="does not exist")
+        return found or Sight(None)
 
     def _is_watcher_dead(self, name: str) -> bool:
         # After a restart of the head Ray reads its jobs' status from its store, and looks at none of them. What became
         # of the actor that started the command it does know.
         actor = JOB_ACTOR_NAME_TEMPLATE.format(job_id=name)
         query = f"filter_keys=name&filter_predicates=%3D&filter_values={actor}"
-        found = self._get(f"/api/v0/actors?{query}").json()["data"]["result"]["result"]
-        return bool(found) and all(one["state"] == "DEAD" for one in found)
+        states = self._get(
+            f"/api/v0/actors?{query}", lambda answer: [one["state"] for one in answer["data"]["result"]["result"]]
+        )
+        return bool(states) and set(states) == {"DEAD"}
 
-    def _get(self, path: str, missing: str | None = None) -> Any:
+    def _get(self, path: str, pick: Callable[[Any], Any], missing: str | None = None) -> Any:
+        """What `pick` takes of the JSON at a path; None where it says that something is missing."""
         answer = self._ask(lambda: self._client._do_request("GET", path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None
         if answer.status_code != 200:
             raise AwayError(f"{path}: {answer.status_code} {one_line(answer.text, 200)}")
-        return answer
+        try:
+            return pick(answer.json())
+        except (ValueError, KeyError, TypeError, AttributeError):  # of a proxy before it, as a rule
+            raise AwayError(f"{path}: not the answer of a job server: {one_line(answer.text, 100)}") from None
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:

@@ -117,7 +117,7 @@ def _failed(sight: Sight) -> Decision:
         return Decision(Move.STOPPED, "somebody interrupted the job")
     # A shell tells a signal that ended its command by 128 and more.
     number = -code if code < 0 else code - 128 if code > 128 else None
-    if number is not None:
+    if number in signal.valid_signals():
         return Decision(Move.RESUBMIT, f"the job's driver was killed ({_name(number)})")
     return Decision(Move.FAILED, f"the job failed (exit code {code})")
 
@@ -125,7 +125,7 @@ def _failed(sight: Sight) -> Decision:
 def _name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:
+    except ValueError:  # one of those for real time
         return f"signal {number}"
 
 

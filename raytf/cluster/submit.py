@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import os
 import re
 import secrets
 import shlex
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from raytf.cluster.job_server import AwayError
+from raytf.cluster.job_server import ORIGIN, AwayError
 from raytf.cluster.resubmit import Decision, Limits, Move, Resubmission, Sight
 from raytf.command import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
@@ -42,7 +45,7 @@ class Server(Protocol):
 
     def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None: ...
     def look(self, name: str) -> Sight: ...
-    def running(self, command: str) -> str | None: ...
+    def running(self, command: str, origin: str) -> str | None: ...
     def log(self, name: str) -> str: ...
     def stop(self, name: str) -> None: ...
     def follow(self, name: str, show: Callable[[str], None]) -> Log: ...
@@ -71,11 +74,13 @@ class Submission:
     """One command, submitted until its run has finished.
 
     Attributes:
+        origin: tells this command from the same one of somebody else, see `origin_of`.
         name: of the present job.
     """
 
     server: Server
     command: str
+    origin: str
     runtime_env: dict[str, Any]
     limits: Limits
     outside: Outside
@@ -93,12 +98,8 @@ class Submission:
         """
         self._heard = self.outside.clock()
         try:
-            running = self.server.running(self.command)
-            if running is not None:
-                self.name = running
-                self.outside.say(f"job {running} runs this command already")
-                return
-            self._submit(0)
+            if not self._is_running():
+                self._submit(0)
         except AwayError as error:
             raise ClusterError(f"the job server at {self.server.address} does not take the job: {error}.") from None
 
@@ -119,6 +120,7 @@ class Submission:
                 return self._end(decision, sight, is_shown)
             out.say(f"{decision.why}; submitting it again in {decision.pause:.0f} s")
             out.sleep(decision.pause)
+            self._heard = out.clock()  # nobody asked meanwhile
             if not self._submit_when_there(resubmission.resubmits):
                 return self._end(Decision(Move.GIVE_UP, "the head has not answered for too long"), None, True)
             began = out.clock()
@@ -127,7 +129,7 @@ class Submission:
     def stop(self) -> None:
         """Have the job stopped, and wait for its end."""
         out, deadline = self.outside, self.outside.clock() + STOP_SECONDS
-        with contextlib.suppress(AwayError):
+        with contextlib.suppress(AwayError, ClusterError):  # a head that was started anew knows of no job
             self.server.stop(self.name)
             while self.server.look(self.name).status in ("PENDING", "RUNNING") and out.clock() < deadline:
                 out.sleep(0.5)
@@ -157,7 +159,8 @@ class Submission:
     def _submit_when_there(self, number: int) -> bool:
         while self.outside.clock() - self._heard < self.limits.silence:
             try:
-                self._submit(number)
+                if not self._is_running():  # somebody else follows it too, and was faster
+                    self._submit(number)
             except AwayError:
                 self.outside.sleep(LOOK_SECONDS)
                 continue
@@ -165,11 +168,22 @@ class Submission:
             return True
         return False
 
+    def _is_running(self) -> bool:
+        running = self.server.running(self.command, self.origin)
+        if running is None:
+            return False
+        self.name = running
+        self.outside.say(f"job {running} runs this command already")
+        return True
+
     def _submit(self, number: int) -> None:
+        package = self.runtime_env.get("working_dir")
+        if package is not None and not os.path.exists(package):
+            raise ClusterError(f"the packed working directory {package} was deleted. Run the same command again.")
         run = run_of(self.command)
         name = f"raytf-{run}-{self._names}-{number}"
         self.name = name  # before: an answer that is not waited for may be that it runs
-        self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run})
+        self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run, ORIGIN: self.origin})
         self.outside.say(f"submitted as job {name}")
 
     def _end_log(self) -> bool:
@@ -193,6 +207,17 @@ class Submission:
                 text = f"\n{sight.text}"
             self.outside.say(f"{decision.why}; job {self.name} is not submitted again{text}")
         return EXIT_CODES[decision.move]
+
+
+def origin_of(who: str, folder: str, env: Mapping[str, str]) -> str:
+    """What tells a command from the same one of another user, in another folder or with other variables.
+
+    Args:
+        who: user and machine.
+        folder: the working directory, absolute; empty for none.
+        env: the job's variables.
+    """
+    return hashlib.sha256(json.dumps([who, folder, sorted(env.items())]).encode()).hexdigest()[:16]
 
 
 def address_of(text: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import os
 import random
 import shlex
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -69,7 +73,10 @@ def main(flags: Submit) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="raytf-submit-") as scratch:
         code = _run(flags, address, limits, runtime_env, Path(scratch))
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # Python would try once more, and leave with a code of its own
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
@@ -81,7 +88,10 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
     if flags.working_dir:
         runtime_env["working_dir"] = str(package.pack(flags.working_dir, scratch))
     outside = submit.Outside(_say, _show, time.monotonic, time.sleep, random.random)
-    job = submit.Submission(server, flags.command, runtime_env, limits, outside)
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    folder = os.path.abspath(os.path.expanduser(flags.working_dir)) if flags.working_dir else ""
+    origin = submit.origin_of(who, folder, runtime_env["env_vars"])
+    job = submit.Submission(server, flags.command, origin, runtime_env, limits, outside)
     try:
         job.begin()
         if not flags.wait:
@@ -118,9 +128,11 @@ def _limits(flags: Submit) -> Any:
 
 
 def _say(message: str) -> None:
-    print(f"raytf submit: {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):
+        print(f"raytf submit: {message}", file=sys.stderr, flush=True)
 
 
 def _show(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):  # who read it has gone; the run goes on
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -218,7 +218,8 @@ class ElasticCluster:
     def _environment(self) -> dict[str, str]:
         # `python` of a job that Ray starts is that of the cluster.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-        return processes.environment(**self.env, PATH=path)
+        # Ray gives a job that is stopped 3 s, too few to save on a loaded machine.
+        return processes.environment(**self.env, PATH=path, RAY_JOB_STOP_WAIT_TIME_S="60")
 
     def _start(self, *arguments: str, under: Sequence[str] = ()) -> Node:
         self._starts += 1

@@ -109,6 +109,19 @@ def test_another_error_is_not_swallowed_and_nothing_else_is_tried():
     assert asked == [A1]
 
 
+def test_nodes_that_were_launched_are_told_of_when_a_later_offer_fails():
+    world = World({A1: 1})
+
+    def launch(offer, count):
+        if offer == B1:
+            raise PermissionError("not authorized")
+        return world.launch(offer, count)
+
+    got = obtain([A1, B1], 3, launch, world.empty, lambda offer: math.inf, world.said.append)
+    assert list(got) == world.launched
+    assert world.said[-1] == "1 of 3 started; b in 1 failed: not authorized"
+
+
 @given(
     has=st.dictionaries(st.sampled_from([A1, A2, B1, B2]), st.integers(0, 4)),
     counts=st.lists(st.integers(1, 6), min_size=1, max_size=5),
@@ -160,6 +173,7 @@ def test_never_more_than_was_asked_for_and_all_that_there_is(has, counts, pause,
             True,
         ),
         (codes.azure("(DeploymentFailed) ... (SkuNotAvailable) The requested VM size"), "SkuNotAvailable", False, True),
+        (codes.azure("No available zones for VM size Standard_T4"), "No available zones for VM size", False, True),
         (codes.azure('{"code":"ZonalAllocationFailed"}'), "ZonalAllocationFailed", False, False),
         (codes.azure("AllocationFailed"), "AllocationFailed", False, False),
         (codes.azure("OverconstrainedAllocationRequest"), "OverconstrainedAllocationRequest", False, False),

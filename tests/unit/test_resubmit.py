@@ -36,6 +36,9 @@ COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"
         (Sight("FAILED", 2, COMMAND), Move.REFUSED),
         (Sight("FAILED", 3, COMMAND), Move.FAILED),
         (Sight("FAILED", 127, COMMAND), Move.FAILED),
+        # sys.exit(-1), and what else no signal leaves behind.
+        (Sight("FAILED", 255, COMMAND), Move.FAILED),
+        (Sight("FAILED", 200, COMMAND), Move.FAILED),
         (Sight("FAILED", EXIT_AGAIN, COMMAND), Move.RESUBMIT),
         (Sight("FAILED", -signal.SIGKILL, COMMAND), Move.RESUBMIT),
         (Sight("FAILED", 128 + signal.SIGKILL, COMMAND), Move.RESUBMIT),

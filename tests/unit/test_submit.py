@@ -8,14 +8,15 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from raytf.cluster import package
-from raytf.cluster.job_server import Follower
-from raytf.cluster.submit import address_of, environment_of, run_of
+from raytf.cluster.job_server import AwayError, Follower, JobServer
+from raytf.cluster.resubmit import Limits, Sight
+from raytf.cluster.submit import Outside, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands.submit import arguments
 from raytf.errors import ConfigError
 from raytf.testing import environment
@@ -130,6 +131,112 @@ def test_a_log_is_shown_once_whatever_becomes_of_the_connection():
     assert "".join(shown) == "".join(parts)
 
 
+class Cluster:
+    """A job server in memory, whose jobs end as the test says."""
+
+    address = "http://127.0.0.1:8265"
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Sight] = {}
+        self.told: dict[str, tuple[str, str]] = {}
+        self.now = 0.0
+        self.said: list[str] = []
+
+    def submit(self, name, command, runtime_env, metadata):
+        self.jobs[name], self.told[name] = Sight("RUNNING"), (command, metadata["raytf_origin"])
+
+    def look(self, name):
+        return self.jobs[name]
+
+    def running(self, command, origin):
+        found = [n for n, told in self.told.items() if told == (command, origin) and self.jobs[n].status == "RUNNING"]
+        return found[-1] if found else None
+
+    def log(self, name):
+        return ""
+
+    def stop(self, name):
+        self.jobs[name] = Sight("STOPPED")
+
+    def follow(self, name, show):
+        return Follower(_nothing, show)
+
+    def submission(self, origin: str = "me", limits: Limits | None = None, seconds=None) -> Submission:
+        def sleep(wanted: float) -> None:
+            self.now += wanted
+            if seconds is not None:
+                seconds()
+
+        outside = Outside(self.said.append, lambda text: None, lambda: self.now, sleep, lambda: 1.0)
+        return Submission(self, "python train.py", origin, {}, limits or Limits(), outside)
+
+
+async def _nothing() -> AsyncIterator[str]:
+    return
+    yield
+
+
+def test_a_command_is_one_s_own_by_user_folder_and_variables():
+    mine = origin_of("me@laptop", "/project", {"LR": "1"})
+    assert mine == origin_of("me@laptop", "/project", {"LR": "1"})
+    others = [
+        ("you@laptop", "/project", {"LR": "1"}),
+        ("me@laptop", "/copy", {"LR": "1"}),
+        ("me@laptop", "/project", {}),
+    ]
+    assert mine not in {origin_of(*other) for other in others}
+    cluster = Cluster()
+    for origin in ("a", "b", "a"):
+        cluster.submission(origin).begin()
+    assert sorted(origin for _, origin in cluster.told.values()) == ["a", "b"]
+    assert cluster.said[-1].endswith("runs this command already")
+
+
+def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
+    cluster = Cluster()
+    first, second = cluster.submission(), cluster.submission()
+    first.begin()
+    second.begin()
+    cluster.jobs[first.name] = Sight("FAILED", -9)
+    again = []
+
+    def other_is_faster() -> None:
+        if not again:
+            again.append("another")
+            cluster.submit("another", "python train.py", {}, {"raytf_origin": "me"})
+        else:
+            cluster.jobs["another"] = Sight("SUCCEEDED", 0)
+
+    follower = cluster.submission(seconds=other_is_faster)
+    follower.name = first.name
+    assert follower.wait() == 0
+    assert follower.name == "another"
+    assert len(cluster.jobs) == 2
+
+
+def test_a_pause_is_no_silence_of_the_head():
+    cluster = Cluster()
+    job = cluster.submission(limits=Limits(resubmits=3, silence=1.0))
+    job.begin()
+
+    def dies() -> None:
+        cluster.jobs[job.name] = Sight("FAILED", -9)
+
+    dies()
+    job.outside = Outside(cluster.said.append, print, lambda: cluster.now, _sleeping(cluster, dies), lambda: 1.0)
+    assert job.wait() == 1
+    assert "3 resubmissions in a row" in cluster.said[-1]
+    assert cluster.now > 2 + 4 + 8
+
+
+def _sleeping(cluster: Cluster, then) -> Callable[[float], None]:
+    def sleep(seconds: float) -> None:
+        cluster.now += seconds
+        then()
+
+    return sleep
+
+
 def refused(*flags: str, **env: str) -> str:
     done = subprocess.run(
         [*RAYTF, "submit", *flags], capture_output=True, text=True, timeout=120, env=environment(**env)
@@ -183,3 +290,27 @@ class _Silent(http.server.SimpleHTTPRequestHandler):
 
 def test_somebody_else_answers(web_server: str):
     assert f"no job server of Ray answers at {web_server}" in refused(web_server, "--", "true")
+
+
+class _Page(_Silent):
+    """A page for people, with status 200, where Ray's version would be the only JSON."""
+
+    def do_GET(self) -> None:
+        body = b'{"version": "4", "ray_version": "2.60.0"}' if self.path == "/api/version" else b"<html>maintenance"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_page_of_a_proxy_is_no_answer_of_the_head():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        jobs = JobServer(f"http://127.0.0.1:{server.server_port}")
+        for ask in (lambda: jobs.look("a"), lambda: jobs.running("true", "me"), lambda: jobs.log("a")):
+            with pytest.raises(AwayError, match="not the answer of a job server: <html>"):
+                ask()
+    finally:
+        server.shutdown()
+        server.server_close()

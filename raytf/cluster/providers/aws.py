@@ -12,7 +12,7 @@ from ray.autoscaler._private.constants import BOTO_MAX_RETRIES
 
 from raytf.cluster import fallback
 from raytf.cluster.providers import codes
-from raytf.cluster.providers.base import Falling, least, refuse, refuse_malformed, with_defaults
+from raytf.cluster.providers.base import Falling, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer
 from raytf.errors import one_line
 
@@ -35,8 +35,8 @@ class Provider(Falling, AWSNodeProvider):
 
     def _offers(self, node_config: Mapping[str, Any]) -> Iterator[Offer]:
         zones = self.provider_config.get(_ZONES, {})
-        for candidate in fallback.candidates(node_config):
-            config, machine = candidate.config, machine_name(candidate.config)
+        for machine, candidate in named(node_config, machine_name):
+            config = candidate.config
             # With NetworkInterfaces the subnet is theirs.
             subnets = () if "NetworkInterfaces" in config else dict.fromkeys(config.get("SubnetIds", ()))
             for subnet in subnets:

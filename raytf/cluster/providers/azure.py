@@ -9,9 +9,8 @@ from typing import Any
 
 from ray.autoscaler._private._azure.node_provider import AzureNodeProvider
 
-from raytf.cluster import fallback
 from raytf.cluster.providers import codes
-from raytf.cluster.providers.base import Falling, refuse_malformed, with_defaults
+from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer, Shortage
 from raytf.errors import one_line
 
@@ -28,8 +27,8 @@ class Provider(Falling, AzureNodeProvider):
         """Each machine."""
         zone = self.provider_config.get("availability_zone")
         return [
-            Offer(machine_name(c.config), place(c.config, zone), c.config, c.at_most)
-            for c in fallback.candidates(node_config)
+            Offer(machine, place(c.config, zone), c.config, c.at_most)
+            for machine, c in named(node_config, machine_name)
         ]
 
     def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:

@@ -9,7 +9,8 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -96,6 +97,17 @@ class Falling:
             if (tags.get(TAG_RAY_USER_NODE_TYPE), tags.get(TAG_MACHINE)) == wanted:
                 there.add(node)
         return offer.at_most - len(there)
+
+
+def named(
+    node_config: Mapping[str, Any], name: Callable[[Mapping[str, Any]], str]
+) -> Iterator[tuple[str, fallback.Candidate]]:
+    """The candidates of a node_config, each with a name of its own: two may differ in what the name leaves out."""
+    seen: Counter[str] = Counter()
+    for candidate in fallback.candidates(node_config):
+        machine = name(candidate.config)
+        seen[machine] += 1
+        yield machine if seen[machine] == 1 else f"{machine} ({seen[machine]})", candidate
 
 
 def slug(machine: str) -> str:

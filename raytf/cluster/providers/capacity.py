@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytf.errors import one_line
+
 #: What is not offered at a place at all, or bounded by a quota, does not change within minutes.
 LONG_SECONDS = 900.0
 
@@ -104,7 +106,7 @@ def obtain(
     """Launch nodes from the first offers that have any.
 
     Never more than `count` in all: an offer is left only when the cloud has said that it gives nothing, or how many it
-    gave. Any other error is raised as it is, since nobody knows then what was launched.
+    gave. Any other error is raised as it is; where others have given nodes before, these are returned instead.
 
     Args:
         offers: in the order in which they are tried.
@@ -133,6 +135,12 @@ def obtain(
             given = dict(launch(offer, wanted))
         except NoCapacity as error:
             given, lack = error.nodes, error
+        except Exception as error:
+            if not nodes:
+                raise
+            # What was launched is to be known: Ray would ask for it again.
+            say(f"{len(nodes)} of {count} started; {offer} failed: {one_line(error, 200)}")
+            return nodes
         nodes |= given
         left[offer.machine] -= len(given)
         if given and first:

@@ -27,6 +27,7 @@ _AZURE = (
     (r"ZonalAllocationFailed|OverconstrainedZonalAllocationRequest", False, False),
     (r"AllocationFailed|OverconstrainedAllocationRequest", False, False),
     (r"SkuNotAvailable", False, True),
+    (r"No available zones for VM size", False, True),  # Ray's own words
     (r"QuotaExceeded", True, False),
     (r"exceeding approved [\w ]*quota", True, False),
 )

@@ -11,9 +11,8 @@ from ray.autoscaler._private.gcp.config import construct_clients_from_provider_c
 from ray.autoscaler._private.gcp.node import GCPTPU, GCPCompute, GCPNodeType
 from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider, _retry
 
-from raytf.cluster import fallback
 from raytf.cluster.providers import codes
-from raytf.cluster.providers.base import Falling, refuse_malformed, with_defaults
+from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer
 from raytf.errors import one_line
 
@@ -61,8 +60,8 @@ class Provider(Falling, GCPNodeProvider):
     def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
         """Each machine in each zone."""
         return [
-            Offer(machine_name(candidate.config), zone, candidate.config, candidate.at_most)
-            for candidate in fallback.candidates(node_config)
+            Offer(machine, zone, candidate.config, candidate.at_most)
+            for machine, candidate in named(node_config, machine_name)
             for zone in self._zones
         ]
 
