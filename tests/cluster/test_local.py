@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from raytf.testing import Job
 from raytf.testing.processes import WORKER, titled, wait_until
-from tests.cluster.hosts import Hosts
+from tests.cluster.hosts import Host, Hosts
 from tests.cluster.onprem import PATIENCE, OnPrem, command_lines, curl
 
 STEPS = 1500
@@ -113,12 +114,17 @@ def story(cluster: OnPrem, tunnel: None) -> Story:
     return Story(cluster.type(f"ray job logs --address {DASHBOARD} {NAME}", "ray job logs"), places)
 
 
+def has_started(host: Host) -> bool:
+    return "Ray runtime started" in host.run("cat ~/raytf-watch.log").stdout
+
+
 def test_all_hosts_join_with_a_token_and_each_worker_is_under_the_watcher(cluster: OnPrem):
     assert cluster.alive(3, 0) == sorted(host.address for host in cluster.hosts)
     for host in cluster.workers:
         lines = [" ".join(line) for line in command_lines(host)]
         assert any("raytf watch --notices off" in line and "-- ray start" in line for line in lines), lines
-        assert "Ray runtime started" in host.run("cat ~/raytf-watch.log").stdout
+        # `ray start` says so a moment after the node has joined.
+        wait_until(partial(has_started, host), "Ray says that it has started", PATIENCE)
 
 
 def test_ray_exec_runs_a_command_on_the_head_with_the_config_s_own_raytf(cluster: OnPrem):
