@@ -83,6 +83,9 @@ CASES = [
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
     ("no-ray-stop", AWS, "head_start_ray_commands:\n  - ray stop\n", "head_start_ray_commands:\n"),
     ("fixed-head-address", AWS, "--address=$RAY_HEAD_IP:6379", "--address=10.0.0.4:6379"),
+    ("auth-mode", AWS, "RAY_AUTH_MODE=token", "RAY_AUTH_MODE=tokens"),
+    ("auth-not-chosen", AWS, "RAY_AUTH_MODE=token", "RAY_AUTH_MODE=Disabled"),
+    ("auth-not-chosen", GCP, "RAY_AUTH_MODE=token", "RAY_AUTH_MOD=token"),
     ("image-name", AWS, "docker_here", '{image: "my image:1", container_name: ray}'),
     ("image-python", AWS, "docker_here", '{image: "rayproject/ray:2.60.0-gpu", container_name: ray}'),
     ("image-retired", AWS, "docker_here", '{image: "rayproject/autoscaler:1", container_name: ray}'),
@@ -143,6 +146,12 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
             assert old in text
             text = text.replace(old, new) if text.startswith("apiVersion") else text.replace(old, new, 1)
     assert codes(text, here) == {code}
+
+
+def test_ray_takes_a_mode_in_large_letters(here):
+    text = AWS.replace("RAY_AUTH_MODE=token", "RAY_AUTH_MODE=Token")
+    assert text != AWS
+    assert codes(text.replace("ray start --head", "ray start --head --dashboard-host=0.0.0.0"), here) == set()
 
 
 def test_a_mistake_of_a_fallback_is_said_where_it_is(here):

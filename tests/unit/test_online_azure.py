@@ -207,6 +207,12 @@ def test_without_credentials_one_warning(cloud, tmp_path):
         assert (found.code, "az login" in found.mend) == ("no-credentials", True)
 
 
+@pytest.mark.parametrize("said", ["{}", "[]", '"x"', '{"accessToken": null}'])
+def test_an_answer_of_az_without_a_token(cloud, here, tmp_path, said):
+    (tmp_path / "token.json").write_text(said)
+    assert codes(ask(CONFIG, here)) == {"no-credentials"}
+
+
 def test_a_token_goes_nowhere_else(cloud, here):
     """A next link that leads to another server is not followed."""
     other = Recorded({"/x": {"value": []}})

@@ -13,7 +13,8 @@ from raytf.cluster.check.document import Document
 from raytf.cluster.check.nodes import node_types
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.left.things import Left, Thing, disk_usd, gather
-from raytf.errors import ConfigError
+from raytf.cluster.rest import RestError
+from raytf.errors import ConfigError, one_line
 
 _LABEL = "ray-cluster-name"
 
@@ -27,6 +28,8 @@ def look(document: Document, here: Surroundings) -> Left:
         google = accounts.google(document, here.environ)
     except NoCredentials as problem:
         raise ConfigError(f"there are no credentials for Google Cloud. {problem}.") from None
+    except RestError as problem:
+        raise ConfigError(f"{one_line(problem, 200)}. Look at the network and try again.") from None
     left = Left(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
     has_tpus = any("machineType" not in t.config for t in node_types(document))
     questions = []
