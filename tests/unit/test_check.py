@@ -339,6 +339,16 @@ def test_the_autoscaler_of_ray_reads_the_overlays(overlay, resources):
     assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
 
 
+@NEEDS_KUBECTL
+def test_the_images_user_may_write_into_the_folder_of_the_node():
+    (text,) = sources.read([str(CONFIGS / "kuberay/overlays/local")]).values()
+    (cluster,) = [d["spec"] for d in yaml.safe_load_all(text) if d["kind"] == "RayCluster"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (first,) = group["template"]["spec"]["initContainers"]
+        assert (first["command"], first["securityContext"]) == (["chown", "1000:1000", "/mnt/raytf"], {"runAsUser": 0})
+        assert first["volumeMounts"][0] in group["template"]["spec"]["containers"][0]["volumeMounts"]
+
+
 def test_the_same_python_everywhere():
     wanted = "3.11.7"
     for file in CLUSTERS:

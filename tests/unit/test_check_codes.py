@@ -129,6 +129,8 @@ CASES = [
     ),
     ("kube-rule", KUBE, "redisAddress: raytf-redis:6379", "externalStorageNamespace: mine"),
     ("kube-value", KUBE, "  rayVersion: 2.60.0\n", "  rayVersion: 2.60.0\n  managedBy: me\n"),
+    ("kube-value", JOB, "--workers 1:8", "--workers 8:1"),
+    ("kube-value", JOB, "--run mnist", "--run 'mnist"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "submissionMode: k8sJob"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "activeDeadlineSeconds: 0"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "runtimeEnvYAML: 'pip: ['"),
@@ -193,6 +195,11 @@ def test_a_rayjob_says_what_it_needs_itself(here):
     text = JOB.replace("  clusterSelector: {ray.io/cluster: raytf}\n", f"  rayClusterSpec:\n  {spec}\n")
     assert codes(text, here) == set()
     assert codes(text.replace("--workers 1:8", "--workers 12"), here) == {"job-never-starts"}
+    assert codes(text.replace("--use-gpu ", ""), here) == {"gpu-left-open"}
+    assert codes(text.replace("--use-gpu ", "").replace("minReplicas: 0", "minReplicas: 1"), here) <= {
+        "replicas-out-of-range"
+    }
+    assert codes(text.replace("--use-gpu ", "--no-use-gpu "), here) == set()
 
 
 def test_a_placeholder_is_to_be_filled_in(here):

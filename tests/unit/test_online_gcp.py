@@ -317,6 +317,9 @@ def test_a_file_that_holds_no_credentials(here, tmp_path, text):
     assert (found.code, str(file) in found.mend) == ("no-credentials", True)
 
 
+NAME = "raytf-gcp-gpu-spot"
+
+
 def left_behind(cloud, zone="us-central1-a"):
     machine = f"https://www.googleapis.com/compute/v1/projects/demo-1/zones/{zone}/machineTypes/g2-standard-4"
     cloud.routes[f"{COMPUTE}/zones/{zone}/instances"] = lambda query, _: {

@@ -26,6 +26,7 @@ from raytf.cluster.check.document import Document, parse
 from raytf.cluster.check.finding import Finding, Path, Severity, error
 from raytf.cluster.check.job import Need, Room
 from raytf.cluster.check.surroundings import Surroundings
+from raytf.errors import ConfigError
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
@@ -141,7 +142,13 @@ def _manifest(document: Document, here: Surroundings, need: Need | None) -> Iter
     wanted, path = need, None
     entrypoint = document.get("spec", "entrypoint")
     if isinstance(entrypoint, str) and need is None and "--workers" in entrypoint:
-        wanted, path = job.parse(entrypoint), ("spec", "entrypoint")
+        path = ("spec", "entrypoint")
+        try:
+            wanted = job.parse(entrypoint)
+        except ConfigError as problem:
+            yield error("kube-value", path, str(problem), "The job ends at once.", "Mend the command.")
+            return
+        yield from kuberay.gpus_from_zero(document, wanted, path)
     if wanted is not None:
         rooms, where = kuberay.rooms(document)
         if rooms:
