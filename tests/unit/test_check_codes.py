@@ -83,6 +83,10 @@ CASES = [
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
     ("no-ray-stop", AWS, "head_start_ray_commands:\n  - ray stop\n", "head_start_ray_commands:\n"),
     ("fixed-head-address", AWS, "--address=$RAY_HEAD_IP:6379", "--address=10.0.0.4:6379"),
+    ("python-version", AWS, "uv venv --seed --python 3.11.7 ~/venv", "uv venv --seed --python 3.11 ~/venv"),
+    ("python-version", AWS, "setup_commands:\n", "setup_commands:\n  - conda create -y -n ray python=3.11\n"),
+    ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip install 'ray[default]>=2.9'\n"),
+    ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip3 install numpy ray~=2.9 rich\n"),
     ("auth-mode", AWS, "RAY_AUTH_MODE=token", "RAY_AUTH_MODE=tokens"),
     ("auth-not-chosen", AWS, "RAY_AUTH_MODE=token", "RAY_AUTH_MODE=Disabled"),
     ("auth-not-chosen", GCP, "RAY_AUTH_MODE=token", "RAY_AUTH_MOD=token"),
@@ -148,6 +152,34 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
             assert old in text
             text = text.replace(old, new) if text.startswith("apiVersion") else text.replace(old, new, 1)
     assert codes(text, here) == {code}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install 'ray[default]==2.60.0'",
+        "pip install 'ray[default] == 2.60.0' numpy",
+        "pip install raytf rayon",
+        "conda create -y -n ray python=3.11.7",
+        "uv pip install --python ~/venv/bin/python3.11 .",
+        "pip install https://example.com/ray-2.60.0-cp311-cp311-manylinux2014_x86_64.whl",
+    ],
+)
+def test_what_is_pinned_is_left_alone(here, command):
+    assert codes(AWS.replace("setup_commands:\n", f"setup_commands:\n  - {command}\n", 1), here) == set()
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
+def test_a_count_without_end_against_a_job(here, value):
+    text = AWS.replace('{"CPU": 4, "GPU": 1}', f'{{"CPU": {value}, "GPU": {value}}}')
+    assert "wrong-value" in codes(text, here, job.Need(1, 2, 1.0, None, "s3://b/r"))
+    pods = KUBE.replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: {value}")
+    codes(pods, here, job.Need(1, 2, 1.0, None, "s3://b/r"))
+
+
+def test_a_node_type_whose_name_is_a_number(here):
+    (found,) = preflight.check(AWS.replace("  gpu:\n", "  1:\n", 1), here).of(Severity.ERROR)
+    assert (found.code, found.path) == ("wrong-type", ("available_node_types", "1"))
 
 
 def test_ray_takes_a_mode_in_large_letters(here):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -240,6 +241,7 @@ def number(value: Any) -> float:
     else:
         scale = 1.0
     try:
-        return float(text) * scale
+        found = float(text) * scale
     except ValueError:
         return 0.0
+    return found if math.isfinite(found) else 0.0
