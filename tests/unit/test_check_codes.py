@@ -9,9 +9,9 @@ from raytf.cluster.check.finding import Severity
 from raytf.cluster.check.surroundings import Surroundings
 
 ROOT = Path(__file__).parents[2]
-AWS, GCP, TPU, AZURE = (
+AWS, GCP, TPU, AZURE, LOCAL = (
     (ROOT / "cluster-configs" / f"{name}.yaml").read_text()
-    for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot")
+    for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot", "local")
 )
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
 REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
@@ -109,6 +109,10 @@ CASES = [
         "      parameters:\n        vmSize: 1",
     ),
     ("azure-size", AZURE, "        vmSize: Standard_D2s_v5\n", ""),
+    ("azure-size", AZURE, "vmSize: Standard_D2s_v5", "vmSize: D2s_v5"),
+    ("disk-too-small", AZURE, "osDiskSize: 128", "osDiskSize: 30"),
+    ("azure-place", AZURE, "location: eastus", "location: us-east-1"),
+    ("local-hosts", LOCAL, "head_ip: 192.0.2.11", "head_ip: 10.0.0.300"),
     ("azure-image", AZURE, "        imagePublisher: Canonical\n", ""),
     ("kube-unknown-field", REDIS, "  strategy: {type", "  stratgy: {type"),
     ("kube-missing-field", REDIS, "ports: [{containerPort: 6379}]", "ports: [{name: redis}]"),

@@ -341,6 +341,7 @@ def left_behind(cloud, zone="us-central1-a"):
         {"name": f"ray-{NAME}-worker-1234abcd-compute", "sizeGb": "120", "type": kind, "status": "READY"},
         {"name": f"ray-{NAME}-head-1-compute", "sizeGb": "50", "type": kind, "status": "READY", "users": ["x"]},
         {"name": "somebody-elses", "sizeGb": "999", "type": kind, "status": "READY"},
+        {"name": f"ray-{NAME}-2-worker-1234abcd-compute", "sizeGb": "999", "type": kind, "status": "READY"},
     ]
     cloud.routes[f"{COMPUTE}/zones/{zone}/disks"] = {"items": disks}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -72,8 +73,10 @@ def _instances(google: Google, zone: str, name: str) -> Iterator[Thing]:
 
 def _disks(google: Google, zone: str, name: str) -> Iterator[Thing]:
     path = f"/projects/{google.project}/zones/{zone}/disks"
+    # Clusters `test` and `test-2` begin alike: what follows the name must be as in Ray's names of instances.
+    names = re.compile(rf"ray-{re.escape(name)}-(head|worker)-[0-9a-f]{{8}}-(compute|tpu)")
     for d in google.api("compute").pages(path, "items"):
-        mine = d.get("labels", {}).get(_LABEL) == name or d["name"].startswith(f"ray-{name}-")
+        mine = d.get("labels", {}).get(_LABEL) == name or names.match(d["name"])
         users: list[Any] = d.get("users") or []
         if not mine or users:
             continue  # a disk in use goes with its instance

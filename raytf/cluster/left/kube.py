@@ -35,7 +35,11 @@ def look(documents: Sequence[Document], here: Surroundings) -> Left:
     kubectl = Kubectl.find(here.environ)
     context = kubectl.context() if kubectl else ""
     if kubectl is None or not context:
-        raise ConfigError("there is no kubectl with a context. Get one as docs/kubernetes.md says.")
+        raise ConfigError(
+            "there is no kubectl with a context. Expected the one that the objects were applied with: install "
+            "kubectl, and choose it with `kubectl config use-context`, or get it from your cloud (`aws eks "
+            "update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials`)."
+        )
     default = kubectl.namespace()
     left = Left(place=f"Kubernetes, context {context}")
     questions = []
