@@ -1,10 +1,11 @@
 """`raytf check`: mistakes that are in no public thread of the corpus; each is one edit of a good file."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import job, preflight
+from raytf.cluster.check import job, preflight, start
 from raytf.cluster.check.finding import Severity
 from raytf.cluster.check.surroundings import Surroundings
 
@@ -100,6 +101,14 @@ CASES = [
     ("gcp-gpu-twice", GCP, "machineType: n1-standard-4", "machineType: g2-standard-4"),
     ("gcp-spot-restart", GCP, "automaticRestart: false}", "automaticRestart: true}"),
     ("tpu-runtime", TPU, "      runtimeVersion: v2-alpha-tpuv5-lite\n      scheduling", "      scheduling"),
+    ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5lite-4\n      # The"),
+    ("tpu-count", TPU, '{"CPU": 112, "TPU": 4}', '{"CPU": 112, "TPU": 8}'),
+    ("start-flag", AWS, "--object-manager-port=8076 --num-cpus=0", "--object-manager-prt=8076 --num-cpus=0"),
+    ("start-flag", AWS, "ray start --head", "ray start --head --dashboard_host=127.0.0.1"),
+    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notice aws"),
+    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notices gcp"),
+    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notices amazon"),
+    ("start-parameter", KUBE, "num-cpus:", "num-cpu:"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5e_4\n      # The"),
     ("tpu-pod", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5litepod-64\n      # The"),
     (
@@ -184,6 +193,18 @@ def test_a_count_without_end_against_a_job(here, value):
 def test_a_node_type_whose_name_is_a_number(here):
     (found,) = preflight.check(AWS.replace("  gpu:\n", "  1:\n", 1), here).of(Severity.ERROR)
     assert (found.code, found.path) == ("wrong-type", ("available_node_types", "1"))
+
+
+def test_the_flags_are_those_of_ray_start_and_of_raytf_watch():
+    from ray.scripts.scripts import start as ray_start
+
+    from raytf.commands.watch import Watch
+    from raytf.config import NoticeSection
+
+    flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
+    assert {f"--{name}" for name in start.OPTIONS} == flags
+    own = {f.name for section in (Watch, NoticeSection) for f in dataclasses.fields(section)}
+    assert {name.replace("-", "_") for name in start.WATCH_OPTIONS} == own - {"command"}
 
 
 def test_ray_takes_a_mode_in_large_letters(here):

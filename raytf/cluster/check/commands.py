@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from raytf.cluster.check import shell
+from raytf.cluster.check import start as start_flags
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, near, warning
 from raytf.cluster.check.software import NIGHTLY
@@ -22,6 +23,8 @@ def check(document: Document) -> Iterator[Finding]:
     for path, command in _all(document):
         yield from _setup(path, command)
     yield from shell.check([*_all(document), *_starts(document)])
+    for path, command in _starts(document):
+        yield from start_flags.check(path, command, str(document.get("provider", "type")))
     yield from _head(document)
     yield from _worker(document)
     yield from _watched(document)
