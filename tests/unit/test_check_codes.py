@@ -259,6 +259,15 @@ def test_a_rayjob_says_what_it_needs_itself(here):
     assert codes(text.replace("--use-gpu ", "--no-use-gpu "), here) == set()
 
 
+def test_a_rayjob_against_the_raycluster_of_the_same_input(here):
+    assert codes(f"{KUBE}\n---\n{JOB}", here) == set()
+    assert codes(f"{JOB}\n---\n{KUBE}".replace("--workers 1:8", "--workers 12"), here) == {"job-never-starts"}
+    assert codes(f"{JOB}\n---\n{KUBE}".replace("--use-gpu ", ""), here) == {"gpu-left-open"}
+    assert (
+        codes(f"{JOB}\n---\n{KUBE}".replace("cluster: raytf}", "cluster: other}").replace("8 ", "12 "), here) == set()
+    )
+
+
 def test_a_placeholder_is_to_be_filled_in(here):
     report = preflight.check(GCP, here)
     assert {f.code for f in report.of(Severity.FILL_IN)} == {"placeholder", "auth-token"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -346,6 +346,18 @@ def _gates(document: Document, base: Path) -> Iterator[Finding]:
             "KubeRay 1.7 has it off: the operator refuses the object, which only its events say.",
             f"Start the operator with --feature-gates={_GATES[key]}=true, or leave {key} out.",
         )
+
+
+def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
+    """What has the cluster of a RayJob: itself, or the RayCluster of the same input that its clusterSelector names."""
+    name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
+    space = document.get("metadata", "namespace")
+    for other in manifests:
+        there = other.get("metadata", "namespace")
+        named = other.get("kind") == "RayCluster" and name and other.get("metadata", "name") == name
+        if named and (space is None or there is None or space == there):
+            return other
+    return document
 
 
 def gpus_from_zero(document: Document, need: Need, where: Path) -> Iterator[Finding]:
