@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
 import sys
 
 from raytf.command import cli
@@ -19,6 +21,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 
+#: What a shell shows for a command that SIGPIPE ended.
+_NOBODY_READS = 141
+
 
 def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
@@ -32,7 +37,24 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     arguments = getattr(module, "arguments", list)
-    cli(module.main, arguments(argv[1:]), prog=f"raytf {name}")
+    try:
+        try:
+            cli(module.main, arguments(argv[1:]), prog=f"raytf {name}")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _unless_nobody_reads()
+        raise
+
+
+def _unless_nobody_reads() -> None:
+    """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
+    out = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(out, 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it ends
+        sys.exit(_NOBODY_READS)
 
 
 def _overview() -> str:

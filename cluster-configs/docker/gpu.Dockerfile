@@ -8,8 +8,10 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends git procps rsync wget \
     && rm -rf /var/lib/apt/lists/*
 
-# NVIDIA's container runtime gives driver and tools to whatever asks for them so. CUDA itself comes with pip.
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# NVIDIA's container runtime gives driver and tools to whatever asks for them so. GKE's device plugin mounts them at
+# /usr/local/nvidia instead, where nobody looks who is not told. CUDA itself comes with pip.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib64 PATH=$PATH:/usr/local/nvidia/bin
 # The operator's own pods and hostPath volumes expect this user, as in Ray's images.
 RUN useradd --uid 1000 --create-home ray && mkdir -p /mnt/raytf && chown ray /mnt/raytf
 WORKDIR /home/ray/raytf

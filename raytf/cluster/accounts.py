@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.rest import Rest
+from raytf.cluster.rest import Rest, RestError
 
 _TOOL_SECONDS = 15
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -82,6 +82,7 @@ def google(document: Document, environ: Mapping[str, str]) -> Google:
 
     Raises:
         NoCredentials: there is none.
+        RestError: who gives tokens does not answer.
     """
     project = str(document.get("provider", "project_id", default=""))
     given = document.get("provider", "gcp_credentials")
@@ -116,7 +117,10 @@ def _application_token(file: Path) -> tuple[str, str] | None:
     try:
         credentials, _ = google.auth.load_credentials_from_file(str(file), scopes=[_SCOPE])
         credentials.refresh(transport.Request())
-    except (OSError, ValueError, google.auth.exceptions.GoogleAuthError) as problem:
+    except google.auth.exceptions.TransportError as problem:
+        raise RestError(0, "", f"Google's token server: {problem}") from None
+    # Google's library looks into the file before it has looked whether it holds a mapping.
+    except (OSError, ValueError, TypeError, AttributeError, google.auth.exceptions.GoogleAuthError) as problem:
         raise NoCredentials(
             f"Renew {file}, which is refused ({type(problem).__name__}): `gcloud auth application-default login`"
         ) from None
@@ -133,9 +137,11 @@ def azure(document: Document, environ: Mapping[str, str]) -> Azure:
         raise NoCredentials("Install the Azure CLI, which Ray needs too, and run `az login`")
     said = _tool(["az", "account", "get-access-token", "--output", "json"], environ)
     try:
-        token: dict[str, Any] = json.loads(said)
+        token: Any = json.loads(said)
     except ValueError:
-        raise NoCredentials("Run `az login`") from None
+        token = None
+    if not isinstance(token, dict) or not token.get("accessToken"):
+        raise NoCredentials("Run `az login`")
     root = _tool(["az", "cloud", "show", "--query", "endpoints.resourceManager", "--output", "tsv"], environ)
     subscription = document.get("provider", "subscription_id") or token.get("subscription", "")
     return Azure(str(subscription), Rest((root or "https://management.azure.com").rstrip("/"), token["accessToken"]))

@@ -55,9 +55,13 @@ class Aws:
 
     def __init__(self, region: str, keys: dict[str, str] | None = None):
         import boto3
+        from botocore.exceptions import BotoCoreError
 
         self.region = region
-        self._session = boto3.session.Session(region_name=region, **(keys or {}))
+        try:
+            self._session: Any = boto3.session.Session(region_name=region, **(keys or {}))
+        except BotoCoreError:  # AWS_PROFILE names none, or ~/.aws/config cannot be read
+            self._session = None
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
 
@@ -66,8 +70,8 @@ class Aws:
         from botocore.exceptions import BotoCoreError
 
         try:
-            return self._session.get_credentials() is not None
-        except BotoCoreError:  # a profile that there is not, a sign-on that has ended
+            return self._session is not None and self._session.get_credentials() is not None
+        except BotoCoreError:  # a sign-on that has ended, a role whose source is not there
             return False
 
     def client(self, name: str) -> Any:

@@ -69,7 +69,11 @@ class Rest:
         return self._ask(path, query, json.dumps(body).encode())
 
     def pages(self, path: str, items: str, **query: str) -> list[Any]:
-        """All entries of a list that comes in pages, as Google's and Azure's do."""
+        """All entries of a list that comes in pages, as Google's and Azure's do.
+
+        Raises:
+            RestError: anything but a 200, or more pages than anybody waits for.
+        """
         found: list[Any] = []
         for _ in range(_PAGES):
             answer = self.get(path, **query)
@@ -82,8 +86,8 @@ class Rest:
                 path, _, rest = link.removeprefix(self.root).partition("?")
                 query = dict(urllib.parse.parse_qsl(rest))
             else:
-                break
-        return found
+                return found
+        raise RestError(0, "", f"{path}: more than {_PAGES} pages; what comes after {len(found)} entries was not seen")
 
     def _ask(self, path: str, query: dict[str, str], body: bytes | None) -> Any:
         url = f"{self.root}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")

@@ -61,12 +61,14 @@ def main(flags: Check) -> None:
         raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
     need = None if flags.job is None else job.parse(flags.job)
     here = surroundings.here()
-    texts = sources.read(flags.files)
-    first = next(iter(texts))
+    unread: dict[str, str] = {}
+    texts = sources.read(flags.files, unread)
+    first = next(iter(texts), None)
     done: dict[str, Checked] = {}
     for name, text in texts.items():
         report = preflight.check(text, here, need, flags.working_dir if name == first else None)
         done[name] = Checked(report) if flags.offline else _online(text, here, need, report)
+    done |= {name: Checked(Report((sources.unreadable(said),), None)) for name, said in unread.items()}
     if flags.json:
         print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
     else:

@@ -15,6 +15,9 @@ from raytf.cluster.left.things import HOURS, Left
 from raytf.commands.table import show
 from raytf.errors import ConfigError
 
+#: Where nothing could be asked, because of the file or for want of credentials; the other files are looked at.
+_NOWHERE = "nowhere"
+
 
 @dataclass(frozen=True)
 class DownCheck:
@@ -37,7 +40,16 @@ def main(flags: DownCheck) -> None:
     if not flags.files:
         raise ConfigError("there is nothing to look for. Expected: raytf down-check CLUSTER.yaml")
     here = surroundings.here()
-    found = {name: looking.look(name, text, here) for name, text in sources.read(flags.files).items()}
+    unread: dict[str, str] = {}
+    texts = sources.read(flags.files, unread)
+    found = {name: Left(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
+    for name, text in texts.items():
+        try:
+            found[name] = looking.look(name, text, here)
+        except ConfigError as problem:
+            if len(texts) + len(unread) == 1:
+                raise
+            found[name] = Left(place=_NOWHERE, unseen=[f"it: {problem}"])
     if flags.json:
         rows = [_document(name, left) for name, left in found.items()]
         print(json.dumps(rows, indent=1))

@@ -100,6 +100,15 @@ def test_what_is_no_yaml_has_a_line(text):
     assert finding.line in (1, 2)
 
 
+LAUGHS = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30))]
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 5000, "a: " + "[" * 300 + "]" * 300, "\n".join(LAUGHS)])
+def test_what_has_no_end_is_no_yaml(text):
+    _, (finding,) = document.parse(text)
+    assert finding.code == "yaml-syntax"
+
+
 def test_several_documents():
     documents, _ = document.parse("a: 1\n---\n---\nb: 2\n")
     assert [d.value for d in documents] == [{"a": 1}, {"b": 2}]
@@ -339,6 +348,16 @@ def test_the_autoscaler_of_ray_reads_the_overlays(overlay, resources):
     assert config["available_node_types"][config["head_node_type"]]["resources"]["CPU"] == 0
 
 
+@NEEDS_KUBECTL
+def test_the_images_user_may_write_into_the_folder_of_the_node():
+    (text,) = sources.read([str(CONFIGS / "kuberay/overlays/local")]).values()
+    (cluster,) = [d["spec"] for d in yaml.safe_load_all(text) if d["kind"] == "RayCluster"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (first,) = group["template"]["spec"]["initContainers"]
+        assert (first["command"], first["securityContext"]) == (["chown", "1000:1000", "/mnt/raytf"], {"runAsUser": 0})
+        assert first["volumeMounts"][0] in group["template"]["spec"]["containers"][0]["volumeMounts"]
+
+
 def test_the_same_python_everywhere():
     wanted = "3.11.7"
     for file in CLUSTERS:
@@ -424,6 +443,39 @@ def test_what_it_refuses(tmp_path, arguments, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_read_in_a_folder_does_not_keep_the_rest_from_being_checked(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\x80")
+    (tmp_path / "b.yaml").write_text(AWS.replace("max_workers: 3", "max_worker: 3"))
+    (tmp_path / "k").mkdir()
+    (tmp_path / "k/kustomization.yaml").write_text("resources: [nowhere.yaml]\n")
+    done = raytf("check", "--offline", "--json", tmp_path)
+    rows = {Path(row["file"]).name: {f["code"] for f in row["findings"]} for row in json.loads(done.stdout)}
+    assert done.returncode == 2
+    assert (rows["a.yaml"], rows["k"]) == ({"unreadable"}, {"unreadable"})
+    assert "unknown-key" in rows["b.yaml"]
+
+
+def test_nobody_reads_to_the_end(tmp_path):
+    (tmp_path / "b.yaml").write_text(AWS.replace("max_workers: 3", "max_worker: 3"))
+    command = [sys.executable, "-c", "from raytf.main import main; main()", "check", "--offline", tmp_path / "b.yaml"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(120) == 141
+
+
+def test_standard_input_that_is_no_text():
+    done = subprocess.run(
+        [sys.executable, "-c", "from raytf.main import main; main()", "check", "--offline", "-"],
+        capture_output=True,
+        timeout=120,
+        input=b"\x80\xff",
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: standard input cannot be read")
 
 
 def test_standard_input():

@@ -1,17 +1,18 @@
 """`raytf check`: mistakes that are in no public thread of the corpus; each is one edit of a good file."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import job, preflight
+from raytf.cluster.check import job, preflight, start
 from raytf.cluster.check.finding import Severity
 from raytf.cluster.check.surroundings import Surroundings
 
 ROOT = Path(__file__).parents[2]
-AWS, GCP, TPU, AZURE = (
+AWS, GCP, TPU, AZURE, LOCAL = (
     (ROOT / "cluster-configs" / f"{name}.yaml").read_text()
-    for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot")
+    for name in ("aws-gpu-spot", "gcp-gpu-spot", "gcp-tpu", "azure-gpu-spot", "local")
 )
 KUBE = (ROOT / "cluster-configs/kuberay/base/raycluster.yaml").read_text()
 REDIS = (ROOT / "cluster-configs/kuberay/base/redis.yaml").read_text()
@@ -83,6 +84,13 @@ CASES = [
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),
     ("no-ray-stop", AWS, "head_start_ray_commands:\n  - ray stop\n", "head_start_ray_commands:\n"),
     ("fixed-head-address", AWS, "--address=$RAY_HEAD_IP:6379", "--address=10.0.0.4:6379"),
+    ("python-version", AWS, "uv venv --seed --python 3.11.7 ~/venv", "uv venv --seed --python 3.11 ~/venv"),
+    ("python-version", AWS, "setup_commands:\n", "setup_commands:\n  - conda create -y -n ray python=3.11\n"),
+    ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip install 'ray[default]>=2.9'\n"),
+    ("ray-not-pinned", AWS, "setup_commands:\n", "setup_commands:\n  - pip3 install numpy ray~=2.9 rich\n"),
+    ("auth-mode", AWS, "RAY_AUTH_MODE=token", "RAY_AUTH_MODE=tokens"),
+    ("auth-not-chosen", AWS, "RAY_AUTH_MODE=token", "RAY_AUTH_MODE=Disabled"),
+    ("auth-not-chosen", GCP, "RAY_AUTH_MODE=token", "RAY_AUTH_MOD=token"),
     ("image-name", AWS, "docker_here", '{image: "my image:1", container_name: ray}'),
     ("image-python", AWS, "docker_here", '{image: "rayproject/ray:2.60.0-gpu", container_name: ray}'),
     ("image-retired", AWS, "docker_here", '{image: "rayproject/autoscaler:1", container_name: ray}'),
@@ -93,6 +101,14 @@ CASES = [
     ("gcp-gpu-twice", GCP, "machineType: n1-standard-4", "machineType: g2-standard-4"),
     ("gcp-spot-restart", GCP, "automaticRestart: false}", "automaticRestart: true}"),
     ("tpu-runtime", TPU, "      runtimeVersion: v2-alpha-tpuv5-lite\n      scheduling", "      scheduling"),
+    ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5lite-4\n      # The"),
+    ("tpu-count", TPU, '{"CPU": 112, "TPU": 4}', '{"CPU": 112, "TPU": 8}'),
+    ("start-flag", AWS, "--object-manager-port=8076 --num-cpus=0", "--object-manager-prt=8076 --num-cpus=0"),
+    ("start-flag", AWS, "ray start --head", "ray start --head --dashboard_host=127.0.0.1"),
+    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notice aws"),
+    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notices gcp"),
+    ("start-flag", AWS, "nohup raytf watch --notices aws", "nohup raytf watch --notices amazon"),
+    ("start-parameter", KUBE, "num-cpus:", "num-cpu:"),
     ("tpu-type", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5e_4\n      # The"),
     ("tpu-pod", TPU, "acceleratorType: v5litepod-4\n      # The", "acceleratorType: v5litepod-64\n      # The"),
     (
@@ -102,6 +118,10 @@ CASES = [
         "      parameters:\n        vmSize: 1",
     ),
     ("azure-size", AZURE, "        vmSize: Standard_D2s_v5\n", ""),
+    ("azure-size", AZURE, "vmSize: Standard_D2s_v5", "vmSize: D2s_v5"),
+    ("disk-too-small", AZURE, "osDiskSize: 128", "osDiskSize: 30"),
+    ("azure-place", AZURE, "location: eastus", "location: us-east-1"),
+    ("local-hosts", LOCAL, "head_ip: 192.0.2.11", "head_ip: 10.0.0.300"),
     ("azure-image", AZURE, "        imagePublisher: Canonical\n", ""),
     ("kube-unknown-field", REDIS, "  strategy: {type", "  stratgy: {type"),
     ("kube-missing-field", REDIS, "ports: [{containerPort: 6379}]", "ports: [{name: redis}]"),
@@ -126,6 +146,8 @@ CASES = [
     ),
     ("kube-rule", KUBE, "redisAddress: raytf-redis:6379", "externalStorageNamespace: mine"),
     ("kube-value", KUBE, "  rayVersion: 2.60.0\n", "  rayVersion: 2.60.0\n  managedBy: me\n"),
+    ("kube-value", JOB, "--workers 1:8", "--workers 8:1"),
+    ("kube-value", JOB, "--run mnist", "--run 'mnist"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "submissionMode: k8sJob"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "activeDeadlineSeconds: 0"),
     ("kube-rule", JOB, "submissionMode: K8sJobMode", "runtimeEnvYAML: 'pip: ['"),
@@ -143,6 +165,52 @@ def test_a_mistake_is_found_and_nothing_else(here, case):
             assert old in text
             text = text.replace(old, new) if text.startswith("apiVersion") else text.replace(old, new, 1)
     assert codes(text, here) == {code}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install 'ray[default]==2.60.0'",
+        "pip install 'ray[default] == 2.60.0' numpy",
+        "pip install raytf rayon",
+        "conda create -y -n ray python=3.11.7",
+        "uv pip install --python ~/venv/bin/python3.11 .",
+        "pip install https://example.com/ray-2.60.0-cp311-cp311-manylinux2014_x86_64.whl",
+    ],
+)
+def test_what_is_pinned_is_left_alone(here, command):
+    assert codes(AWS.replace("setup_commands:\n", f"setup_commands:\n  - {command}\n", 1), here) == set()
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
+def test_a_count_without_end_against_a_job(here, value):
+    text = AWS.replace('{"CPU": 4, "GPU": 1}', f'{{"CPU": {value}, "GPU": {value}}}')
+    assert "wrong-value" in codes(text, here, job.Need(1, 2, 1.0, None, "s3://b/r"))
+    pods = KUBE.replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: {value}")
+    codes(pods, here, job.Need(1, 2, 1.0, None, "s3://b/r"))
+
+
+def test_a_node_type_whose_name_is_a_number(here):
+    (found,) = preflight.check(AWS.replace("  gpu:\n", "  1:\n", 1), here).of(Severity.ERROR)
+    assert (found.code, found.path) == ("wrong-type", ("available_node_types", "1"))
+
+
+def test_the_flags_are_those_of_ray_start_and_of_raytf_watch():
+    from ray.scripts.scripts import start as ray_start
+
+    from raytf.commands.watch import Watch
+    from raytf.config import NoticeSection
+
+    flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
+    assert {f"--{name}" for name in start.OPTIONS} == flags
+    own = {f.name for section in (Watch, NoticeSection) for f in dataclasses.fields(section)}
+    assert {name.replace("-", "_") for name in start.WATCH_OPTIONS} == own - {"command"}
+
+
+def test_ray_takes_a_mode_in_large_letters(here):
+    text = AWS.replace("RAY_AUTH_MODE=token", "RAY_AUTH_MODE=Token")
+    assert text != AWS
+    assert codes(text.replace("ray start --head", "ray start --head --dashboard-host=0.0.0.0"), here) == set()
 
 
 def test_a_mistake_of_a_fallback_is_said_where_it_is(here):
@@ -184,6 +252,20 @@ def test_a_rayjob_says_what_it_needs_itself(here):
     text = JOB.replace("  clusterSelector: {ray.io/cluster: raytf}\n", f"  rayClusterSpec:\n  {spec}\n")
     assert codes(text, here) == set()
     assert codes(text.replace("--workers 1:8", "--workers 12"), here) == {"job-never-starts"}
+    assert codes(text.replace("--use-gpu ", ""), here) == {"gpu-left-open"}
+    assert codes(text.replace("--use-gpu ", "").replace("minReplicas: 0", "minReplicas: 1"), here) <= {
+        "replicas-out-of-range"
+    }
+    assert codes(text.replace("--use-gpu ", "--no-use-gpu "), here) == set()
+
+
+def test_a_rayjob_against_the_raycluster_of_the_same_input(here):
+    assert codes(f"{KUBE}\n---\n{JOB}", here) == set()
+    assert codes(f"{JOB}\n---\n{KUBE}".replace("--workers 1:8", "--workers 12"), here) == {"job-never-starts"}
+    assert codes(f"{JOB}\n---\n{KUBE}".replace("--use-gpu ", ""), here) == {"gpu-left-open"}
+    assert (
+        codes(f"{JOB}\n---\n{KUBE}".replace("cluster: raytf}", "cluster: other}").replace("8 ", "12 "), here) == set()
+    )
 
 
 def test_a_placeholder_is_to_be_filled_in(here):

@@ -227,6 +227,17 @@ def test_what_it_refuses(tmp_path, monkeypatch, text, said):
         looking.look("c.yaml", text, here)
 
 
+def test_one_of_several_files_that_cannot_be_looked_for_is_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("provider: {type: aws}\n")
+    (tmp_path / "b.yaml").write_text("provider: {type: vsphere}\n")
+    (tmp_path / "c.yaml").write_bytes(b"\x80")
+    done = raytf(tmp_path)
+    assert done.returncode == 2
+    for name, said in (("a", "no provider.region"), ("b", "provider 'vsphere'"), ("c", "cannot be read")):
+        assert f"{tmp_path}/{name}.yaml: nowhere" in done.stdout
+        assert said in done.stdout
+
+
 def test_no_file_and_no_such_file():
     assert "there is nothing to look for" in raytf().stderr
     done = raytf("/no/such.yaml")

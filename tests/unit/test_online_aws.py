@@ -436,6 +436,15 @@ def test_without_credentials_one_warning(front, here, monkeypatch):
     assert "--offline" in the_first(seen).mend
 
 
+def test_a_profile_that_there_is_not_and_settings_that_cannot_be_read(front, here, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    assert [f.code for f in ask(CONFIG, here).findings] == ["no-credentials"]
+    monkeypatch.delenv("AWS_PROFILE")
+    (tmp_path / "config").write_text("[default\nregion")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert [f.code for f in ask(CONFIG, here).findings] == ["no-credentials"]
+
+
 def test_credentials_that_have_ended(front, here):
     front.denied = set()
     answer = front.answer

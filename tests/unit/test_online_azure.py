@@ -207,6 +207,12 @@ def test_without_credentials_one_warning(cloud, tmp_path):
         assert (found.code, "az login" in found.mend) == ("no-credentials", True)
 
 
+@pytest.mark.parametrize("said", ["{}", "[]", '"x"', '{"accessToken": null}'])
+def test_an_answer_of_az_without_a_token(cloud, here, tmp_path, said):
+    (tmp_path / "token.json").write_text(said)
+    assert codes(ask(CONFIG, here)) == {"no-credentials"}
+
+
 def test_a_token_goes_nowhere_else(cloud, here):
     """A next link that leads to another server is not followed."""
     other = Recorded({"/x": {"value": []}})
@@ -245,6 +251,10 @@ def left_behind(cloud):
             resource("Microsoft.Network/publicIPAddresses", f"ray-{NAME}-head-abcd-1-ip"),
             resource("Microsoft.Network/virtualNetworks", f"ray-{NAME}-abcd-vnet"),
             resource("Microsoft.Compute/virtualMachines", "ray-other-1", **{"ray-cluster-name": "other"}),
+            # Of clusters whose names begin alike.
+            resource("Microsoft.Compute/disks", f"ray-{NAME}-2-worker-abcd-1234_OsDisk_1_x"),
+            resource("Microsoft.Network/networkInterfaces", f"ray-{NAME}-worker-head-abcd-1234-nic"),
+            resource("Microsoft.Network/virtualNetworks", f"ray-{NAME}-dev-abcd-vnet"),
         ]
     }
     cloud.routes[f"{GROUP}/providers/Microsoft.Compute/virtualMachines/{vm}"] = {
@@ -271,7 +281,7 @@ def test_what_is_left(cloud, here):
     assert left.things[1].usd == pytest.approx(128 * 0.154 / 730, abs=1e-5)
     assert [t.is_free for t in left.things] == [False, False, True, False, True]
     assert down_check.exit_code(left) == 1
-    cloud.routes[f"{GROUP}/resources"]["value"].pop()
+    del cloud.routes[f"{GROUP}/resources"]["value"][5:]
     assert looking.look("c.yaml", CONFIG, here).things[-1].remove == "az group delete --name raytf --yes"
 
 

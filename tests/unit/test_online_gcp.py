@@ -275,27 +275,46 @@ def test_without_credentials_one_warning(here, tmp_path):
     assert "gcloud auth application-default login" in found.mend
 
 
-def test_the_file_of_a_service_account(here, tmp_path):
-    """google-auth's own exchange of a signed assertion for a token, with a token server on the loopback."""
+def service_account(folder, token_uri):
+    """The environment of one, whose token server is on the loopback."""
     pytest.importorskip("google.auth")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
-    answer = {"access_token": "token-2", "expires_in": 3600, "token_type": "Bearer"}
-    server = Recorded({})
-    server.answer = lambda *_: (200, answer)
     pem = rsa.generate_private_key(65537, 2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    file = tmp_path / "key.json"
+    file = folder / "key.json"
     content = {"type": "service_account", "client_email": ACCOUNT, "private_key": pem.decode()}
-    file.write_text(json.dumps({**content, "project_id": "demo-1", "token_uri": f"{server.url}/token"}))
-    environ = {"HOME": str(tmp_path), "PATH": "", "GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    file.write_text(json.dumps({**content, "project_id": "demo-1", "token_uri": token_uri}))
+    return {"HOME": str(folder), "PATH": "", "GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+
+
+def test_the_file_of_a_service_account(tmp_path):
+    """google-auth's own exchange of a signed assertion for a token."""
+    answer = {"access_token": "token-2", "expires_in": 3600, "token_type": "Bearer"}
+    server = Recorded({})
+    server.answer = lambda *_: (200, answer)
     (document,), _ = parse(SPOT)
     try:
-        assert accounts.google(document, environ).token == "token-2"
+        assert accounts.google(document, service_account(tmp_path, f"{server.url}/token")).token == "token-2"
     finally:
         server.close()
+
+
+def test_a_token_server_that_is_silent(tmp_path):
+    environ = service_account(tmp_path, "http://127.0.0.1:1/token")
+    assert codes(ask(SPOT, Surroundings("3.11.7", "2.60.0", ROOT, environ))) == {"no-answer"}
+
+
+@pytest.mark.parametrize("text", ["[]", "7", "{}", '{"type": 7}', '{"type": "service_account"}', "no"])
+def test_a_file_that_holds_no_credentials(here, tmp_path, text):
+    pytest.importorskip("google.auth")
+    file = tmp_path / "key.json"
+    file.write_text(text)
+    environ = {"HOME": str(tmp_path), "PATH": "", "GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    (found,) = ask(SPOT, Surroundings("3.11.7", "2.60.0", ROOT, environ)).findings
+    assert (found.code, str(file) in found.mend) == ("no-credentials", True)
 
 
 NAME = "raytf-gcp-gpu-spot"
@@ -322,6 +341,7 @@ def left_behind(cloud, zone="us-central1-a"):
         {"name": f"ray-{NAME}-worker-1234abcd-compute", "sizeGb": "120", "type": kind, "status": "READY"},
         {"name": f"ray-{NAME}-head-1-compute", "sizeGb": "50", "type": kind, "status": "READY", "users": ["x"]},
         {"name": "somebody-elses", "sizeGb": "999", "type": kind, "status": "READY"},
+        {"name": f"ray-{NAME}-2-worker-1234abcd-compute", "sizeGb": "999", "type": kind, "status": "READY"},
     ]
     cloud.routes[f"{COMPUTE}/zones/{zone}/disks"] = {"items": disks}
 

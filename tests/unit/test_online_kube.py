@@ -124,7 +124,8 @@ def _references(document):
 @pytest.fixture
 def api(manifests):
     documents, _ = parse(manifests)
-    server = Recorded(routes(documents), status(403, "Forbidden"), status(404, "NotFound"))
+    volumes = {"/api/v1/persistentvolumes": {"items": []}}
+    server = Recorded(routes(documents) | volumes, status(403, "Forbidden"), status(404, "NotFound"))
     yield server
     server.close()
 
@@ -276,6 +277,23 @@ def test_nothing_is_left(api, here, manifests):
         del api.routes[path]
     left = looking.look("c.yaml", manifests, here)
     assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
+
+
+def test_a_volume_that_outlives_its_claim(api, here):
+    text = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: runs, namespace: raytf}\nspec: {}\n"
+    api.routes["/api/v1/persistentvolumes"] = {
+        "items": [
+            {
+                "metadata": {"name": f"pv-{state}-{claim}"},
+                "spec": {"claimRef": {"namespace": "raytf", "name": claim}, "capacity": {"storage": "100Gi"}},
+                "status": {"phase": state},
+            }
+            for state, claim in (("Released", "runs"), ("Bound", "runs"), ("Released", "other"))
+        ]
+    }
+    (thing,) = looking.look("c.yaml", text, here).things
+    assert (thing.kind, thing.name, thing.state, thing.is_free) == ("volume", "pv-Released-runs", "Released", False)
+    assert thing.remove == "kubectl delete persistentvolume pv-Released-runs"
 
 
 def test_a_job_has_a_cluster_of_its_own(api, here):

@@ -108,6 +108,12 @@ def test_pages(server):
     assert Rest(f"{server.url}/v1", "t").pages("/list", "items") == [1, 2, 3]
 
 
+def test_a_list_without_end_is_not_cut_in_silence(server):
+    server.routes["/v1/list"] = {"items": [1], "nextPageToken": "n"}
+    with pytest.raises(RestError, match="more than 20 pages"):
+        Rest(f"{server.url}/v1", "t").pages("/list", "items")
+
+
 def test_a_bucket_that_denies(server, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")

@@ -26,6 +26,7 @@ _RAYS = {
 }
 _IMAGE = ("imagePublisher", "imageOffer", "imageSku", "imageVersion")
 _PRIORITIES = ("Regular", "Low", "Spot")
+_LEAST_GB, _GPU_GB = 32, 64
 _EVICTIONS = ("Deallocate", "Delete")
 
 
@@ -43,6 +44,15 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
                 "`ray up` ends with an assertion.",
                 f"Add {key}: {example}.",
             )
+    location = provider.get("location")
+    if isinstance(location, str) and "-" in location:
+        yield error(
+            "azure-place",
+            ("provider", "location"),
+            f"{location} is no place of Azure",
+            "Azure refuses each request (LocationNotAvailableForResourceType).",
+            "Write it as `az account list-locations` does, such as eastus.",
+        )
     if "region" in provider:
         return  # the unknown provider key says it
     yield from _keys(document, surroundings)
@@ -86,6 +96,7 @@ def _node(t: NodeType, known: set[str]) -> Iterator[Finding]:
         yield error(
             "azure-size", path, "vmSize is missing", "Ray ends with KeyError: 'vmSize'.", "Add vmSize: Standard_D4s_v5."
         )
+    yield from _size(t, parameters, path)
     yield from _choices(parameters, path)
     missing = [k for k in _IMAGE if not parameters.get(k)]
     if not parameters.get("imageId") and missing:
@@ -103,6 +114,27 @@ def _node(t: NodeType, known: set[str]) -> Iterator[Finding]:
             "the head is a spot machine",
             "When Azure evicts it, the whole cluster is gone, and workers run on that nobody stops.",
             "Leave priority out of the head's type.",
+        )
+
+
+def _size(t: NodeType, parameters: dict[str, Any], path: Path) -> Iterator[Finding]:
+    size, disk = parameters.get("vmSize"), parameters.get("osDiskSize")
+    if isinstance(size, str) and size and not re.match(r"(Standard|Basic)_", size, re.IGNORECASE):
+        yield error(
+            "azure-size",
+            (*path, "vmSize"),
+            f"vmSize is {size!r}",
+            "Azure refuses each machine (InvalidParameter): sizes begin with Standard_.",
+            f"Write Standard_{size}.",
+        )
+    least = _GPU_GB if t.machine is not None and t.machine.gpus else _LEAST_GB
+    if isinstance(disk, int) and not isinstance(disk, bool) and 0 < disk < least:  # 0 is the image's own size
+        yield error(
+            "disk-too-small",
+            (*path, "osDiskSize"),
+            f"a disk of {disk} GB for the system",
+            "Azure refuses less than the image has, 30 GB for Ubuntu; TensorFlow takes 8 GB more with CUDA.",
+            f"Give {least} or more.",
         )
 
 

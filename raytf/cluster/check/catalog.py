@@ -22,6 +22,7 @@ PRICES_OF = "2025-06"
 _ATTACHED = {"T4": 0.35, "P4": 0.60, "P100": 1.46, "V100": 2.48, "K80": 0.45}
 #: TPU generation -> US dollars an hour and chip, and cores that the name counts for each chip.
 _TPUS = {"v2": (1.125, 2), "v3": (2.0, 2), "v4": (3.22, 2), "v5p": (4.2, 2), "v5litepod": (1.2, 1), "v6e": (2.7, 1)}
+TPU_GENERATIONS = frozenset(_TPUS)
 #: GPUs that the CUDA of TensorFlow 2.21 does not run on, or that its wheels have no kernels for.
 TOO_OLD = {"K80", "M60", "K520", "M40"}
 

@@ -6,22 +6,25 @@ import re
 from collections.abc import Iterator
 
 from raytf.cluster.check import shell
+from raytf.cluster.check import start as start_flags
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.finding import Finding, Path, error, near, warning
 from raytf.cluster.check.software import NIGHTLY
 
 _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
 _HEAD, _WORKER = "head_start_ray_commands", "worker_start_ray_commands"
 _DEFAULT_PORT = "6379"
 _OPEN_HOSTS = ("0.0.0.0", "::")
+_AUTH_MODES = ("token", "disabled")
 
 
 def check(document: Document) -> Iterator[Finding]:
     """Find commands that wait for an answer, lose what they set, or start no cluster."""
     for path, command in _all(document):
         yield from _setup(path, command)
-    starts = [((key, i), c) for key in (_HEAD, _WORKER) for i, c in enumerate(document.sequence(key))]
-    yield from shell.check([*_all(document), *((path, c) for path, c in starts if isinstance(c, str))])
+    yield from shell.check([*_all(document), *_starts(document)])
+    for path, command in _starts(document):
+        yield from start_flags.check(path, command, str(document.get("provider", "type")))
     yield from _head(document)
     yield from _worker(document)
     yield from _watched(document)
@@ -38,6 +41,13 @@ def _all(document: Document) -> Iterator[tuple[Path, str]]:
             for i, command in enumerate(document.sequence("available_node_types", name, key)):
                 if isinstance(command, str):
                     yield ("available_node_types", name, key, i), command
+
+
+def _starts(document: Document) -> Iterator[tuple[Path, str]]:
+    for key in (_HEAD, _WORKER):
+        for i, command in enumerate(document.sequence(key)):
+            if isinstance(command, str):
+                yield (key, i), command
 
 
 def _setup(path: Path, command: str) -> Iterator[Finding]:
@@ -226,6 +236,17 @@ def _auth(document: Document) -> Iterator[Finding]:
     worker = " ".join(str(c) for c in document.sequence(_WORKER))
     setup = " ".join(command for _, command in _all(document))
     modes = {name: _mode(text) or _mode(setup) for name, text in (("head", head), ("workers", worker))}
+    for path, command in [*_all(document), *_starts(document)]:
+        mode = _mode(command)
+        if mode not in (None, *_AUTH_MODES):
+            yield error(
+                "auth-mode",
+                path,
+                f"RAY_AUTH_MODE is {mode!r}{near(mode, _AUTH_MODES)}",
+                "Ray takes every other word for `disabled`, and says nothing: the cluster takes orders from anybody.",
+                "Write RAY_AUTH_MODE=token.",
+            )
+            return
     if head and worker and modes["head"] != modes["workers"]:
         yield error(
             "auth-mode",
@@ -234,7 +255,8 @@ def _auth(document: Document) -> Iterator[Finding]:
             "Workers are turned away (InvalidAuthToken) or the head takes anybody.",
             "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc.",
         )
-    if document.get("provider", "type") == "local" and not any(modes.values()):
+    local = document.get("provider", "type") == "local"
+    if local and not any(modes.values()):
         yield warning(
             "auth-not-chosen",
             (_HEAD,) if head else ("provider", "type"),
@@ -243,7 +265,18 @@ def _auth(document: Document) -> Iterator[Finding]:
             "authentication on by itself: workers are turned away (InvalidAuthToken).",
             "Set RAY_AUTH_MODE=token, or =disabled, in setup_commands, which all hosts run, by ~/.bashrc.",
         )
-    token = any("auth_token" in str(remote) for remote in document.mapping("file_mounts"))
+    mounted = [remote for remote in document.mapping("file_mounts") if "auth_token" in remote]
+    token = bool(mounted)
+    if token and modes["head"] != "token" and (modes["head"] or not local):
+        yield warning(
+            "auth-not-chosen",
+            ("file_mounts", mounted[0]),
+            f"nodes are given a token, and RAY_AUTH_MODE is {modes['head'] or 'not set'} for the head",
+            "Nobody is asked for the token: whoever reaches the head runs code there."
+            if modes["head"]
+            else "The head then turns authentication on by itself, and workers do not: they are turned away.",
+            "Set RAY_AUTH_MODE=token in setup_commands, which all nodes run, by ~/.bashrc.",
+        )
     fetched = "auth_token" in setup + head or "RAY_AUTH_TOKEN" in setup + head
     if modes["head"] == "token" and not token and not fetched:
         yield error(
@@ -266,5 +299,5 @@ def _auth(document: Document) -> Iterator[Finding]:
 
 
 def _mode(text: str) -> str | None:
-    found = re.search(r"RAY_AUTH_MODE=[\"']?(\w+)", text)
-    return found[1] if found else None
+    found = re.search(r"RAY_AUTH_MODE=[\"']?([\w-]+)", text)
+    return found[1].lower() if found else None  # Ray takes small and large letters

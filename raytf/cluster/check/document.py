@@ -12,6 +12,9 @@ from raytf.cluster.check.finding import Finding, Path, error
 
 #: The C parser where PyYAML was built with it: a tenth of the time.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_TOO_DEEP = "it is nested too deep"
+#: A cluster has ten levels and a few hundred values; aliases of aliases make millions of ten lines.
+_LEVELS, _VALUES = 100, 200_000
 
 
 @dataclass(frozen=True)
@@ -19,12 +22,14 @@ class Document:
     """One document of a file.
 
     Attributes:
-        value: what it says.
+        value: what it says, with all keys as texts.
         lines: path -> line, from 1; of the key where it is in a mapping.
+        odd_keys: where a key is a number or the like for YAML.
     """
 
     value: Any
     lines: dict[Path, int] = field(default_factory=dict)
+    odd_keys: tuple[Path, ...] = ()
 
     def line(self, path: Path) -> int | None:
         """The line of a path, or of the nearest part of it that exists."""
@@ -63,28 +68,52 @@ def parse(text: str) -> tuple[list[Document], list[Finding]]:
     try:
         while loader.check_node():
             node = loader.get_node()
-            if _refers_to_itself(node, ()):
-                findings.append(replace(_syntax(yaml.YAMLError("an alias refers to what it is in"), text), line=1))
-                break
+            _size(node, [], {})
             findings += _doubles(node, ())
             value = loader.construct_document(node)
             lines: dict[Path, int] = {}
             _walk(node, (), lines)
             if value is not None:
-                documents.append(Document(value, lines))
+                odd: list[Path] = []
+                documents.append(Document(_with_texts(value, (), odd), lines, tuple(odd)))
     except yaml.YAMLError as problem:
         findings.append(_syntax(problem, text))
+    except RecursionError:
+        findings.append(_syntax(yaml.YAMLError(_TOO_DEEP), text))
     finally:
         loader.dispose()
     return documents, findings
 
 
-def _refers_to_itself(node: yaml.Node, above: tuple[int, ...]) -> bool:
-    if id(node) in above or isinstance(node, yaml.ScalarNode):
-        return id(node) in above
-    inner = (*above, id(node))
-    parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
-    return any(_refers_to_itself(part, inner) for part in parts)
+def _with_texts(value: Any, path: Path, odd: list[Path]) -> Any:
+    if isinstance(value, dict):
+        odd += [(*path, str(key)) for key in value if not isinstance(key, str)]
+        return {str(key): _with_texts(inner, (*path, str(key)), odd) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(inner, (*path, i), odd) for i, inner in enumerate(value)]
+    return value
+
+
+def _size(node: yaml.Node, above: list[int], sizes: dict[int, int]) -> int:
+    """How many values a node stands for, those of its aliases among them.
+
+    Raises:
+        yaml.YAMLError: more than anybody goes through.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) in above:
+        raise yaml.YAMLError("an alias refers to what it is in")
+    if len(above) > _LEVELS:
+        raise yaml.YAMLError(_TOO_DEEP)
+    if id(node) not in sizes:
+        above.append(id(node))
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
+        sizes[id(node)] = 1 + sum(_size(part, above, sizes) for part in parts)
+        above.pop()
+    if sizes[id(node)] > _VALUES:
+        raise yaml.YAMLError(f"its aliases make more than {_VALUES} values of it")
+    return sizes[id(node)]
 
 
 def _syntax(problem: yaml.YAMLError, text: str) -> Finding:

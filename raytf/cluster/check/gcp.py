@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from raytf.cluster.check import catalog
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, instead, warning
 from raytf.cluster.check.nodes import NodeType, node_types
@@ -238,7 +239,12 @@ def _tpu(t: NodeType, path: Path) -> Iterator[Finding]:
             "Give runtimeVersion: v2-alpha-tpuv5-lite, or that of your generation.",
         )
     kind = t.config.get("acceleratorType")
-    if isinstance(kind, str) and not re.fullmatch(r"(v|tpu)\d+[a-zA-Z]*-\d+", kind):
+    generation = kind.rpartition("-")[0] if isinstance(kind, str) else ""
+    if isinstance(kind, str) and (
+        not re.fullmatch(r"(v|tpu)\d+[a-zA-Z]*-\d+", kind)
+        # Newer ones than these may come.
+        or (re.match(r"v[2-6]", generation) and generation not in catalog.TPU_GENERATIONS)
+    ):
         yield error(
             "tpu-type",
             (*path, "acceleratorType"),
@@ -253,6 +259,15 @@ def _tpu(t: NodeType, path: Path) -> Iterator[Finding]:
             f"{kind} has {t.machine.tpus} chips on several hosts",
             "Ray starts such a slice, but its autoscaler does not treat the hosts as one, as a job needs it.",
             "Take a slice of one host: up to v5litepod-8 or v6e-8, v4-8.",
+        )
+    given = t.resources.get("TPU")
+    if t.machine is not None and t.machine.tpus <= 8 and given not in (None, t.machine.tpus):
+        yield error(
+            "tpu-count",
+            (*t.path, "resources", "TPU"),
+            f"TPU: {given:g} on {kind}, which has {t.machine.tpus}",
+            "Ray starts nodes for jobs that then do not fit, or gives the other chips to nobody.",
+            f"Give TPU: {t.machine.tpus}.",
         )
     if t.is_head:
         yield warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
 
 
 def _workers(room: Room, cpus: float, gpu: bool) -> int:
+    if not (math.isfinite(room.cpus) and math.isfinite(room.gpus) and cpus > 0):
+        return 0
     by_cpu = int(room.cpus / cpus + 1e-9)
     return min(by_cpu, int(room.gpus)) if gpu else by_cpu
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from raytf.cluster.check import software
+from raytf.cluster.check import software, start
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, near, warning
+from raytf.cluster.check.finding import Finding, Path, error, instead, near, warning
 from raytf.cluster.check.kube_schema import is_quantity
 from raytf.cluster.check.surroundings import Surroundings
 
@@ -96,6 +97,14 @@ def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Itera
                 f"{key!r} is no flag of `ray start` without its dashes",
                 "The container ends at once with an error of `ray start`, again and again.",
                 f"Write {str(key).lstrip('-').replace('_', '-')}.",
+            )
+        elif str(key) not in start.OPTIONS:
+            yield error(
+                "start-parameter",
+                (*path, "rayStartParams", str(key)),
+                f"`ray start` has no flag --{key}{near(key, start.OPTIONS)}",
+                "The container ends at once with an error of `ray start`, again and again.",
+                instead(key, start.OPTIONS, "Its flags are"),
             )
     if "labels" in parameters:
         yield refused(
@@ -240,6 +249,7 @@ def number(value: Any) -> float:
     else:
         scale = 1.0
     try:
-        return float(text) * scale
+        found = float(text) * scale
     except ValueError:
         return 0.0
+    return found if math.isfinite(found) else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -11,7 +11,7 @@ import yaml
 from raytf.cluster.check import kube_pods, kube_schema, software
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, near, warning
-from raytf.cluster.check.job import Room
+from raytf.cluster.check.job import Need, Room
 from raytf.cluster.check.kube_pods import ACCELERATORS, number, refused
 from raytf.cluster.check.surroundings import Surroundings
 
@@ -345,6 +345,36 @@ def _gates(document: Document, base: Path) -> Iterator[Finding]:
             f"{key} needs the feature gate {_GATES[key]}",
             "KubeRay 1.7 has it off: the operator refuses the object, which only its events say.",
             f"Start the operator with --feature-gates={_GATES[key]}=true, or leave {key} out.",
+        )
+
+
+def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
+    """What has the cluster of a RayJob: itself, or the RayCluster of the same input that its clusterSelector names."""
+    name = document.mapping("spec", "clusterSelector").get("ray.io/cluster")
+    space = document.get("metadata", "namespace")
+    for other in manifests:
+        there = other.get("metadata", "namespace")
+        named = other.get("kind") == "RayCluster" and name and other.get("metadata", "name") == name
+        if named and (space is None or there is None or space == there):
+            return other
+    return document
+
+
+def gpus_from_zero(document: Document, need: Need, where: Path) -> Iterator[Finding]:
+    """A job that leaves open whether it trains on GPUs, where none is up when it starts."""
+    gpus = [
+        group.get("minReplicas") or 0
+        for path, group, _ in groups(document)
+        if set(ACCELERATORS[:2])
+        & document.mapping(*path, "template", "spec", "containers", 0, "resources", "limits").keys()
+    ]
+    if need.gpu is None and gpus and not any(gpus):
+        yield warning(
+            "gpu-left-open",
+            where,
+            "the job says neither --use-gpu nor --no-use-gpu, and all pods with GPUs are started on demand",
+            "When it starts none is up, and it does not know that one may come: CPUs train, and GPUs are paid for.",
+            "Add --use-gpu.",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -74,6 +75,14 @@ def _hosts(document: Document) -> Iterator[Finding]:
     for path, host in [(("provider", "head_ip"), head)] + [
         (("provider", "worker_ips", i), host) for i, host in enumerate(workers)
     ]:
+        if isinstance(host, str) and _is_no_address(host):
+            yield error(
+                "local-hosts",
+                path,
+                f"{host} is no address",
+                "Nothing answers there: `ray up` or the autoscaler waits for it for minutes, again and again.",
+                "Give the address or the name by which the hosts reach each other.",
+            )
         if isinstance(host, str) and len(workers) and (host in ("localhost", "0.0.0.0") or _is_loopback(host)):
             yield error(
                 "local-hosts",
@@ -82,6 +91,14 @@ def _hosts(document: Document) -> Iterator[Finding]:
                 "Other hosts cannot reach the head there.",
                 "Give the address by which the hosts reach each other.",
             )
+
+
+def _is_no_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return re.fullmatch(r"[\d.]+", host) is not None  # else it is a name
+    return False
 
 
 def _is_loopback(host: str) -> bool:

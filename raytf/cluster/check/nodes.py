@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ def node_types(document: Document) -> list[NodeType]:
                 _whole(value.get("min_workers"), 0),
                 _whole(most, 0 if name == head else _whole(cluster_most, 2)),
                 most is not None,
-                {str(k): float(v) for k, v in resources.items() if isinstance(v, int | float)},
+                {str(k): float(v) for k, v in resources.items() if isinstance(v, int | float) and math.isfinite(v)},
                 config,
                 catalog.machine(provider, config),
                 market(provider, config),
@@ -131,6 +132,15 @@ def check(document: Document) -> Iterator[Finding]:
     """Find resources that the machine does not have, and machines that do not exist."""
     provider = str(document.get("provider", "type"))
     for t in node_types(document):
+        for resource, count in document.mapping(*t.path, "resources").items():
+            if isinstance(count, float) and not math.isfinite(count):
+                yield error(
+                    "wrong-value",
+                    (*t.path, "resources", resource),
+                    f"{resource} is {count}",
+                    "Ray schedules by numbers that end.",
+                    "Give how many the machine has.",
+                )
         name = catalog.instance_type(provider, t.config)
         if name is not None and t.machine is None:
             hint = near(name, catalog.names(provider))

@@ -26,6 +26,7 @@ from raytf.cluster.check.document import Document, parse
 from raytf.cluster.check.finding import Finding, Path, Severity, error
 from raytf.cluster.check.job import Need, Room
 from raytf.cluster.check.surroundings import Surroundings
+from raytf.errors import ConfigError
 
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
@@ -65,7 +66,7 @@ def check(text: str, here: Surroundings, need: Need | None = None, working_dir: 
         found.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
     elif manifests:
         for document in manifests:
-            found += _lines(document, _manifest(document, here, need))
+            found += _lines(document, _manifest(document, manifests, here, need))
     else:
         document = documents[0]
         found += _lines(document, _cluster(document, here, need))
@@ -133,7 +134,9 @@ def _rooms(document: Document) -> tuple[list[Room], int | None]:
     return rooms, limit if isinstance(limit, int) else None
 
 
-def _manifest(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:
+def _manifest(
+    document: Document, manifests: Sequence[Document], here: Surroundings, need: Need | None
+) -> Iterator[Finding]:
     yield from kuberay.check(document, here)
     yield from files.placeholders(document)
     if document.get("kind") not in kuberay.KINDS:
@@ -141,9 +144,16 @@ def _manifest(document: Document, here: Surroundings, need: Need | None) -> Iter
     wanted, path = need, None
     entrypoint = document.get("spec", "entrypoint")
     if isinstance(entrypoint, str) and need is None and "--workers" in entrypoint:
-        wanted, path = job.parse(entrypoint), ("spec", "entrypoint")
+        path = ("spec", "entrypoint")
+        try:
+            wanted = job.parse(entrypoint)
+        except ConfigError as problem:
+            yield error("kube-value", path, str(problem), "The job ends at once.", "Mend the command.")
+            return
+        cluster = kuberay.cluster_of(document, manifests)
+        yield from kuberay.gpus_from_zero(cluster, wanted, path)
     if wanted is not None:
-        rooms, where = kuberay.rooms(document)
+        rooms, where = kuberay.rooms(document if path is None else cluster)
         if rooms:
             yield from job.check(wanted, rooms, path or where)
 

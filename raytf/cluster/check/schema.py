@@ -65,6 +65,16 @@ def check(document: Document) -> Iterator[Finding]:
             if dead
             else f"Use one of {', '.join(_PROVIDERS)}.",
         )
+    for path in document.odd_keys:
+        if path[:1] != ("available_node_types",) or not (len(path) == 2 or path[2] == "resources"):
+            continue
+        yield error(
+            "wrong-type",
+            path,
+            f"the key {path[-1]} is no text for YAML",
+            "Ray ends with a TypeError when it validates the file.",
+            f'Put it in quotes: "{path[-1]}".',
+        )
     validator = jsonschema.Draft7Validator(ray_file("autoscaler/ray-schema.json"))
     for problem in validator.iter_errors(document.value):
         yield from _say(problem, str(kind))

@@ -15,6 +15,16 @@ _DOCKER_IMAGES = ("image", "head_image", "worker_image")
 _OLDEST_PYTHON = (3, 11)
 #: Ray's wheels of last night.
 NIGHTLY = re.compile(r"ray-\d\.\d\.\d\.dev0|ray-wheels/latest")
+#: `ray`, `ray[default]`, `ray>=2.9`: anything but `ray==...` and a wheel's address.
+_UNPINNED = re.compile(
+    r"\bpip3?\s+install\s+([^;&|]*?\s)?([\"']?)ray(\[[\w,-]+\])?"
+    r"(\2(?=\s|[;&|]|$)|\s*(?:[<>!~]=?|===)\s*\d)(?![^\"'\s;&|]*,\s*==)"
+)
+#: Installers that bring a Python; two parts of its version alone.
+_PYTHON = re.compile(
+    r"(?:\buv\s+(?:venv|python\s+install)\b[^;&|]*?|\b(?:conda|mamba|micromamba)\s+(?:create|install)\b[^;&|]*?"
+    r"|\bpyenv\s+install\b[^;&|]*?)[\s=](\d\.\d+)(?![.\d])"
+)
 _CLOUDS = ("aws", "gcp", "azure")
 
 
@@ -39,7 +49,8 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
         for pattern in (r"(?:\bpython\s*==?\s*|--python[= ]|python install )(\d\.\d+(?:\.\d+)?)", r"-cp(\d)(\d+)-"):
             for found in re.finditer(pattern, command):
                 yield from python_version(".".join(found.groups()), path, here)
-        if re.search(r"\bpip3?\s+install\s+([^;&|]*\s)?[\"']?ray(\[[\w,-]+\])?[\"']?(\s|[;&|]|$)", command):
+        yield from _floating_python(command, path, here)
+        if _UNPINNED.search(command):
             yield error(
                 "ray-not-pinned",
                 path,
@@ -55,6 +66,19 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
             "neither setup_commands nor a docker image is given",
             "Ray's defaults then install the Ray of tonight for Python 3.10 (3.7 on Google Cloud) on each new node.",
             f"Give setup_commands that install Ray {here.ray} and Python {here.python}; cluster-configs/ shows how.",
+        )
+
+
+def _floating_python(command: str, path: Path, here: Surroundings) -> Iterator[Finding]:
+    """A Python that an installer picks the patch level of; that of an image's tag is as it was built."""
+    found = _PYTHON.search(command)
+    if found and here.python.startswith(f"{found[1]}."):
+        yield warning(
+            "python-version",
+            path,
+            f"`{found[0].strip()}` is whatever Python {found[1]} is newest, and {here.python} is here",
+            "Ray refuses a driver or a node whose Python differs, to the patch level: nodes of later days never join.",
+            f"Write {here.python}.",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,10 +37,11 @@ def look(document: Document, here: Surroundings) -> Left:
     except NoCredentials as problem:
         raise ConfigError(f"there are no credentials for Azure. {problem}.") from None
     left = Left(place=f"Azure, resource group {group}, clusters named {name}")
-    return gather(left, [("resources", lambda: list(_resources(azure, group, str(name))))])
+    unique_id = str(document.get("provider", "unique_id") or "")
+    return gather(left, [("resources", lambda: list(_resources(azure, group, str(name), unique_id)))])
 
 
-def _resources(azure: Azure, group: str, name: str) -> Iterator[Thing]:
+def _resources(azure: Azure, group: str, name: str, unique_id: str) -> Iterator[Thing]:
     base = azure.path(f"/resourceGroups/{group}")
     try:
         every = azure.arm.pages(f"{base}/resources", "value", **{"api-version": _RESOURCES})
@@ -47,7 +49,7 @@ def _resources(azure: Azure, group: str, name: str) -> Iterator[Thing]:
         if problem.is_missing:
             return  # the group is gone, and all that was in it
         raise
-    mine = [r for r in every if _is_of(r, name)]
+    mine = [r for r in every if _is_of(r, name, unique_id)]
     for r in mine:
         yield from _thing(azure, group, r)
     if mine and len(mine) == len(every):
@@ -55,11 +57,14 @@ def _resources(azure: Azure, group: str, name: str) -> Iterator[Thing]:
         yield Thing("resource group", group, "there", 0.0, remove, "holds nothing else: this removes all of the above")
 
 
-def _is_of(resource: dict[str, Any], name: str) -> bool:
+def _is_of(resource: dict[str, Any], name: str, unique_id: str) -> bool:
     tags = resource.get("tags") or {}
     if _TAG in tags:
         return bool(tags[_TAG] == name)
-    return str(resource.get("name", "")).casefold().startswith(f"ray-{name}-".casefold())
+    # Clusters `test` and `test-2` begin alike: what follows the name must be Ray's, four digits of a hash if not given.
+    unique = re.escape(unique_id) or "[0-9a-f]{4}"
+    pattern = rf"ray-{re.escape(name)}-((head|worker)-{unique}|{unique}-(msi|nsg|ra|subnet|vnet)$)"
+    return re.match(pattern, str(resource.get("name", "")), re.IGNORECASE) is not None
 
 
 def _thing(azure: Azure, group: str, resource: dict[str, Any]) -> Iterator[Thing]:

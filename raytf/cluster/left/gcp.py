@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +14,8 @@ from raytf.cluster.check.document import Document
 from raytf.cluster.check.nodes import node_types
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.left.things import Left, Thing, disk_usd, gather
-from raytf.errors import ConfigError
+from raytf.cluster.rest import RestError
+from raytf.errors import ConfigError, one_line
 
 _LABEL = "ray-cluster-name"
 
@@ -27,6 +29,8 @@ def look(document: Document, here: Surroundings) -> Left:
         google = accounts.google(document, here.environ)
     except NoCredentials as problem:
         raise ConfigError(f"there are no credentials for Google Cloud. {problem}.") from None
+    except RestError as problem:
+        raise ConfigError(f"{one_line(problem, 200)}. Look at the network and try again.") from None
     left = Left(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
     has_tpus = any("machineType" not in t.config for t in node_types(document))
     questions = []
@@ -69,8 +73,10 @@ def _instances(google: Google, zone: str, name: str) -> Iterator[Thing]:
 
 def _disks(google: Google, zone: str, name: str) -> Iterator[Thing]:
     path = f"/projects/{google.project}/zones/{zone}/disks"
+    # Clusters `test` and `test-2` begin alike: what follows the name must be as in Ray's names of instances.
+    names = re.compile(rf"ray-{re.escape(name)}-(head|worker)-[0-9a-f]{{8}}-(compute|tpu)")
     for d in google.api("compute").pages(path, "items"):
-        mine = d.get("labels", {}).get(_LABEL) == name or d["name"].startswith(f"ray-{name}-")
+        mine = d.get("labels", {}).get(_LABEL) == name or names.match(d["name"])
         users: list[Any] = d.get("users") or []
         if not mine or users:
             continue  # a disk in use goes with its instance

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.surroundings import Surroundings
@@ -35,18 +37,33 @@ def look(documents: Sequence[Document], here: Surroundings) -> Left:
     kubectl = Kubectl.find(here.environ)
     context = kubectl.context() if kubectl else ""
     if kubectl is None or not context:
-        raise ConfigError("there is no kubectl with a context. Get one as docs/kubernetes.md says.")
+        raise ConfigError(
+            "there is no kubectl with a context. Expected the one that the objects were applied with: install "
+            "kubectl, and choose it with `kubectl config use-context`, or get it from your cloud (`aws eks "
+            "update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials`)."
+        )
     default = kubectl.namespace()
     left = Left(place=f"Kubernetes, context {context}")
-    questions = []
+    questions: list[tuple[str, Callable[[], list[Thing]]]] = []
     for document in documents:
         kind, name = str(document.get("kind")), str(document.get("metadata", "name"))
         space = str(document.get("metadata", "namespace", default=default))
         if kind in _KINDS:
-            questions.append((f"{kind} {name}", lambda k=kind, n=name, s=space: list(_object(kubectl, k, n, s))))
+            questions.append((f"{kind} {name}", partial(_all, _object, kubectl, kind, name, space)))
         if kind in ("RayCluster", "RayJob", "RayService"):
-            questions.append((f"pods of {name}", lambda k=kind, n=name, s=space: list(_came(kubectl, k, n, s))))
+            questions.append((f"pods of {name}", partial(_all, _came, kubectl, kind, name, space)))
+    claims = {
+        (str(d.get("metadata", "namespace", default=default)), str(d.get("metadata", "name")))
+        for d in documents
+        if d.get("kind") == "PersistentVolumeClaim"
+    }
+    if claims:
+        questions.append(("volumes", partial(_all, _volumes, kubectl, claims)))
     return gather(left, questions)
+
+
+def _all(ask: Callable[..., Iterator[Thing]], *given: Any) -> list[Thing]:
+    return list(ask(*given))
 
 
 def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]:
@@ -59,6 +76,19 @@ def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thin
         raise
     remove = f"kubectl delete {plural} {name} --namespace {space}"
     yield Thing(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
+
+
+def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[Thing]:
+    """Volumes that outlive their claim, with what they cost: those of reclaimPolicy Retain."""
+    for volume in kubectl.get("/api/v1/persistentvolumes").get("items") or ():
+        spec, name = volume.get("spec", {}), volume["metadata"]["name"]
+        claim, state = spec.get("claimRef") or {}, volume.get("status", {}).get("phase", "?")
+        # That of a claim which is still there is bound, and the claim is listed.
+        if (claim.get("namespace"), claim.get("name")) in claims and state != "Bound":
+            note = (
+                f"{spec.get('capacity', {}).get('storage', '?')}; the cloud's disk or share stays: delete it there too"
+            )
+            yield Thing("volume", name, state, None, f"kubectl delete persistentvolume {name}", note)
 
 
 def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]:

@@ -44,6 +44,9 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
     except NoCredentials as problem:
         seen.findings.append(no_credentials("Google Cloud", _UNSEEN, str(problem)))
         return seen
+    except RestError as problem:
+        seen.findings.append(no_answer("credentials", problem))
+        return seen
     try:
         project = google.api("cloudresourcemanager").get(f"/projects/{google.project}")
     except RestError as problem:
