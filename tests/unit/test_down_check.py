@@ -20,6 +20,7 @@ from raytf.cluster.left import looking, things
 from raytf.commands import down_check
 from raytf.errors import ConfigError
 from tests.unit.aws_front import reset
+from tests.unit.conftest import forget_clients
 
 ROOT = Path(__file__).parents[2]
 CONFIG = (ROOT / "cluster-configs/aws-gpu-spot.yaml").read_text()
@@ -68,14 +69,6 @@ def test_a_cluster_that_never_was(ec2):
     assert down_check.exit_code(left) == 0
 
 
-def forget():
-    """Ray keeps clients for the life of a process, with the endpoint of whichever test was first."""
-    from ray.autoscaler._private.aws import config, utils
-
-    for cached in (utils.resource_cache, utils.client_cache, config._get_subnets_or_die):
-        cached.cache_clear()
-
-
 @pytest.fixture(scope="module")
 def cluster(ec2):
     """A head and a worker, made by Ray's node provider with Ray's tags."""
@@ -83,7 +76,7 @@ def cluster(ec2):
     from ray.autoscaler._private.aws.node_provider import AWSNodeProvider
     from ray.autoscaler._private.util import prepare_config
 
-    forget()
+    forget_clients()
     image = ec2.register_image(Name="driver", RootDeviceName="/dev/sda1")["ImageId"]
     text = CONFIG.replace(CONFIG.partition("ImageId: ")[2].partition("\n")[0], image)
     config = bootstrap_aws(AWSNodeProvider.fillout_available_node_types_resources(prepare_config(yaml.safe_load(text))))
@@ -95,7 +88,7 @@ def cluster(ec2):
         kind["node_config"].pop("fallback", None)  # which raytf's provider takes out
         (made[name],) = provider.create_node(kind["node_config"], {**tags, "ray-user-node-type": name}, 1)
     yield made
-    forget()
+    forget_clients()
 
 
 def test_a_cluster_that_runs(ec2, cluster):

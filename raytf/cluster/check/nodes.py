@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,20 @@ def market(provider: str, config: dict[str, Any]) -> str:
         parameters = config.get("azure_arm_parameters")
         return "spot" if isinstance(parameters, dict) and parameters.get("priority") == "Spot" else "on-demand"
     return "on-demand"
+
+
+def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
+    """The most that a cluster may use of something that nodes have: its head, and the workers that have most of it.
+
+    Args:
+        members: node types, each with how much one node has.
+        limit: the cluster's max_workers.
+    """
+    total, left = sum(each for t, each in members if t.is_head), limit
+    for t, each in sorted(members, key=lambda member: -member[1]):
+        count = min(t.most, left)
+        total, left = total + count * each, left - count
+    return total
 
 
 def check(document: Document) -> Iterator[Finding]:

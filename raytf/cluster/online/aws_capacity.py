@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from raytf.cluster.aws_api import Aws, Trouble, trouble
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, error, listed, warning
-from raytf.cluster.check.nodes import NodeType
+from raytf.cluster.check.nodes import NodeType, most_used
 from raytf.cluster.online.aws_images import Machines
 
 #: First letters of an instance type -> quota on demand, quota of spot, and its name in the console.
@@ -144,7 +144,7 @@ def quotas(aws: Aws, document: Document, types: Sequence[NodeType], machines: Ma
                 "No node of this type ever starts (VcpuLimitExceeded, MaxSpotInstanceCountExceeded).",
                 f"{ask} --desired-value {cpus * max(1, t.most)} --region {aws.region}",
             )
-        most = _most(members, limit)
+        most = most_used(members, limit)
         if not small and most > value:
             yield warning(
                 "quota-too-small",
@@ -181,11 +181,3 @@ def _quota(aws: Aws, code: str) -> float:
             raise
         # An account that never asked for more has no quota of its own, but AWS's.
         return float(client.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
-
-
-def _most(members: Sequence[tuple[NodeType, int]], limit: int) -> int:
-    total, left = sum(cpus for t, cpus in members if t.is_head), limit
-    for t, cpus in sorted(members, key=lambda member: -member[1]):
-        count = min(t.most, left)
-        total, left = total + count * cpus, left - count
-    return total

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from raytf.cluster.accounts import Azure
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, error, warning
-from raytf.cluster.check.nodes import NodeType
+from raytf.cluster.check.nodes import NodeType, most_used
 
 _API = "2024-07-01"
 
@@ -69,7 +69,9 @@ def quotas(azure: Azure, document: Document, types: Sequence[NodeType]) -> Itera
                 "No node of this type ever starts (QuotaExceeded, OperationNotAllowed).",
                 f"{ask}, {cpus * max(1, t.most)} or more.",
             )
-        most = _most(members, limit if isinstance(limit, int) else 2)
+        most = most_used(
+            [(t, t.machine.cpus if t.machine else 0) for t in members], limit if isinstance(limit, int) else 2
+        )
         if not small and most > room:
             yield warning(
                 "quota-too-small",
@@ -78,12 +80,3 @@ def quotas(azure: Azure, document: Document, types: Sequence[NodeType]) -> Itera
                 "Beyond the quota nodes are refused, whatever max_workers says.",
                 f"{ask}, or lower max_workers.",
             )
-
-
-def _most(members: Sequence[NodeType], limit: int) -> int:
-    total, left = 0, limit
-    for t in sorted(members, key=lambda t: -(t.machine.cpus if t.machine else 0)):
-        cpus = t.machine.cpus if t.machine else 0
-        count = min(t.most, left)
-        total, left = total + (count + t.is_head) * cpus, left - count
-    return total

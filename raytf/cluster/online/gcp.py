@@ -12,7 +12,7 @@ from raytf.cluster.accounts import Google, NoCredentials
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Severity, error, warning
 from raytf.cluster.check.job import Need
-from raytf.cluster.check.nodes import NodeType
+from raytf.cluster.check.nodes import NodeType, most_used
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.online import bucket, gcp_images, gcp_rights
 from raytf.cluster.online.looks import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
@@ -235,7 +235,7 @@ def _quotas(google: Google, document: Document, types: Sequence[NodeType]) -> It
                 "No node of this type ever starts (QUOTA_EXCEEDED).",
                 f"{ask}, {each * max(1, t.most):g} or more.",
             )
-        most = _most(members, limit if isinstance(limit, int) else 2)
+        most = most_used(members, limit if isinstance(limit, int) else 2)
         if not small and most > room:
             yield warning(
                 "quota-too-small",
@@ -257,11 +257,3 @@ def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
         yield "GPUS_ALL_REGIONS", t.machine.gpus
     if t.machine.name.split("-")[0] in ("e2", "n1", "f1", "g1"):
         yield f"{spot}CPUS", t.machine.cpus
-
-
-def _most(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
-    total, left = sum(each for t, each in members if t.is_head), limit
-    for t, each in sorted(members, key=lambda member: -member[1]):
-        count = min(t.most, left)
-        total, left = total + count * each, left - count
-    return total
