@@ -107,11 +107,11 @@ class Run:
     def __init__(self, name: str, group: Any, exact: bool):
         import tensorflow as tf
 
-        from raytf.config import ComputeSection
         from raytf.data.order import StepPlan, assign
         from raytf.data.pipeline import Pipeline
         from raytf.data.sources import ArraySource
         from raytf.model import build, seed_states
+        from raytf.sections import ComputeSection
         from raytf.step import TrainStep
 
         source = ArraySource(*images(BATCH * CALL * CALLS))

@@ -1,175 +1,33 @@
-"""TrainConfig: every setting of a run, in frozen sections, checked before anything is started.
-
-The sections are what `--help` shows, one group each; the field names are the flags.
-"""
+"""TrainConfig: every setting of a run, in frozen sections, checked before anything is started."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import os
-import urllib.parse
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, get_args
 
 import tyro
 
 from raytf.errors import ConfigError
 from raytf.goal import Goal
-
-MixedPrecision = Literal["off", "bfloat16", "float16"]
-Reduction = Literal["fixed", "float"]
-Notices = Literal["auto", "aws", "gcp", "azure", "off"]
+from raytf.sections import (
+    BatchSection,
+    CheckpointSection,
+    ClusterSection,
+    ComputeSection,
+    LengthSection,
+    MixedPrecision,
+    NoticeSection,
+    Reduction,
+    RunSection,
+    StrategySection,
+)
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
 #: global batches with 1, 2, 3 and 4 workers.
 MIN_LOGICAL_SHARDS = 4
-
-
-@dataclass(frozen=True)
-class RunSection:
-    """Which run this is and where it is kept."""
-
-    run: str = "default"
-    """Name of the run; the same name on the same storage goes on where that run stopped."""
-    storage: str = "~/raytf-runs"
-    """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
-    status_file: str | None = None
-    """Keep the latest status as JSON in this local file, for scripts that watch the run."""
-    verbose: bool = False
-    """Show the messages of TensorFlow and Ray too."""
-
-
-@dataclass(frozen=True)
-class ClusterSection:
-    """What the run takes from the cluster."""
-
-    workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "2"
-    """Number of workers, or the fewest and the most."""
-    use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
-    """One GPU for each worker; by default when the cluster has any."""
-    cpus_per_worker: float = 1.0
-    """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
-    resize_every_seconds: float = 60.0
-    """Least time between two changes of the number of workers that follow nodes which come or go with notice."""
-    max_failures: int = -1
-    """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
-    times in a row without a new step end it all the same."""
-
-    hang_seconds: float = 30.0
-    """Seconds within which a worker that makes no progress is found, or 20 steps where that is longer; callbacks,
-    saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
-    replace_stragglers: bool = False
-    """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
-    warm_workers: bool = True
-    """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
-    worker is replaced in half the time. A node with less than 2 GiB of free memory beside them does without."""
-
-    @property
-    def worker_range(self) -> tuple[int, int]:
-        """(fewest, most) workers."""
-        low, colon, high = str(self.workers).partition(":")
-        try:
-            bounds = int(low), int(high if colon else low)
-        except ValueError:
-            bounds = (0, 0)
-        if not 1 <= bounds[0] <= bounds[1]:
-            raise ConfigError(
-                f"--workers {self.workers}: expected a number such as 2, or the fewest and the most such as 1:4 "
-                "(both at least 1)."
-            )
-        return bounds
-
-
-@dataclass(frozen=True)
-class NoticeSection:
-    """Whose notices of preemption each node watches for."""
-
-    notices: Notices = "auto"
-    """The cloud whose metadata service each node asks; auto finds out, and finds none on a laptop."""
-    notice_url: str | None = None
-    """Base URL of that service where it is not the cloud's own; {node_id} stands for Ray's id of the node."""
-    follow_warnings: bool = False
-    """Leave a node also on a mere warning: a rebalance recommendation of AWS, a move or pause without restart. Without
-    it they are only told."""
-
-    def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
-        """
-        if self.notices not in get_args(Notices):
-            raise ConfigError(f"--notices {self.notices}: expected one of {', '.join(get_args(Notices))}.")
-        if self.notice_url is None:
-            return
-        try:
-            url = urllib.parse.urlsplit(self.notice_url)
-            fits = url.scheme == "http" and url.hostname and url.port != 0 and not (url.query or url.fragment)
-        except ValueError:
-            fits = False
-        if not fits:
-            raise ConfigError(
-                f"--notice-url {self.notice_url}: expected http://HOST[:PORT][/PREFIX], such as http://127.0.0.1:8000, "
-                "without a path of the cloud's."
-            )
-
-
-@dataclass(frozen=True)
-class LengthSection:
-    """How long the run is."""
-
-    epochs: int | None = None
-    """Passes over the training data (default 1 when --steps is not given either)."""
-    steps: int | None = None
-    """Global steps, instead of epochs."""
-
-
-@dataclass(frozen=True)
-class BatchSection:
-    """What one step learns from. These define the run and cannot change when it is resumed."""
-
-    global_batch_size: int = 128
-    """Examples in one step, over all workers together."""
-    logical_shards: int | None = None
-    """Equal parts of a global batch; each is one micro-batch of one worker. Default: those of the run,
-    else a power of two, at least the most workers and 4."""
-    seed: int = 0
-    """Seed of initial weights, data order, dropout and augmentation."""
-
-
-@dataclass(frozen=True)
-class ComputeSection:
-    """How a step is computed."""
-
-    mixed_precision: MixedPrecision = "off"
-    """Compute in 16 bits, keep variables in 32."""
-    jit: bool = False
-    """Compile the gradient function with XLA."""
-    exact: bool = False
-    """Promise the same weights to the last bit for every number of workers and every failure, or refuse and say why."""
-    reduction: Reduction = "fixed"
-    """How gradients are added: fixed (fixed point, the same for every order of addition) or float."""
-    steps_per_call: int = 0
-    """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
-
-
-@dataclass(frozen=True)
-class CheckpointSection:
-    """When checkpoints are written and how many stay."""
-
-    checkpoint_every_steps: int | None = None
-    """Save after this many steps."""
-    checkpoint_every_seconds: float | None = None
-    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either)."""
-    snapshot_every_steps: int | None = None
-    """Copy the state into memory of the run's nodes after this many steps, so that a failure costs few; 0 never does.
-    By default as often as takes less than 1 % of the time."""
-    keep: int = 3
-    """Newest complete checkpoints that are kept."""
-    keep_best: str | None = None
-    """Keep the checkpoint of the epoch with the best value of a metric, too, such as val_accuracy or max:val_mine."""
-
 
 _Flat = tyro.conf.OmitArgPrefixes
 
@@ -180,6 +38,7 @@ class TrainConfig:
 
     run: RunSection = field(default_factory=RunSection)
     cluster: ClusterSection = field(default_factory=ClusterSection)
+    strategy: StrategySection = field(default_factory=StrategySection)
     notices: NoticeSection = field(default_factory=NoticeSection)
     length: LengthSection = field(default_factory=LengthSection)
     batch: BatchSection = field(default_factory=BatchSection)
@@ -272,6 +131,7 @@ class TrainConfig:
             if choice not in known:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         self.notices.check()
+        self.strategy.check()
         if self.compute.exact and self.compute.reduction == "float":
             raise ConfigError(
                 "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "

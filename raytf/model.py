@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from raytf.config import ComputeSection
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.errors import DataError, JobError, ModelError, RaytfError, one_line
+from raytf.sections import ComputeSection
 
 _POLICIES = {"off": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 

@@ -21,11 +21,11 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
 from raytf import raylets
-from raytf.config import ClusterSection
 from raytf.elastic import Move, Resizer, View, fitting
 from raytf.exclusion import Exclusion, without
 from raytf.failure_policy import FailurePolicy
 from raytf.raylets import Answer
+from raytf.sections import ClusterSection
 from raytf.supply import Supply
 from raytf.watchdog import Watchdog
 

@@ -18,7 +18,6 @@ import numpy as np
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import codec, format, policy
 from raytf.checkpoint.durable import Saver
-from raytf.config import CheckpointSection
 from raytf.errors import CheckpointError, ConfigError, brief
 from raytf.flags import Flag, vector
 from raytf.goal import Goal
@@ -27,6 +26,7 @@ from raytf.progress import SaveTrouble, clock_text
 from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog
+from raytf.sections import CheckpointSection
 from raytf.snapshots import Snapshots
 from raytf.state import TrainingState
 

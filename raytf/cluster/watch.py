@@ -17,8 +17,8 @@ from raytf.cluster.notices import (
     detect,
     sources,
 )
-from raytf.config import NoticeSection
 from raytf.errors import ClusterError, one_line
+from raytf.sections import NoticeSection
 
 #: Between two looks. AWS asks for one every 5 s, Azure for one a second; what is lost here is lost to saving.
 LOOK_SECONDS = 2.0

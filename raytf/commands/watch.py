@@ -13,8 +13,8 @@ import tyro
 
 from raytf.cluster import watch
 from raytf.cluster.supervise import Command, Raylet
-from raytf.config import NoticeSection
 from raytf.errors import ClusterError, ConfigError
+from raytf.sections import NoticeSection
 
 #: Between two looks whether a Ray node is up, and whether its workers have left.
 _NODE_SECONDS = 0.5

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from raytf.config import ComputeSection
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import Source
 from raytf.model import build, seed_states
+from raytf.sections import ComputeSection
 from raytf.step import TrainStep
 
 

@@ -13,12 +13,12 @@ import tensorflow as tf
 from keras import layers
 
 from raytf import exact
-from raytf.config import ComputeSection
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.model import build, seed_states
+from raytf.sections import ComputeSection
 from raytf.step import TrainStep
 from tests.tf.ranks import World
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import durable, format, manifest, policy
-from raytf.config import CheckpointSection
 from raytf.errors import ConfigError, StorageError
 from raytf.flags import Flag, vector
 from raytf.goal import Goal
 from raytf.runlog import StepLog
 from raytf.saving import Saving
+from raytf.sections import CheckpointSection
 from raytf.state import TrainingState
 from raytf.storage import Storage
 from tests.tf.ranks import Alone

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from keras import layers
 
-from raytf.config import ComputeSection
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
 from raytf.model import build, seed_states, weights_sha256
+from raytf.sections import ComputeSection
 from raytf.step import TrainStep
 from tests.tf.ranks import World, train
 

@@ -199,7 +199,7 @@ def test_the_flags_are_those_of_ray_start_and_of_raytf_watch():
     from ray.scripts.scripts import start as ray_start
 
     from raytf.commands.watch import Watch
-    from raytf.config import NoticeSection
+    from raytf.sections import NoticeSection
 
     flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
     assert {f"--{name}" for name in start.OPTIONS} == flags

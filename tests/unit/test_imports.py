@@ -14,6 +14,7 @@ HEAVY = ("ray", "tensorflow", "keras", "jax", "torch")
 LIGHT_MODULES = [
     "raytf.command",
     "raytf.config",
+    "raytf.sections",
     "raytf.data",
     "raytf.data.order",
     "raytf.data.pipeline",

@@ -15,8 +15,8 @@ import pytest
 
 from raytf.cluster import notices, watch
 from raytf.cluster.notices import Aws, Azure, Endpoint, Gcp, MetadataError
-from raytf.config import NoticeSection
 from raytf.errors import ClusterError, ConfigError
+from raytf.sections import NoticeSection
 from raytf.testing import MetadataServer, processes
 
 AWS_ACTION = "/latest/meta-data/spot/instance-action"
@@ -374,7 +374,7 @@ def test_one_process_of_a_node_watches_and_the_next_one_when_it_has_ended(server
     code = f"""
 import time
 from raytf.cluster import watch
-from raytf.config import NoticeSection
+from raytf.sections import NoticeSection
 nothing = lambda *_, **__: print("told", flush=True)
 watch.start(NoticeSection(notice_url={machine.url!r}), "ab12", "n", nothing, nothing, nothing, among="{server.url}")
 time.sleep(600)

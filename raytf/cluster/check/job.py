@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from raytf.cluster.check.finding import Finding, Path, error, warning
-from raytf.config import ClusterSection, RunSection
 from raytf.errors import ConfigError
+from raytf.sections import ClusterSection, RunSection
 
 #: Folders that each node has for itself; others may be mounted by all.
 _OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
