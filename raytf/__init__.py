@@ -29,6 +29,7 @@ _HOMES = {
         "RunMismatchError",
         "StorageError",
     ),
+    "raytf.ranks": ("local_rank", "local_size", "rank", "size"),
     "raytf.runlog": ("read_steps",),
     "raytf.trainer": ("Result", "fit"),
 }
@@ -56,7 +57,11 @@ __all__ = [
     "cli",
     "fit",
     "load_images",
+    "local_rank",
+    "local_size",
+    "rank",
     "read_steps",
+    "size",
 ]
 
 if TYPE_CHECKING:
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
         RunMismatchError,
         StorageError,
     )
+    from raytf.ranks import local_rank, local_size, rank, size
     from raytf.runlog import read_steps
     from raytf.trainer import Result, fit
 

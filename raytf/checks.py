@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from raytf import ceiling, runlog
+from raytf import ceiling, runlog, ways
 from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
@@ -70,13 +70,13 @@ def check_memory(config: TrainConfig, worker_bytes: int) -> int:
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fits = max(1, total // worker_bytes)
-    wanted = config.cluster.worker_range[0]
+    wanted, most = config.worker_range
     if wanted > fits:
         raise ClusterError(
             f"--workers {config.cluster.workers}: this machine's {total / 2**30:.0f} GiB of memory hold about {fits} "
             f"workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, or a cluster."
         )
-    return min(fits, config.cluster.worker_range[1])
+    return min(fits, most)
 
 
 def check_address(address: str, seconds: float = 5.0) -> None:
@@ -97,35 +97,52 @@ def check_address(address: str, seconds: float = 5.0) -> None:
         ) from error
 
 
-def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> bool:
-    """Whether to use GPUs; refuse what the cluster can never give.
+def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> dict[str, float]:
+    """What each worker asks for; refuse what the cluster can never give.
 
     Raises:
         ClusterError, ConfigError: says what the cluster has.
     """
     have, most, is_known = _when_settled(config, local)
+    strategy, cluster = config.strategy, config.cluster
+    if strategy.strategy == "tpu" and not max(have.get("TPU", 0), most.get("TPU", 0) if most else 0):
+        raise ConfigError(
+            "--strategy tpu: no node of this cluster has a TPU (Ray's resource `TPU`). Run on a TPU VM, add a node "
+            "that has one, or take another --strategy."
+        )
     gpus = max(have.get("GPU", 0), most.get("GPU", 0) if most else 0)
-    use_gpu = config.cluster.use_gpu if config.cluster.use_gpu is not None else gpus > 0
+    on_cpus = strategy.strategy == "tpu" or strategy.logical_devices is not None
+    use_gpu = not on_cpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
     if use_gpu and not gpus and is_known:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
-    wanted = config.cluster.worker_range[0]
-    cpu = {"CPU": config.cluster.cpus_per_worker}
-    if use_gpu and config.cluster.use_gpu is None and _fits({**cpu, "GPU": 1.0}, most) < wanted <= _fits(cpu, most):
-        say(
-            f"this cluster has {gpus:g} GPU, too few for {wanted} workers: training on CPUs; --workers {gpus:g} uses it"
-        )
-        use_gpu = False
-    need = {**cpu, **({"GPU": 1.0} if use_gpu else {})}
+    wanted, alive = config.worker_range[0], _alive()
+    cpu = ways.resources(strategy, cluster, False, alive)
+    need = ways.resources(strategy, cluster, use_gpu, alive)
+    if use_gpu and cluster.use_gpu is None and _fits(need, most) < wanted <= _fits(cpu, most):
+        too_few = f"too few for {wanted} workers" if need["GPU"] == 1 else "with too few CPUs beside them"
+        mend = f"--workers {gpus:g} uses it" if need["GPU"] == 1 else "fewer --cpus-per-worker use them"
+        say(f"this cluster has {gpus:g} GPU, {too_few}: training on CPUs; {mend}")
+        use_gpu, need = False, cpu
+    if strategy.communication == "nccl" and not use_gpu:
+        raise ConfigError(ways.NCCL_WITHOUT_GPU)
     fits = _fits(need, most)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
+        if strategy.strategy in ways.ONE_WORKER:
+            raise ClusterError(
+                f"--strategy {strategy.strategy} is one worker with {each}: no node of this cluster can give that. Use "
+                f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
+                "machine."
+            )
         raise ClusterError(
-            f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. Use "
+            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most. Use "
             f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
         )
-    if fits < wanted and config.cluster.use_gpu is None and not use_gpu:
+    if fits < wanted and cluster.use_gpu is None and not use_gpu and not on_cpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
-    return use_gpu
+    if not use_gpu and strategy.strategy in ways.ALL_DEVICES and strategy.logical_devices is None:
+        say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
+    return need
 
 
 def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
@@ -134,8 +151,8 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
     Returns:
         And whether more than that cannot come.
     """
-    wanted, uses_gpu = config.cluster.worker_range[0], bool(config.cluster.use_gpu)
-    need = {"CPU": config.cluster.cpus_per_worker, **({"GPU": 1.0} if uses_gpu else {})}
+    wanted, uses_gpu = config.worker_range[0], bool(config.cluster.use_gpu)
+    need = ways.resources(config.strategy, config.cluster, uses_gpu, [])
     begin = time.monotonic()
     found = Growth.NO if local else ceiling.find(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
     most = None if isinstance(found, Growth) else found
@@ -156,10 +173,15 @@ def _age() -> float:
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:
-    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    nodes = _alive()
     now = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in nodes)
     if not most:
         return now
     heads = [node for node in nodes if "node:__internal_head__" in node]
     head = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in heads)
     return max(now, head + int(min(most.get(k, 0) // v for k, v in need.items())))
+
+
+def _alive() -> list[dict[str, float]]:
+    """What each living node has."""
+    return [n["Resources"] for n in ray.nodes() if n["Alive"]]

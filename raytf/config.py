@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import tyro
 
+from raytf import ways
 from raytf.errors import ConfigError
 from raytf.goal import Goal
 from raytf.sections import (
@@ -78,7 +79,13 @@ class TrainConfig:
         takes that of a run that exists already, so that no world size appears in it."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
-        return 1 << (max(MIN_LOGICAL_SHARDS, self.cluster.worker_range[1]) - 1).bit_length()
+        most = max(MIN_LOGICAL_SHARDS, self.worker_range[1], self.strategy.logical_devices or 1)
+        return 1 << (most - 1).bit_length()
+
+    @property
+    def worker_range(self) -> tuple[int, int]:
+        """(fewest, most) workers, as the strategy takes them."""
+        return ways.worker_range(self.strategy, self.cluster)
 
     @property
     def micro_batch_size(self) -> int:
@@ -102,7 +109,8 @@ class TrainConfig:
             raise ConfigError("--epochs and --steps exclude each other: give one of them.")
         if not run or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
             raise ConfigError(f"--run {run!r}: expected a name of letters, digits, '-', '_' and '.', such as mnist-1.")
-        most = self.cluster.worker_range[1]
+        self.strategy.check()
+        most = self.worker_range[1]
         for flag, value, least in (
             ("--epochs", length.epochs, 1),
             ("--steps", length.steps, 1),
@@ -117,6 +125,7 @@ class TrainConfig:
             ("--resize-every-seconds", self.cluster.resize_every_seconds, 0),
             ("--max-failures", self.cluster.max_failures, -1),
             ("--hang-seconds", self.cluster.hang_seconds, 0),
+            ("--logical-devices", self.strategy.logical_devices, 1),
         ):
             if value is None:
                 continue
@@ -131,7 +140,7 @@ class TrainConfig:
             if choice not in known:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         self.notices.check()
-        self.strategy.check()
+        ways.check(self.strategy, self.cluster, self.compute)
         if self.compute.exact and self.compute.reduction == "float":
             raise ConfigError(
                 "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "
@@ -150,7 +159,12 @@ class TrainConfig:
             raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
         if self.checkpoints.keep_best is not None:
             Goal.of(self.checkpoints.keep_best)
-        shards = self.logical_shards
+        shards, devices = self.logical_shards, self.strategy.logical_devices or 1
+        if shards < devices:
+            raise ConfigError(
+                f"--logical-devices {devices} with {shards} logical shards: a device without a shard has nothing to "
+                f"do. Give at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
+            )
         if shards < most:
             raise ConfigError(
                 f"--logical-shards {shards} with up to {most} workers: a worker without a shard has nothing to do. "

@@ -13,6 +13,7 @@ from raytf import model as models
 from raytf.callbacks import Callbacks, Ranks
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call, Pipeline
+from raytf.devices import Devices
 from raytf.step import EvalStep
 
 #: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
@@ -28,13 +29,21 @@ class Evaluator:
         pipeline: this rank's shards of the source, not shuffled.
         group: all ranks must construct and call alike.
         callbacks: hear of the begin and the end.
+        devices: of this process.
     """
 
-    def __init__(self, model: keras.Model, pipeline: Pipeline, group: Ranks, callbacks: Callbacks):
+    def __init__(
+        self,
+        model: keras.Model,
+        pipeline: Pipeline,
+        group: Ranks,
+        callbacks: Callbacks,
+        devices: Devices | None = None,
+    ):
         self._model, self._pipeline, self._group, self._callbacks = model, pipeline, group, callbacks
         pipeline.prepare(len(models.seed_states(model)), models.sparse_classes(model))
         self._plan: StepPlan = pipeline.plan
-        self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs)
+        self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
     def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Loss and metrics by name; the model's metrics are reset before and after.

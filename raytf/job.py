@@ -56,6 +56,8 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         "--seed": str(config.batch.seed),
         "--mixed-precision": config.compute.mixed_precision,
         "--reduction": config.compute.reduction,
+        # Only where it is on: runs from before there was such a flag have none.
+        **({"--compress-gradients": "True"} if config.compute.compress_gradients else {}),
         "--exact": str(config.compute.exact),
         # Other numbers of threads cut sums in other places.
         **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),

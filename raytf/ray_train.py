@@ -51,12 +51,16 @@ class MwmsConfig(BackendConfig):
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow refuse operations without a deterministic kernel.
         jit: keep what XLA compiled for the next group.
+        one_worker: the strategy is one of one process.
+        logical_devices: parts of each worker's CPU that count as devices.
     """
 
     threads: int = 0
     quiet: bool = True
     exact: bool = False
     jit: bool = False
+    one_worker: bool = False
+    logical_devices: int = 1
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -80,7 +84,16 @@ class _MwmsBackend(Backend):
         addresses = worker_group.execute(_free_address)
         started = [
             worker_group.execute_single_async(
-                rank, worker.set_up, addresses, rank, config.threads, config.quiet, config.exact, config.jit
+                rank,
+                worker.set_up,
+                addresses,
+                rank,
+                config.threads,
+                config.quiet,
+                config.exact,
+                config.jit,
+                config.one_worker,
+                config.logical_devices,
             )
             for rank in range(len(worker_group))
         ]

@@ -12,6 +12,12 @@ exponent follows the largest value of the step before, with head-room, so that n
 first; where a step outgrows it, all ranks see so in the reduced rows and do the step's arithmetic once more with the
 right one. Exponents are a function of the step alone and are saved with the weights. The bytes on the wire are those of
 float32.
+
+With compression a gradient's values become 16-bit numbers, two of which travel in one int32: the sum of such words is
+the word of the sums, as long as these fit 16 bits, so any sum of int32 will do. V of them have 16 - log2(V) bits each,
+sign included, in place of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of head-room is one
+less, so exponents follow more closely then, and a step is repeated more often. Values are rounded to the nearest.
+Layers' updates are averages that accumulate, where such rounding would stay: they travel whole.
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ import tensorflow as tf
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
 #: comes down only when it leaves more than `_SLACK`: noise would otherwise outgrow it again and again.
 _HEADROOM, _SLACK = 3, 4
+#: The same where 16 bits must do.
+_SMALL_HEADROOM, _SMALL_SLACK = 1, 2
 #: Exponents below this round to zero; it keeps the scale a normal float32.
 _LEAST, _MOST = -90, 128
 
@@ -130,14 +138,21 @@ class Exact:
     Args:
         layout: what travels.
         total_shards: V.
+        compressed: how many of the tensors, from the first, travel as 16 bits.
     """
 
     dtype = tf.int32
 
-    def __init__(self, layout: Layout, total_shards: int):
-        self.layout, self.extra = layout, len(layout.sizes)
+    def __init__(self, layout: Layout, total_shards: int, compressed: int = 0):
+        self.layout, self.extra, self._compressed = layout, len(layout.sizes), compressed
+        spent = math.ceil(math.log2(max(2, total_shards)))
         #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
-        self.bits = 31 - math.ceil(math.log2(max(2, total_shards)))
+        self.bits = 31 - spent
+        #: Of each tensor, and what else differs by its kind.
+        small = np.arange(self.extra) < compressed
+        self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
+        self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
+        self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
         self._exponents = keras.Variable(
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
         )
@@ -154,7 +169,15 @@ class Exact:
         # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
         factors = tf.unstack(scales * weight, len(values))
         with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
-            return [tf.cast(v * f, tf.int32) for v, f in zip(values, factors, strict=True)], largest
+            products = [v * f for v, f in zip(values, factors, strict=True)]
+        return [self._whole(p, i) for i, p in enumerate(products)], largest
+
+    def _whole(self, product: tf.Tensor, tensor: int) -> tf.Tensor:
+        if tensor >= self._compressed:
+            return tf.cast(product, tf.int32)
+        # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
+        most = 2.0 ** int(self._bits[tensor]) - 1
+        return tf.cast(tf.clip_by_value(tf.round(product), -most, most), tf.int32)
 
     def reduce(
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
@@ -163,10 +186,10 @@ class Exact:
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, rows = compute(power_of_two(self.bits - used))
+            summed, rows = compute(power_of_two(self._bits - used))
             bits = tf.bitcast(_everyones(rows, shards, total_shards), tf.int32)
-            packed = _pack([*summed, bits, tf.cast(flags, tf.int32)])
-            vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
+            packed = _pack([*self._to_wire(summed), bits, tf.cast(flags, tf.int32)])
+            vector, matrix, flags_sum = tf.split(all_reduce(packed), [self._words, -1, flags.shape[0]])
             matrix = tf.reshape(tf.bitcast(matrix, tf.float32), [total_shards, rows.shape[1]])
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
@@ -179,17 +202,49 @@ class Exact:
         invariants = (*(t.shape for t in start[:3]), *unknown, flags.shape)
         again = tf.while_loop(lambda again, *_: again, attempt, start, invariants, parallel_iterations=1)
         _, used, needed, vector, matrix, flags_sum = again
-        lowered = tf.where(used - needed > _SLACK, used - 1, used)
-        self._exponents.assign(tf.clip_by_value(tf.maximum(needed + _HEADROOM, lowered), _LEAST, _MOST))
+        lowered = tf.where(used - needed > self._slack, used - 1, used)
+        self._exponents.assign(tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST))
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
         # What is not finite makes all of its tensor so.
-        steps = tf.unstack(tf.where(finite, power_of_two(used - self.bits), largest), self.extra)
-        parts = zip(
-            self.layout.split(tf.ensure_shape(vector, [self.layout.size])), steps, self.layout.dtypes, strict=True
-        )
+        steps = tf.unstack(tf.where(finite, power_of_two(used - self._bits), largest), self.extra)
+        whole = self._from_wire(tf.ensure_shape(vector, [self._words]))
+        parts = zip(self.layout.split(whole), steps, self.layout.dtypes, strict=True)
         tensors = [tf.cast(tf.cast(part, tf.float32) * step, dtype) for part, step, dtype in parts]
         return Reduced(tensors, row, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
+
+    @property
+    def _halves(self) -> int:
+        """Values that travel as 16 bits."""
+        return sum(self.layout.sizes[: self._compressed])
+
+    @property
+    def _words(self) -> int:
+        """Words of 32 bits in which the tensors travel."""
+        return self.layout.size - self._halves // 2
+
+    def _to_wire(self, summed: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [join(_pack(summed[: self._compressed])), *summed[self._compressed :]] if self._compressed else summed
+
+    def _from_wire(self, vector: tf.Tensor) -> tf.Tensor:
+        if not self._compressed:
+            return vector
+        joined, rest = tf.split(vector, [-(-self._halves // 2), -1])
+        return tf.concat([part(joined, self._halves), rest], 0)
+
+
+def join(values: tf.Tensor) -> tf.Tensor:
+    """[n] int32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`."""
+    count = values.shape[0]
+    high, low = tf.split(tf.pad(values, [[0, count % 2]]), 2)
+    return high * 65536 + low
+
+
+def part(words: tf.Tensor, count: int) -> tf.Tensor:
+    """The [count] values of a sum of `join`s, where each of these sums is within 16 bits."""
+    low = tf.bitwise.right_shift(tf.bitwise.left_shift(words, 16), 16)  # which carries the sign down
+    high = tf.bitwise.right_shift(words - low, 16)
+    return tf.concat([high, low], 0)[:count]
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:

@@ -14,6 +14,10 @@ MixedPrecision = Literal["off", "bfloat16", "float16"]
 Reduction = Literal["fixed", "float"]
 Notices = Literal["auto", "aws", "gcp", "azure", "off"]
 Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
+Communication = Literal["auto", "ring", "nccl"]
+
+#: Workers where nobody says how many.
+DEFAULT_WORKERS = "2"
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,9 @@ class RunSection:
 class ClusterSection:
     """What the run takes from the cluster."""
 
-    workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "2"
-    """Number of workers, or the fewest and the most."""
+    workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX")] = None
+    """Number of workers, or the fewest and the most. Default: 2; or 1 with a --strategy of one worker, which takes no
+    other number."""
     use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
     """One GPU for each worker; by default when the cluster has any."""
     cpus_per_worker: float = 1.0
@@ -58,7 +63,7 @@ class ClusterSection:
     @property
     def worker_range(self) -> tuple[int, int]:
         """(fewest, most) workers."""
-        low, colon, high = str(self.workers).partition(":")
+        low, colon, high = str(DEFAULT_WORKERS if self.workers is None else self.workers).partition(":")
         try:
             bounds = int(low), int(high if colon else low)
         except ValueError:
@@ -140,6 +145,9 @@ class ComputeSection:
     """Promise the same weights to the last bit for every number of workers and every failure, or refuse and say why."""
     reduction: Reduction = "fixed"
     """How gradients are added: fixed (fixed point, the same for every order of addition) or float."""
+    compress_gradients: bool = False
+    """Send gradients as 16 instead of 32 bits, in fixed point: half the bytes, and still the same for every number of
+    workers."""
     steps_per_call: int = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
 
@@ -169,6 +177,15 @@ class StrategySection:
     """multi-worker-mirrored: a process for each worker, gradients added over the network; mirrored: one worker with
     all GPUs of its machine; one-device; central-storage: weights in the host's memory, work on all GPUs;
     parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
+    communication: Communication = "auto"
+    """How multi-worker-mirrored adds over the network: ring (gRPC), nccl (GPUs), or what TensorFlow chooses."""
+    logical_devices: int | None = None
+    """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
+    --cpus-per-worker."""
+    show_cluster: bool = False
+    """Show each worker's node, devices, memory and TF_CONFIG whenever workers start."""
+    log_device_placement: bool = False
+    """Show on which device each operation of the training step runs; the whole list is in the run's folder."""
 
     def check(self) -> None:
         """Refuse what cannot work.
@@ -176,5 +193,9 @@ class StrategySection:
         Raises:
             ConfigError: says which setting, what was expected and how to mend it.
         """
-        if self.strategy not in get_args(Strategy):
-            raise ConfigError(f"--strategy {self.strategy}: expected one of {', '.join(get_args(Strategy))}.")
+        for flag, choice, known in (
+            ("--strategy", self.strategy, get_args(Strategy)),
+            ("--communication", self.communication, get_args(Communication)),
+        ):
+            if choice not in known:
+                raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")

@@ -46,6 +46,7 @@ class Snapshots:
         every_steps: between two copies; None chooses it by their cost, 0 makes none.
         monitor: the driver's Monitor actor.
         say: told about what goes wrong.
+        place: of `place_on_node`, where that is known.
     """
 
     def __init__(
@@ -56,10 +57,11 @@ class Snapshots:
         every_steps: int | None,
         monitor: Any,
         say: Callable[[str], None],
+        place: tuple[int, int] | None = None,
     ):
         self._run_uri, self._group, self._attempt, self._every, self._say = run_uri, group, attempt, every_steps, say
         self._monitor = monitor
-        self._share, self._shares = _place_on_node(group)
+        self._share, self._shares = place_on_node(group) if place is None else place
         self._keeper: Any = None
         self._place: Any = None
         self._slots: list[slots.Slot] = []
@@ -192,7 +194,7 @@ class Snapshots:
         self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
 
 
-def _place_on_node(group: Ranks) -> tuple[int, int]:
+def place_on_node(group: Ranks) -> tuple[int, int]:
     """(number, count) of this rank among those of its node.
 
     Ray Train's local rank is that among those of an IP address, which several nodes may share.

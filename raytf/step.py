@@ -8,7 +8,7 @@ is on, and what layers and metrics would have written comes back as values that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -21,7 +21,8 @@ from raytf.data import tree
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
-from raytf.errors import ModelError
+from raytf.devices import Devices, OneDevice
+from raytf.errors import ConfigError, ModelError
 
 
 class Outcome(NamedTuple):
@@ -32,6 +33,13 @@ class Outcome(NamedTuple):
     learning_rates: np.ndarray
     finite: np.ndarray
     flags: np.ndarray
+
+
+class Values(NamedTuple):
+    """Tensors for a model's trainable weights and layers' states; None for those that are not known."""
+
+    weights: list[Any]
+    states: list[Any]
 
 
 class MicroBatch:
@@ -62,19 +70,35 @@ class MicroBatch:
         self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
-    def __call__(self, leaves, seeds, weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def __call__(self, leaves, seeds, weight: tf.Tensor, values: Values | None = None) -> tuple[list[tf.Tensor], Any]:
         """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
 
         Args:
             leaves: of the batch, each [n, ...].
             seeds: [S, 2].
             weight: n / n of all shards, the part this micro-batch has in the step.
+            values: of weights and layers' states; by default as they are.
         """
-        weights = [v.value for v in self.trainable]
-        states = [v.value for v in self.states]
+        weights, states = values or self.values()
         gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight)
         row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
         return [*gradients, *updates], tf.concat(row, 0)
+
+    def values(self, known: Values | None = None) -> Values:
+        """Weights and layers' states as they are, where the present device has them; those not to be read are known.
+
+        Args:
+            known: of `fixed`.
+        """
+        fixed = known or Values([None] * len(self.trainable), [None] * len(self.states))
+        pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
+        return Values(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
+
+    def fixed(self) -> Values:
+        """Those that no step changes, where the present device has them, and None for the others."""
+        changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
+        groups = self.trainable, self.states
+        return Values(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
 
     def _compute(self, weights, states, leaves, seeds, part: tf.Tensor):
         model = self.model
@@ -168,10 +192,11 @@ def loop_shards(
     counts: tf.Tensor | None,
     total: tf.Tensor | int,
     plan: StepPlan,
+    values: Values,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Encoded tensors summed over this worker's shards of one step, and their rows [L, M].
+    """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
 
-    One shard after another, so that memory is that of one micro-batch however many shards a worker has. One shard
+    One shard after another, so that memory is that of one micro-batch however many shards a device has. One shard
     alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
 
     Args:
@@ -181,6 +206,7 @@ def loop_shards(
         seeds: [L, S, 2].
         counts: [L] records in each shard, or None where all are full.
         total: records of all shards of this step, where not all are full.
+        values: of the model; all shards start from them.
     """
     size = seeds.shape[0]
 
@@ -189,7 +215,7 @@ def loop_shards(
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
             weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
-        tensors, row = micro(batch, seeds[i], weight)
+        tensors, row = micro(batch, seeds[i], weight, values)
         encoded, extra = encode(tensors, weight)
         return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
@@ -206,6 +232,45 @@ def loop_shards(
     return summed, tf.ensure_shape(rows.stack(), [size, *like[1].shape])
 
 
+def spread_shards(
+    devices: Devices,
+    micro: MicroBatch,
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec],
+    leaves: list[tf.Tensor],
+    seeds: tf.Tensor,
+    counts: tf.Tensor | None,
+    total: tf.Tensor | int,
+    plan: StepPlan,
+    fixed: Sequence[Values],
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
+
+    Args:
+        fixed: for each device, its copies of what no step changes.
+    """
+    summed, rows = [], []
+    for device, (own, known) in enumerate(zip(devices.spread(seeds.shape[0]), fixed, strict=False)):
+        with devices.on(device):
+            part = slice(own.start, own.stop)
+            mine = None if counts is None else counts[part]
+            batch = [leaf[part] for leaf in leaves]
+            tensors, row = loop_shards(micro, encode, like, batch, seeds[part], mine, total, plan, micro.values(known))
+            summed.append(tensors)
+            rows.append(row)
+    with devices.at_home():
+        return devices.add(summed), tf.concat(rows, 0)
+
+
+def fixed_values(devices: Devices, micro: MicroBatch) -> list[Values]:
+    """For each device, copies of what no step changes; made once a call."""
+    copies = []
+    for device in range(len(devices.names)):
+        with devices.on(device):
+            copies.append(micro.fixed())
+    return copies
+
+
 class TrainStep:
     """Runs calls of the pipeline on the model.
 
@@ -218,6 +283,8 @@ class TrainStep:
         flags: number of flags that travel with each step.
         jit: compile gradients with XLA.
         exact: add gradients in fixed point, so that the sum is the same for every number of workers.
+        compress: send gradients as 16 bits.
+        devices: of this process.
 
     Attributes:
         reduction: how gradients are added; its state must be saved.
@@ -235,11 +302,14 @@ class TrainStep:
         flags: int,
         jit: bool,
         exact: bool,
+        compress: bool = False,
+        devices: Devices | None = None,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
+        self._devices = devices or OneDevice()
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         self._specs, self._is_probe_ready = specs, False
-        self.reduction = self._make_reduction(exact)
+        self.reduction = self._make_reduction(exact, compress)
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
@@ -308,7 +378,7 @@ class TrainStep:
         taken = time.perf_counter() - began
         return taken / runs, taken
 
-    def _make_reduction(self, exact: bool) -> reduce.Reduction:
+    def _make_reduction(self, exact: bool, compress: bool) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
@@ -317,18 +387,25 @@ class TrainStep:
         self.probe_function = models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         if tf.float64 in layout.dtypes:
+            if compress:
+                raise ConfigError(
+                    "--compress-gradients: the model has float64 weights or states, and 16 bits would be less than "
+                    "they ask for. Use float32 (keras.config.set_floatx), or leave it out."
+                )
             return reduce.Float(layout, tf.float64)  # 32 bits of fixed point would be less than such a model asked for
-        return reduce.Exact(layout, self._plan.shards) if exact else reduce.Float(layout)
+        compressed = len(self.micro.with_gradient) if compress else 0
+        return reduce.Exact(layout, self._plan.shards, compressed) if exact else reduce.Float(layout)
 
     def _full_steps(self, leaves, seeds, flags):
         steps = tf.shape(seeds)[0]
         rates = tf.TensorArray(tf.float32, steps, element_shape=[])
         losses = tf.TensorArray(tf.float32, steps, element_shape=[])
         finite = tf.TensorArray(tf.bool, steps, element_shape=[])
+        fixed = fixed_values(self._devices, self.micro)
 
         def body(k, losses, rates, finite, _):
             rate = self._learning_rate()
-            loss, ok, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0)
+            loss, ok, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0, fixed)
             return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum
 
         start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags))
@@ -337,10 +414,11 @@ class TrainStep:
 
     def _partial_step(self, leaves, seeds, flags, counts, total):
         rate = self._learning_rate()
-        loss, ok, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total)
+        fixed = fixed_values(self._devices, self.micro)
+        loss, ok, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total, fixed)
         return loss[None], rate[None], ok[None], flags_sum
 
-    def _step(self, leaves, seeds, flags, counts, total) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _step(self, leaves, seeds, flags, counts, total, fixed) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         reduction, micro = self.reduction, self.micro
         like = (
             [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
@@ -351,11 +429,12 @@ class TrainStep:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, weight, scales)
 
-            return loop_shards(micro, encode, like, leaves, seeds, counts, total, self._plan)
+            return spread_shards(self._devices, micro, encode, like, leaves, seeds, counts, total, self._plan, fixed)
 
-        reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
-        micro.apply(reduced.tensors)
-        micro.add_metrics(reduced.row[1:])
+        with self._devices.at_home():
+            reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
+            micro.apply(reduced.tensors)
+            micro.add_metrics(reduced.row[1:])
         # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
         return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags
@@ -378,8 +457,9 @@ class EvalStep:
         shards: range,
         template: tuple[Any, Any, Any],
         specs: list[Spec],
+        devices: Devices | None = None,
     ):
-        self._plan, self._shards = plan, shards
+        self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
         self.micro = MicroBatch(model, template, training=False)
         signature = [
             [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
@@ -396,19 +476,24 @@ class EvalStep:
         return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records)).numpy()
 
     def _full_steps(self, leaves, seeds):
+        fixed = fixed_values(self._devices, self.micro)  # of an evaluation that is all of the model
+
         def body(k, rows):
-            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0)
+            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed)
 
         start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
         steps = tf.shape(seeds)[0]
         return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
 
     def _partial_step(self, leaves, seeds, counts, total):
-        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total)
+        fixed = fixed_values(self._devices, self.micro)
+        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed)
 
-    def _rows(self, leaves, seeds, counts, total) -> tf.Tensor:
+    def _rows(self, leaves, seeds, counts, total, fixed) -> tf.Tensor:
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             return [], tf.zeros([0])
 
         like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
-        return loop_shards(self.micro, encode, like, leaves, seeds, counts, total, self._plan)[1]
+        return spread_shards(self._devices, self.micro, encode, like, leaves, seeds, counts, total, self._plan, fixed)[
+            1
+        ]

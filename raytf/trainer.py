@@ -16,7 +16,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog, warm
+from raytf import checks, runlog, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
@@ -201,7 +201,7 @@ def _train(
     book: Book,
 ) -> dict[str, Any]:
     config = job.config
-    use_gpu = checks.check_cluster(config, local, display.say)
+    resources = checks.check_cluster(config, local, display.say)
     # On the driver's node: on another one it could die while the run lives.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     monitor: Any = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote(runlog.attempt_names(run))
@@ -227,7 +227,7 @@ def _train(
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
         ):
-            outcome = _fit(_trainer(job, run, use_gpu), monitor)
+            outcome = _fit(_trainer(job, run, resources), monitor)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
@@ -239,7 +239,7 @@ def _train(
     return document
 
 
-def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
+def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
     config, verbose, cpus = job.config, job.config.run.verbose, job.config.cluster.cpus_per_worker
     filesystem, path = Storage(config.storage_uri).arrow()
     return Trainer(
@@ -249,12 +249,18 @@ def _trainer(job: Job, run: Storage, use_gpu: bool) -> Trainer:
         run_uri=run.uri,
         flags=config.cluster,
         backend_config=MwmsConfig(
-            max(1, int(cpus)), quiet=not verbose, exact=config.compute.exact, jit=config.compute.jit
+            max(1, int(cpus)),
+            quiet=not verbose,
+            exact=config.compute.exact,
+            jit=config.compute.jit,
+            one_worker=config.strategy.strategy in ways.ONE_WORKER,
+            logical_devices=config.strategy.logical_devices or 1,
         ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
-            use_gpu=use_gpu,
-            resources_per_worker={"CPU": cpus, **({"GPU": 1} if use_gpu else {})},
+            use_gpu="GPU" in resources,
+            use_tpu="TPU" in resources,
+            resources_per_worker=resources,
         ),
         run_config=ray.train.RunConfig(
             name=config.run.run,
@@ -304,7 +310,7 @@ def _train_function(job: Job) -> Callable[[], Any]:
 
 
 def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
-    low, high = config.cluster.worker_range
+    low, high = config.worker_range
     return high if low == high else (low, high)
 
 
@@ -386,7 +392,8 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
             ray.shutdown()
         return
     # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
-    needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker
+    devices = config.strategy.logical_devices or 1
+    needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker * devices
     ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
     try:
         yield True

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import exact, export, warm
+from raytf import exact, export, members, ranks, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -37,16 +37,17 @@ from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
 from raytf.lease import check_owner
 from raytf.phases import Phases
+from raytf.placement import Placement
 from raytf.pulse import Pulse, WatchedGroup
 from raytf.reporter import Reporter
 from raytf.restoring import Restorer
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
 from raytf.saving import Saving
-from raytf.snapshots import Snapshots
+from raytf.snapshots import Snapshots, place_on_node
 from raytf.state import TrainingState
 from raytf.step import TrainStep
 from raytf.storage import Storage
-from raytf.strategies.multi_worker import Group
+from raytf.strategies import choose
 
 #: Calls gathered ahead of the one that runs.
 _PREFETCH = 2
@@ -81,14 +82,18 @@ class Worker:
 
     def __init__(self, job: Job, pulse: Pulse, phases: Phases):
         self.job, self.config, self.pulse, self._phases = job, job.config, pulse, phases
-        self.group = WatchedGroup(Group(), pulse)
-        self.rank, self.world_size = self.group.rank, self.group.world_size
+        self.group = WatchedGroup(choose.make(self.config.strategy), pulse)
+        self.rank, self.world_size, self.devices = self.group.rank, self.group.world_size, self.group.devices
         self.storage = Storage(job.run_uri)
         # Ray's way to broadcast would wait for an actor that starts with the group.
         begun = json.dumps(_begin_attempt(job)).encode() if self.rank == 0 else b""
         self.attempt, earlier, known_step = json.loads(self.group.share(begun))
         phases.mark("rendezvous")
+        place = place_on_node(self.group)
+        ranks.take(ranks.Place(self.rank, self.world_size, *place))
         self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
+        if self.config.strategy.show_cluster:
+            members.show(self.group, self.config.strategy.strategy, place[0], self.reporter.say)
         watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
@@ -101,6 +106,7 @@ class Worker:
             self.config.checkpoints.snapshot_every_steps,
             job.monitor,
             self.reporter.say_here,
+            place,
         )
         restorer = Restorer(self.storage, self.snapshots, self.group, self.reporter.say)
         restorer.begin(earlier, known_step)
@@ -123,7 +129,7 @@ class Worker:
             epoch=None if chosen is None else self.plan.locate(chosen.step)[0],
             watch=lambda: pulse.doing(Activity.CALLBACK),
         )
-        uneven = imbalance(self.plan.shards, self.world_size)
+        uneven = imbalance(self.plan.shards, min(self.plan.shards, self.world_size * len(self.devices.names)))
         self._imbalance_per_step = uneven and uneven * self._mean_over_ranks(self.train_step.shard_seconds())
         self._begin(chosen)
         tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
@@ -139,19 +145,25 @@ class Worker:
         #: Kinds of call that TensorFlow has compiled: those that are full, or not.
         self._traced: set[bool] = set()
         self._evaluators: dict[str, Evaluator] = {}
+        self._placement = Placement(self.storage, self.attempt, self.rank, self.reporter.say_here)
+
+    @property
+    def _is_placement_wanted(self) -> bool:
+        return self.config.strategy.log_device_placement and not self._trained
 
     def _build(self) -> None:
         """The model, the compiled step, and what identifies the run."""
         job, compute = self.job, self.config.compute
         given = [self.sources.train, self.sources.validation, self.sources.test]
-        self.model = models.build(
-            job.model,
-            self.pipeline.sample(),
-            [source for source in given if source is not None],
-            compute,
-            self.config.batch.seed,
-            self.reporter.say,
-        )
+        with self.devices.at_home():
+            self.model = models.build(
+                job.model,
+                self.pipeline.sample(),
+                [source for source in given if source is not None],
+                compute,
+                self.config.batch.seed,
+                self.reporter.say,
+            )
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
         self.identity = batch_identity(self.config, self.plan.records) | {
@@ -170,6 +182,8 @@ class Worker:
             len(Flag),
             compute.jit,
             compute.reduction == "fixed",
+            compute.compress_gradients,
+            self.devices,
         )
         if compute.exact:
             self.identity |= exact.admit(
@@ -266,7 +280,8 @@ class Worker:
                 call = pending.popleft().result()
             self.callbacks.run_batch("on_train_batch_begin", inside)
             began = time.perf_counter()
-            with self.pulse.doing(Activity.STEP if call.full in self._traced else Activity.TRACE):
+            activity = Activity.STEP if call.full in self._traced else Activity.TRACE
+            with self.pulse.doing(activity), self._placement.read(self._is_placement_wanted):
                 outcome = self.train_step(call, self._flags(call.stop))
             self._traced.add(call.full)
             self.state.train_seconds += time.perf_counter() - began
@@ -443,7 +458,7 @@ class Worker:
         if name not in self._evaluators:
             plan = StepPlan(source.records, self.plan.global_batch_size, self.plan.shards)
             pipeline = self._pipeline(source, plan, training=False)
-            self._evaluators[name] = Evaluator(self.model, pipeline, self.group, self.callbacks)
+            self._evaluators[name] = Evaluator(self.model, pipeline, self.group, self.callbacks, self.devices)
         return self._evaluators[name].run(self.pulse.progress)
 
     def _logs(self) -> dict[str, float]:

@@ -17,8 +17,17 @@ from raytf.phases import Phases
 from raytf.pulse import Pulse
 
 
-def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bool, jit: bool) -> None:
-    """Prepare this worker's process for MultiWorkerMirroredStrategy, before any TensorFlow operation.
+def set_up(
+    addresses: list[str],
+    rank: int,
+    threads: int,
+    quiet: bool,
+    exact: bool,
+    jit: bool,
+    one_worker: bool = False,
+    logical_devices: int = 1,
+) -> None:
+    """Prepare this worker's process for its strategy, before any TensorFlow operation.
 
     Args:
         addresses: HOST:PORT of every rank's collective server.
@@ -27,11 +36,17 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
         jit: XLA compiles; what it compiled stays on the node for the next group.
+        one_worker: the strategy is one of one process, which has no cluster and hence no TF_CONFIG.
+        logical_devices: parts of the CPU that count as devices.
     """
     global _phases
     _phases = Phases()
     warm.become_worker()
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
+    if one_worker:
+        os.environ.pop("TF_CONFIG", None)  # one that the node's environment has says nothing of this run
+    else:
+        task = {"type": "worker", "index": rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     os.environ["KERAS_BACKEND"] = "tensorflow"
     if quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -46,7 +61,12 @@ def set_up(addresses: list[str], rank: int, threads: int, quiet: bool, exact: bo
         tf.config.experimental.enable_op_determinism()
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+        # As many threads within an operation as elsewhere, since they cut sums, but one more operation for each device.
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads) + logical_devices - 1)
+    if logical_devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * logical_devices
+        tf.config.set_logical_device_configuration(cpu, parts)
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)
     _phases.mark("tensorflow")

@@ -1,10 +1,11 @@
 """MultiWorkerMirroredStrategy as raytf uses it: the strategy owns the cluster and the collectives, nothing else.
 
-Model and optimizer variables are plain `tf.Variable`s, created outside the strategy's scope, and only the reduction
-runs through `strategy.run`. Every rank applies the same reduced gradient to the same values, so the copies stay equal
-without a mirrored container. What that buys: Keras sees no strategy, so compiled losses keep their scale, metrics and
-callbacks read local numbers without a collective, optimizers (clipping, EMA, loss scaling) run the code they run on
-one machine, and BatchNorm statistics are reduced with the gradients instead of diverging.
+A worker has one device, so its shards are computed one after another. Model and optimizer variables are plain
+`tf.Variable`s, created outside the strategy's scope, and only the reduction runs through `strategy.run`. Every rank
+applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container. What that
+buys: Keras sees no strategy, so compiled losses keep their scale, metrics and callbacks read local numbers without a
+collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
+reduced with the gradients instead of diverging.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.eager import context
 
+from raytf.devices import Devices, OneDevice
+from raytf.sections import Communication
+
 #: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
 #: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
 _HEARTBEAT_TIMEOUT_MS = 6000
@@ -26,11 +30,15 @@ class Group:
 
     Reads TF_CONFIG, which Ray Train's backend has set; create it before any TensorFlow operation.
 
+    Args:
+        communication: how collectives are made.
+
     Attributes:
         rank, world_size: int.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, communication: Communication = "auto") -> None:
+        self.devices: Devices = OneDevice()
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         self.rank = int(resolver.task_id or 0)
         self.world_size = max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
@@ -42,7 +50,11 @@ class Group:
                 heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
                 coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=self.world_size)],
             )
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        experimental = tf.distribute.experimental
+        options = experimental.CommunicationOptions(
+            implementation=experimental.CommunicationImplementation(communication.upper())
+        )
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         self._sum_vector = tf.function(self.all_reduce, reduce_retracing=True, autograph=False)
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:

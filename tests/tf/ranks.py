@@ -13,6 +13,7 @@ import tensorflow as tf
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import Source
+from raytf.devices import Devices, OneDevice
 from raytf.model import build, seed_states
 from raytf.sections import ComputeSection
 from raytf.step import TrainStep
@@ -67,19 +68,32 @@ def train(
     order: Callable[[list[np.ndarray]], list[np.ndarray]] = list,
     shuffle: bool = True,
     call_steps: int = 3,
+    compress: bool = False,
+    devices: Devices | None = None,
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
-    compute = compute or ComputeSection()
+    compute, devices = compute or ComputeSection(), devices or OneDevice()
     plan, world = StepPlan(source.records, batch, shards), World(world_size, order)
     models = []
     for rank in range(world_size):
         own = assign(shards, world_size)[rank]
         pipeline = Pipeline(source, plan, own, seed=0, shuffle=shuffle, **pipeline_options)
-        model = build(factory, pipeline.sample(), [source], compute, seed=0)
+        with devices.at_home():
+            model = build(factory, pipeline.sample(), [source], compute, seed=0)
         pipeline.prepare(len(seed_states(model)), None)
         step = TrainStep(
-            model, plan, own, world.all_reduce(rank), pipeline.template, pipeline.leaf_specs, 1, compute.jit, exact
+            model,
+            plan,
+            own,
+            world.all_reduce(rank),
+            pipeline.template,
+            pipeline.leaf_specs,
+            1,
+            compute.jit,
+            exact,
+            compress,
+            devices,
         )
         models.append((model, pipeline, step))
 

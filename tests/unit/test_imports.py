@@ -99,7 +99,11 @@ def test_exported_names_are_locked():
         "cli",
         "fit",
         "load_images",
+        "local_rank",
+        "local_size",
+        "rank",
         "read_steps",
+        "size",
     ]
 
 

@@ -1,0 +1,82 @@
+"""The devices of one process: which computes which shards, where their sums are made and where the weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import tensorflow as tf
+
+from raytf.data.order import assign
+
+
+class Devices(Protocol):
+    """What a training step needs to know of its process's devices.
+
+    Attributes:
+        names: of those that compute, as TensorFlow names them; one at least.
+    """
+
+    names: Sequence[str]
+
+    def spread(self, shards: int) -> list[range]:
+        """Which of a worker's shards each device computes; devices that would have none are left out."""
+        ...
+
+    def on(self, device: int) -> AbstractContextManager[object]:
+        """Operations inside of the `with` statement run on the device of that number."""
+        ...
+
+    def at_home(self) -> AbstractContextManager[object]:
+        """Variables that are made, and operations that run, inside of the `with` statement are where weights belong."""
+        ...
+
+    def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        """The sum, at home, of the tensors of each device."""
+        ...
+
+
+class OneDevice:
+    """The device that TensorFlow takes where nobody says which: the first GPU, else the CPU."""
+
+    names: Sequence[str] = ("",)
+
+    def spread(self, shards: int) -> list[range]:
+        return [range(shards)]
+
+    def on(self, device: int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def at_home(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        return parts[0]
+
+
+class LocalDevices:
+    """Named devices.
+
+    Args:
+        names: of those that compute.
+        home: where weights belong, and sums are made.
+        add: sums of a list of tensors for each device, at home.
+    """
+
+    def __init__(self, names: Sequence[str], home: str, add: Callable[[list[list[tf.Tensor]], str], list[tf.Tensor]]):
+        self.names: Sequence[str] = list(names)
+        self._home, self._add = home, add
+
+    def spread(self, shards: int) -> list[range]:
+        return assign(shards, min(shards, len(self.names)))
+
+    def on(self, device: int) -> AbstractContextManager[object]:
+        return tf.device(self.names[device])
+
+    def at_home(self) -> AbstractContextManager[object]:
+        return tf.device(self._home)
+
+    def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        # Evaluation has rows and no tensors.
+        return parts[0] if len(parts) == 1 or not parts[0] else self._add(parts, self._home)

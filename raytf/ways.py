@@ -1,0 +1,96 @@
+"""What a way to distribute asks of the cluster, and what does not go together: decisions without Ray or TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from raytf.errors import ConfigError
+from raytf.sections import ClusterSection, ComputeSection, StrategySection
+
+#: Strategies of one process: one worker, whose devices share the work.
+ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
+#: Those that take all GPUs of their machine, or logical CPU devices in their place.
+ALL_DEVICES = ("mirrored", "central-storage")
+
+
+def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
+    """(fewest, most) workers.
+
+    Raises:
+        ConfigError: `--workers` is no number, or another one than the strategy has.
+    """
+    if strategy.strategy not in ONE_WORKER:
+        return cluster.worker_range
+    if cluster.workers is not None and cluster.worker_range != (1, 1):
+        raise ConfigError(
+            f"--workers {cluster.workers} with --strategy {strategy.strategy}: that is one worker, whose devices share "
+            "the work. Leave out --workers, or take --strategy multi-worker-mirrored."
+        )
+    return 1, 1
+
+
+def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSection) -> None:
+    """Refuse flags that do not go together.
+
+    Raises:
+        ConfigError: says which, why, and what to do.
+    """
+    name = strategy.strategy
+    worker_range(strategy, cluster)
+    if strategy.logical_devices is not None and name not in ALL_DEVICES:
+        mend = (
+            "Give --workers to have more of them"
+            if name in ("multi-worker-mirrored", "parameter-server")
+            else "Leave it out"
+        )
+        raise ConfigError(
+            f"--logical-devices {strategy.logical_devices} with --strategy {name}: only {' and '.join(ALL_DEVICES)} "
+            f"share the work among devices of one machine. {mend}, or take --strategy mirrored."
+        )
+    if strategy.logical_devices is not None and cluster.use_gpu:
+        raise ConfigError(
+            f"--logical-devices {strategy.logical_devices} with --use-gpu: logical devices are parts of the CPU. Give "
+            "one of them."
+        )
+    if strategy.communication != "auto" and name != "multi-worker-mirrored":
+        raise ConfigError(
+            f"--communication {strategy.communication} with --strategy {name}: only multi-worker-mirrored adds "
+            "gradients over the network. Leave out --communication."
+        )
+    if strategy.communication == "nccl" and cluster.use_gpu is False:
+        raise ConfigError(NCCL_WITHOUT_GPU)
+    if name == "tpu" and cluster.use_gpu:
+        raise ConfigError("--use-gpu with --strategy tpu: a worker computes on one kind of device. Give one of them.")
+    if compute.compress_gradients and compute.reduction == "float":
+        raise ConfigError(
+            "--compress-gradients with --reduction float: the 16 bits are fixed point, since a sum of 16-bit floats "
+            "depends on its order and loses what is small. Leave out one of them."
+        )
+
+
+NCCL_WITHOUT_GPU = (
+    "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or give "
+    "--communication ring."
+)
+
+
+def resources(
+    strategy: StrategySection, cluster: ClusterSection, use_gpu: bool, nodes: Iterable[Mapping[str, float]]
+) -> dict[str, float]:
+    """What Ray is asked for, for each worker.
+
+    Args:
+        use_gpu: whether workers compute on GPUs.
+        nodes: all of each living node.
+    """
+    each = {"CPU": cluster.cpus_per_worker * (strategy.logical_devices or 1)}
+    if strategy.strategy == "tpu":
+        return each | {"TPU": _most("TPU", nodes)}
+    if use_gpu:
+        return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else 1.0}
+    return each
+
+
+def _most(kind: str, nodes: Iterable[Mapping[str, float]]) -> float:
+    """Of the node that has most of them; 1 where none has any yet."""
+    return float(max([1, *(int(node.get(kind, 0)) for node in nodes)]))

@@ -1,0 +1,141 @@
+"""Ways to distribute a step over the devices of one process: the same bits, on the devices that were asked for."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from raytf.callbacks import Callbacks
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Pipeline
+from raytf.data.sources import ArraySource
+from raytf.errors import ClusterError
+from raytf.evaluation import Evaluator
+from raytf.model import weights_sha256
+from raytf.placement import collected
+from raytf.sections import StrategySection
+from raytf.strategies import choose
+from raytf.strategies.interface import Group
+from tests.tf.ranks import train
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(205, 12)).astype("float32")
+Y = RNG.integers(0, 4, 205)
+SOURCE = ArraySource(X, Y)
+NAMES = ("mirrored", "central-storage", "one-device")
+
+
+class Noise(layers.Layer):
+    """Draws from Keras's generator, which all layers share."""
+
+    def call(self, inputs, training=False):
+        return inputs + 0.1 * keras.random.normal(keras.ops.shape(inputs)) if training else inputs
+
+
+def model() -> keras.Model:
+    frozen = layers.Dense(12, name="frozen")
+    made = keras.Sequential(
+        [
+            keras.Input((12,)),
+            frozen,
+            layers.Dense(16),
+            layers.BatchNormalization(momentum=0.9),
+            layers.Activation("relu"),
+            layers.Dropout(0.3),
+            Noise(),
+            layers.Dense(4, kernel_regularizer=keras.regularizers.L2(1e-3)),
+        ]
+    )
+    frozen.trainable = False
+    made.compile(
+        keras.optimizers.AdamW(1e-2, global_clipnorm=1.0, use_ema=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """Weights and losses of one rank with one device, which no strategy knows of."""
+    trained, losses = train(model, SOURCE, 48, 4, 12)[0]
+    return weights_sha256(trained), losses.tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_strategy_computes_the_bits_of_one_device(name: str, alone):
+    # Three devices have 1, 1 and 2 of the four shards; the last step of an epoch has fewer records than the others.
+    group = choose.make(StrategySection(strategy=name))
+    assert len(group.devices.names) == (1 if name == "one-device" else 3)
+    trained, losses = train(model, SOURCE, 48, 4, 12, devices=group.devices)[0]
+    assert (weights_sha256(trained), losses.tobytes()) == alone
+
+
+def test_a_model_in_float64_is_learned_alike():
+    def double():
+        made = keras.Sequential([keras.Input((12,)), layers.Dense(4, dtype="float64")])
+        made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return made
+
+    devices = choose.make(StrategySection(strategy="mirrored")).devices
+    several, one = (train(double, SOURCE, 48, 4, 8, devices=d)[0][1] for d in (devices, None))
+    np.testing.assert_allclose(several, one, rtol=1e-6)
+
+
+def test_metrics_of_an_evaluation_are_those_of_one_device():
+    def evaluate(group: Group | None) -> dict[str, float]:
+        group = group or choose.make(StrategySection(strategy="one-device"))
+        plan = StepPlan(SOURCE.records, 48, 4)
+        pipeline = Pipeline(SOURCE, plan, range(4), seed=0, shuffle=False)
+        keras.utils.set_random_seed(0)
+        made = model()
+        hooks = Callbacks(None, made, group, print, "", {}, None)
+        logs = Evaluator(made, pipeline, group, hooks, group.devices).run()
+        pipeline.close()
+        return logs
+
+    assert evaluate(choose.make(StrategySection(strategy="mirrored"))) == evaluate(None)
+
+
+@pytest.mark.parametrize(("name", "updates"), [("mirrored", "CPU:0"), ("central-storage", "CPU:0")])
+def test_every_device_computes_its_shards_and_one_makes_the_update(name: str, updates: str):
+    group = choose.make(StrategySection(strategy=name))
+
+    def plain():
+        made = keras.Sequential([keras.Input((12,)), layers.Dense(16, activation="tanh"), layers.Dense(4)])
+        made.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return made
+
+    with collected() as ops:
+        train(plain, SOURCE, 48, 4, 3, devices=group.devices)
+    products = [op.device for op in ops if "MatMul" in op.kind]
+    assert {"CPU:0", "CPU:1", "CPU:2"} == set(products)
+    # Each has the same work to do: two products of the forward pass and three of the backward pass.
+    assert {products.count(device) for device in set(products)} == {len(products) // 3}
+    assert {op.device for op in ops if "AssignSub" in op.kind or "AssignAdd" in op.kind} == {updates}
+
+
+def test_frozen_weights_are_copied_once_a_call_and_not_once_a_step():
+    devices = choose.make(StrategySection(strategy="mirrored")).devices
+    with collected() as ops:
+        train(model, SOURCE, 48, 4, 3, devices=devices)
+    # What is sent inside of the loop over steps has its name below that loop's.
+    sent = [op for op in ops if op.kind == "_Recv" and op.device == "CPU:1"]
+    assert sent
+    frozen = [op.name for op in ops if op.kind == "ReadVariableOp" and "while" not in op.name]
+    assert frozen, "nothing is read before the loop"
+
+
+def test_without_a_tpu_there_is_one_clear_line():
+    with pytest.raises(
+        ClusterError, match=r"--strategy tpu: TensorFlow finds no TPU on this worker's machine"
+    ) as error:
+        choose.make(StrategySection(strategy="tpu"))
+    assert "\n" not in str(error.value)
+
+
+def test_logical_devices_are_there():
+    assert len(tf.config.list_logical_devices("CPU")) == 3
