@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -21,7 +22,8 @@ from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
-from raytf.data.sources import ArraySource, Source
+from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
+from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.driver import Book, add_times, booked, driver_event, exported, listening
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.failures import worker_errors
@@ -36,6 +38,8 @@ from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
 _FRUITLESS_CONTROLLERS = 3
+#: What has `len()` and `[i]`, and is a mistake where a data set is expected.
+_NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
 #: Memory that one worker with TensorFlow takes at the least, bytes.
 _WORKER_BYTES = 700 << 20
 
@@ -75,7 +79,9 @@ def fit(
 
     Args:
         model: function without arguments that returns a compiled keras.Model. Runs on every worker.
-        train: a Source, or a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays.
+        train: a Source; a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays; a data set
+            with `len()` and `[i]`, see MappingSource; or a Ray Dataset, which is written once to `data/` in the run's
+            folder and read from there, see RayDataSource.
         validation: likewise; evaluated at the end of every `validation_freq` epochs.
         test: likewise; evaluated once at the end.
         config: all settings.
@@ -94,10 +100,10 @@ def fit(
     """
     config = config or TrainConfig()
     config.check()
-    records = _source(train, "train")
-    if records is None:
+    if train is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
-    sources = Sources(records, _source(validation, "validation"), _source(test, "test"))
+    given = {"train": train, "validation": validation, "test": test}
+    found = {name: None if is_ray_dataset(data) else _source(data, name) for name, data in given.items()}
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
     best = config.checkpoints.keep_best
@@ -112,6 +118,10 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
+    found |= _written(given, run)
+    records = found["train"]
+    assert records is not None
+    sources = Sources(records, found["validation"], found["test"])
     stored = checks.stored_identity(run)
     if config.batch.logical_shards is None and "--logical-shards" in stored:
         config = config.replace(logical_shards=int(stored["--logical-shards"]))
@@ -314,10 +324,22 @@ def _source(data: Any, name: str) -> Source | None:
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
         x, y, weight = (*data, None, None)[:3]
         return ArraySource(x, y, weight, name=name)
+    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, _NO_DATA_SETS):
+        return MappingSource(data, name=name)
     raise DataError(
         f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, "
-        "or a tuple (x, y) or (x, y, sample_weight) of arrays."
+        "a tuple (x, y) or (x, y, sample_weight) of arrays, a data set with len() and [i], or a Ray Dataset."
     )
+
+
+def _written(given: dict[str, Any], run: Storage) -> dict[str, Source | None]:
+    """Sources of the Ray Datasets among what was given: written once, while no other process may."""
+    datasets = {name: data for name, data in given.items() if is_ray_dataset(data)}
+    if not datasets:
+        return {}
+    with Display() as display, Lease(run, display.say):
+        folders = {name: run.child(f"data/{name}").uri for name in datasets}
+        return {name: RayDataSource(data, folders[name], say=display.say) for name, data in datasets.items()}
 
 
 def _result(run: Storage, document: dict[str, Any]) -> Result:

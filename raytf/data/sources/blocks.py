@@ -52,6 +52,11 @@ class BlockSource:
     def block_sizes(self) -> np.ndarray | None:
         return None if self._by_record else self._sizes
 
+    @property
+    def edges(self) -> list[int]:
+        """[B+1] where blocks begin, and the end of the last one, also where records are permuted one by one."""
+        return [*self._starts.tolist(), self.records]
+
     def reader(self, shards: int) -> Self:
         """The same records, with a cache for so many logical shards that are read at once. One thread may use it."""
         reader = copy.copy(self)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from raytf.errors import DataError, StorageError
+from raytf.errors import DataError
+
+if TYPE_CHECKING:
+    from raytf.storage import File
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -31,25 +33,36 @@ class Files:
     Args:
         uri: a file, or a folder with files at any depth.
         endings: of names, in lower case; a `uri` that is a file is taken whatever its name.
+        is_wanted: of a name, in place of `endings`.
         is_sorted_by: what the order goes by; the name by default.
 
     Attributes:
         names: relative to the folder.
         sizes: bytes of each.
+        is_single: whether the URI named a file and no folder.
         is_local: whether they lie on a mounted disk.
         reads: ranges read so far.
 
     Raises:
-        StorageError: storage refuses, or there is no such file or folder.
+        StorageError: storage refuses.
     """
 
-    def __init__(self, uri: str, endings: Sequence[str], is_sorted_by: Callable[[str], Any] | None = None):
+    def __init__(
+        self,
+        uri: str,
+        endings: Sequence[str] = (),
+        is_sorted_by: Callable[[str], Any] | None = None,
+        is_wanted: Callable[[str], bool] | None = None,
+    ):
         from raytf.storage import Storage
 
-        self.uri = uri
         storage = Storage(uri)
         self.is_local = storage.is_local
-        found = [f for f in storage.files() if f.name.lower().endswith(tuple(endings)) and not _is_hidden(f.name)]
+        wanted = is_wanted or (lambda name: name.lower().endswith(tuple(endings)))
+        found = [f for f in storage.files() if wanted(f.name) and not _is_hidden(f.name)]
+        # Workers have another working directory.
+        self.uri = storage.root if storage.is_local else uri
+        self.is_single = not found
         if not found:
             found, self.uri = _single(storage, uri)
         found.sort(key=lambda f: f.name if is_sorted_by is None else is_sorted_by(f.name))
@@ -64,7 +77,8 @@ class Files:
         self.reads = 0
 
     def __getstate__(self) -> dict:
-        return {"uri": self.uri, "is_local": self.is_local, "names": self.names, "sizes": self.sizes}
+        own = ("_storage", "_pool", "_mapped", "reads")
+        return {k: v for k, v in self.__dict__.items() if k not in own}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -83,8 +97,8 @@ class Files:
         """A file as a person would look for it."""
         return self.storage.locate(self.names[i])
 
-    def read(self, i: int, offset: int, length: int) -> memoryview:
-        """Bytes [offset, offset + length) of a file.
+    def read(self, i: int, offset: int, length: int, whole: bool = True) -> memoryview:
+        """Bytes [offset, offset + length) of a file. What is asked for but not `whole` is mapped, where that can be.
 
         Raises:
             DataError: the file has become shorter.
@@ -97,7 +111,7 @@ class Files:
             return memoryview(b"")
         if not self.is_local:
             data = memoryview(self.storage.get_range(self.names[i], offset, length))
-        elif length == self.sizes[i] and length <= _WHOLE:
+        elif whole and length == self.sizes[i] <= _WHOLE:
             data = memoryview(self.storage.get(self.names[i]))
         else:
             data = self._map(i)[offset : offset + length]
@@ -141,15 +155,13 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(_HIDDEN) for part in name.split("/"))
 
 
-def _single(storage: Any, uri: str) -> tuple[list[Any], str]:
-    """The one file that a URI names, and the URI of its folder."""
-    base, mark, query = (uri, "", "") if storage.is_local else uri.partition("?")
+def _single(storage: Any, uri: str) -> tuple[list[File], str]:
+    """The one file that a URI names, and the URI of its folder; nothing where there is none."""
+    base, mark, query = (storage.root, "", "") if storage.is_local else uri.partition("?")
     folder, _, name = base.rstrip("/").rpartition("/")
-    if not name or folder.endswith(":/") or not storage.exists(""):
-        if storage.is_local and not os.path.exists(storage.root):
-            raise StorageError(f"{uri}: {os.strerror(errno.ENOENT)}. Expected a file or a folder.", "missing")
+    if folder.endswith(":/") or not storage.exists(""):
         return [], uri
-    from raytf.storage import Storage
+    filesystem, path = storage.arrow()
+    from raytf.storage import File
 
-    above = f"{folder or ('' if storage.is_local and not base.startswith('/') else '/')}{mark}{query}" or "."
-    return [f for f in Storage(above).files() if f.name == name], above
+    return [File(name, filesystem.get_file_info(path).size, 0.0)], f"{folder or '/'}{mark}{query}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 
 from raytf.data.sources.base import Spec
 from raytf.data.sources.files import Files
-from raytf.errors import DataError, one_line
+from raytf.data.sources.pixels import Decoder, Fit
+from raytf.errors import DataError
 
 #: What is taken for an image, by the end of its name.
 ENDINGS = (".jpg", ".jpeg", ".png")
-_MODES = {1: "L", 3: "RGB"}
 
 
 class ImageFolderSource:
@@ -47,17 +46,10 @@ class ImageFolderSource:
         uri: str,
         size: tuple[int, int] | None = None,
         channels: int | None = None,
-        fit: str = "crop",
+        fit: Fit = "crop",
         classes: Sequence[str] | None = None,
     ):
-        if fit not in ("crop", "stretch"):
-            raise DataError(f"{uri}: fit={fit!r} is not known. Expected crop or stretch.")
-        if size is not None and (len(size) != 2 or min(size) < 1):
-            raise DataError(f"{uri}: size={size!r}. Expected (height, width), both at least 1.")
-        if channels not in (None, *_MODES):
-            raise DataError(f"{uri}: channels={channels}. Expected 1 for gray or 3 for colours.")
         self.name = uri
-        self._fit, self._resizes = fit, size is not None
         self._files = Files(uri, ENDINGS, is_sorted_by=_class_and_name)
         found = sorted({name.partition("/")[0] for name in self._files.names if "/" in name})
         loose = next((name for name in self._files.names if "/" not in name), None)
@@ -76,16 +68,13 @@ class ImageFolderSource:
         self._labels = np.array([number[name.partition("/")[0]] for name in self._files.names], np.int64)
         self.records = len(self._files.names)
         #: Names and sizes of all files.
-        self.crc = zlib.crc32(repr((self._files.names, self._files.sizes, self.classes, size, fit)).encode())
-        first = self._open(0)
-        self._channels = channels or (1 if first.mode in ("1", "L", "I", "I;16") else 3)
-        self._size = (size[0], size[1]) if size is not None else (first.height, first.width)
+        self.crc = zlib.crc32(repr((self._files.names, self._files.sizes, self.classes, size, channels, fit)).encode())
+        self._decoder = Decoder.of(self._bytes(0), size, channels, fit, self.place(0))
         self.spec: tuple[Any, Any, Any] = (
-            Spec((*self._size, self._channels), "uint8"),
+            Spec(self._decoder.shape, "uint8"),
             Spec((), "int64"),
             None,
         )
-        self._decode(0)
 
     @property
     def rows_read(self) -> int:
@@ -105,55 +94,13 @@ class ImageFolderSource:
         """The file of a record, for messages."""
         return self._files.locate(record)
 
-    def _open(self, i: int) -> Any:
-        from PIL import Image, UnidentifiedImageError
-
-        data = bytes(self._files.read(i, 0, self._files.sizes[i]))
-        try:
-            return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"{self.place(i)} is no JPEG or PNG image, or a damaged one. Mend or remove it.") from error
+    def _bytes(self, i: int) -> memoryview:
+        return self._files.read(i, 0, self._files.sizes[i])
 
     def _decode(self, i: int) -> np.ndarray:
-        image = self._open(i)
-        height, width = self._size
-        if not self._resizes and (image.height, image.width) != self._size:
-            raise DataError(
-                f"{self.place(i)} has {image.height} x {image.width} pixels, the first image {height} x {width}. Give "
-                "the size that all are to have: ImageFolderSource(..., size=(HEIGHT, WIDTH))."
-            )
-        try:
-            return _pixels(image, height, width, _MODES[self._channels], self._fit)
-        except (
-            OSError,
-            ValueError,
-            SyntaxError,
-            EOFError,
-            zlib.error,
-        ) as error:  # each of Pillow's readers has its own
-            raise DataError(f"{self.place(i)} is damaged: {one_line(error, 120)}. Mend or remove it.") from error
+        return self._decoder(self._bytes(i), self.place(i))
 
 
 def _class_and_name(name: str) -> tuple[str, str]:
     label, _, rest = name.partition("/")
     return label, rest
-
-
-def _pixels(image: Any, height: int, width: int, mode: str, fit: str) -> np.ndarray:
-    from PIL import Image
-
-    if image.format == "JPEG" and fit == "stretch":
-        image.draft(mode, (width, height))
-    if image.mode.startswith("I"):  # 16 bits a pixel, of which Pillow would keep the lower eight
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    image = image.convert(mode)
-    if image.size != (width, height):
-        box = None
-        if fit == "crop":
-            scale = min(image.width / width, image.height / height)
-            left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
-            box = (left, top, left + width * scale, top + height * scale)
-        image = image.resize((width, height), Image.Resampling.BILINEAR, box, reducing_gap=2.0)
-    return np.asarray(image).reshape(height, width, len(mode))

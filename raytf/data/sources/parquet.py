@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name, crc_of, is_by_record, record_bytes
+from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of, is_by_record, record_bytes
 from raytf.data.sources.blocks import BlockSource
+from raytf.data.sources.files import Files
+from raytf.data.sources.schema import check_files, columns_of, read_schema
 from raytf.errors import DataError, StorageError, one_line
 
 #: Parquet files that stay open with their footers; opening one again reads 64 KiB or more.
@@ -24,7 +26,8 @@ class ParquetSource(BlockSource):
 
     Args:
         uri: a file, or a folder whose *.parquet files are read in the order of their names.
-        x: the column, or a list of columns (then inputs are a dict by name).
+        x: the column, or a list of columns (then inputs are a dict by name); None takes what `raytf data convert` wrote
+            beside the files, else `image`.
         y: the label's column or columns, or None.
         sample_weight: the column of sample weights, or None.
         shapes: shape of one record for list columns, by column; flat lists keep their length.
@@ -44,7 +47,7 @@ class ParquetSource(BlockSource):
     def __init__(
         self,
         uri: str,
-        x: str | list[str] = "image",
+        x: str | list[str] | None = None,
         y: str | list[str] | None = "label",
         sample_weight: str | None = None,
         shapes: dict[str, tuple[int, ...]] | None = None,
@@ -52,10 +55,18 @@ class ParquetSource(BlockSource):
         order: Order = "blocks",
     ):
         super().__init__(uri, window)
-        self._columns: tuple[Any, Any, Any] = tree.map_leaves(str, (by_name(x), by_name(y), sample_weight))
+        found = Files(uri, (".parquet",))
+        if not found.names:
+            raise DataError(f"{uri}: there are no *.parquet files.")
+        schema = read_schema(found.storage)
+        if schema is not None:
+            check_files(schema, found, whole=not found.is_single)
+        self.classes = None if schema is None else schema.classes
+        self._columns: tuple[Any, Any, Any] = columns_of(schema, x, y, sample_weight, "label")
         self._names = [column for _, column in tree.flatten(self._columns)]
-        self._shapes = dict(shapes or {})
-        self._files = _parquet_files(uri)
+        self._shapes = {**({n: s.shape for n, s in schema.specs.items()} if schema else {}), **(shapes or {})}
+        filesystem, base = found.storage.arrow()
+        self._files = [(filesystem, f"{base}/{name}") for name in found.names]
         self._groups: list[tuple[int, int]] = []
         sizes: list[int] = []
         self._label_bounds: list[tuple[float, float] | None] = []
@@ -98,7 +109,7 @@ class ParquetSource(BlockSource):
     def _read(self, b: int) -> list[np.ndarray]:
         f, g = self._groups[b]
         path = self._files[f][1]
-        with _explained(f"{path}: row group {g}"):
+        with explained(f"{path}: row group {g}"):
             table = self._open(f).read_row_group(g, columns=list(dict.fromkeys(self._names)))
         leaves = [self._array(table.column(c), c, path) for c in self._names]
         for name, leaf, spec in zip(self._names, leaves, self._leaf_specs, strict=False):
@@ -148,8 +159,8 @@ class ParquetSource(BlockSource):
 
         if f not in self._opened:
             filesystem, path = self._files[f]
-            with _explained(path):
-                self._opened[f] = pq.ParquetFile(path, filesystem=filesystem)
+            with explained(path):
+                self._opened[f] = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
             if len(self._opened) > _OPEN_FILES:
                 self._opened.popitem(last=False)[1].close(force=True)
         self._opened.move_to_end(f)
@@ -174,7 +185,7 @@ class ParquetSource(BlockSource):
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
     """Tell an outage of storage, which may pass, from data that is damaged."""
     from raytf.storage import classify
 
@@ -192,16 +203,3 @@ def _is_fixed(kind: Any) -> bool:
     import pyarrow as pa
 
     return pa.types.is_fixed_size_list(kind)
-
-
-def _parquet_files(uri: str) -> list[tuple[Any, str]]:
-    from raytf.storage import Storage
-
-    storage = Storage(uri)
-    filesystem, path = storage.arrow()
-    if path.endswith(".parquet") and storage.exists(""):
-        return [(filesystem, path)]
-    names = [n for n in storage.list("", recursive=True) if n.endswith(".parquet")]
-    if not names:
-        raise DataError(f"{uri}: there are no *.parquet files.")
-    return [(filesystem, f"{path}/{name}") for name in names]
