@@ -12,18 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog, warm
+from raytf import checks, inputs, runlog, warm
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
-from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
-from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.driver import Book, add_times, booked, driver_event, exported, listening
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.failures import worker_errors
@@ -38,8 +35,6 @@ from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
 _FRUITLESS_CONTROLLERS = 3
-#: What has `len()` and `[i]`, and is a mistake where a data set is expected.
-_NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
 #: Memory that one worker with TensorFlow takes at the least, bytes.
 _WORKER_BYTES = 700 << 20
 
@@ -102,8 +97,7 @@ def fit(
     config.check()
     if train is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
-    given = {"train": train, "validation": validation, "test": test}
-    found = {name: None if is_ray_dataset(data) else _source(data, name) for name, data in given.items()}
+    given = inputs.Given.of(train, validation, test)
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
     best = config.checkpoints.keep_best
@@ -118,15 +112,12 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
-    found |= _written(given, run)
-    records = found["train"]
-    assert records is not None
-    sources = Sources(records, found["validation"], found["test"])
+    sources = given.sources(run)
     stored = checks.stored_identity(run)
     if config.batch.logical_shards is None and "--logical-shards" in stored:
         config = config.replace(logical_shards=int(stored["--logical-shards"]))
         config.check()
-    plan = StepPlan(records.records, config.batch.global_batch_size, config.logical_shards)
+    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
     total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
     job = Job(
         model=model,
@@ -316,30 +307,6 @@ def _train_function(job: Job) -> Callable[[], Any]:
 def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
     low, high = config.cluster.worker_range
     return high if low == high else (low, high)
-
-
-def _source(data: Any, name: str) -> Source | None:
-    if data is None or (hasattr(data, "take") and hasattr(data, "spec")):
-        return data
-    if isinstance(data, tuple) and 1 <= len(data) <= 3:
-        x, y, weight = (*data, None, None)[:3]
-        return ArraySource(x, y, weight, name=name)
-    if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, _NO_DATA_SETS):
-        return MappingSource(data, name=name)
-    raise DataError(
-        f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, "
-        "a tuple (x, y) or (x, y, sample_weight) of arrays, a data set with len() and [i], or a Ray Dataset."
-    )
-
-
-def _written(given: dict[str, Any], run: Storage) -> dict[str, Source | None]:
-    """Sources of the Ray Datasets among what was given: written once, while no other process may."""
-    datasets = {name: data for name, data in given.items() if is_ray_dataset(data)}
-    if not datasets:
-        return {}
-    with Display() as display, Lease(run, display.say):
-        folders = {name: run.child(f"data/{name}").uri for name in datasets}
-        return {name: RayDataSource(data, folders[name], say=display.say) for name, data in datasets.items()}
 
 
 def _result(run: Storage, document: dict[str, Any]) -> Result:
