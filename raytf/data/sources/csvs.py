@@ -87,7 +87,7 @@ class CsvSource(BlockSource):
         self._vector, self._label = vector, y if isinstance(y, str) else None
         wanted = [*vector, *(name for _, name in tree.flatten(self._columns) if name)]
         missing = [name for name in wanted if name not in self._header]
-        if missing or not wanted:
+        if missing or (x is None and not vector):
             what = f"there is no column {missing[0]!r}" if missing else "no column is left for x"
             raise DataError(f"{self._files.locate(0)}: {what}; it has {', '.join(self._header)}.")
         self._wanted = list(dict.fromkeys(wanted))

@@ -101,7 +101,8 @@ def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterato
             little = np.ascontiguousarray(leaf, np.dtype(f.spec.dtype).newbyteorder("<"))
             columns.append([row.tobytes() for row in little])
         else:
-            columns.append(leaf.reshape(len(leaf), -1))
+            flat = leaf.reshape(len(leaf), f.count)
+            columns.append(np.ascontiguousarray(flat, "<f4") if f.kind == "float" else flat.astype(np.int64))
     for i in range(len(leaves[0])):
         message = example()
         table = message.features.feature
@@ -109,7 +110,9 @@ def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterato
             if f.kind == "bytes":
                 table[f.name].bytes_list.value.append(column[i])
             elif f.kind == "float":
-                table[f.name].float_list.value.extend(column[i].tolist())
+                # Not number by number: Python's would change the bits of a NaN.
+                data = column[i].tobytes()
+                table[f.name].float_list.MergeFromString(b"\x0a" + _encoded(len(data)) + data if data else b"")
             else:
                 table[f.name].int64_list.value.extend(column[i].tolist())
         yield message.SerializeToString(deterministic=True)
@@ -228,6 +231,8 @@ class Parser:
                 numbers = _varints(values)
             else:
                 numbers = values.view("<f4" if f.kind == "float" else np.dtype(f.spec.dtype).newbyteorder("<"))
+            if not _fits(numbers, f.spec.dtype).all():
+                return which  # one of them is named when they are read one by one
             target[good] = numbers.reshape(len(good), *f.spec.shape)
         return which[~alike]
 
@@ -256,9 +261,24 @@ class Parser:
                 )
             if f.kind == "bytes":
                 flat = np.frombuffer(values[0], np.dtype(f.spec.dtype).newbyteorder("<"))
+            elif f.kind == "float":
+                flat = np.frombuffer(value.float_list.SerializeToString()[-4 * wanted :], "<f4")
             else:
-                flat = np.array(values, np.int64 if f.kind == "int64" else np.float32)
+                flat = np.array(values, np.int64)
+            if not _fits(flat, f.spec.dtype).all():
+                raise DataError(
+                    f"{place(i)}: feature {f.name!r} holds {flat[~_fits(flat, f.spec.dtype)][0]}, no {f.spec.dtype}."
+                )
             target[i] = flat.reshape(f.spec.shape)
+
+
+def _fits(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """Of each number, whether a whole-numbered dtype holds it; the others hold any, as near as they can."""
+    kind = np.dtype(dtype)
+    if kind.kind not in "iub" or numbers.dtype == kind:
+        return np.ones(numbers.shape, bool)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(numbers.astype(kind) == numbers)
 
 
 def _usable(layout: dict[str, tuple[Kind, int, int]], f: Feature, row: np.ndarray) -> tuple[int, int] | None:
@@ -316,6 +336,15 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
             raise ValueError("a field beyond its message")
         yield key >> 3, at, at + length
         at += length
+
+
+def _encoded(value: int) -> bytes:
+    """A varint."""
+    out = b""
+    while value >= 0x80:
+        out += bytes((value & 0x7F | 0x80,))
+        value >>= 7
+    return out + bytes((value,))
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import struct
 import zipfile
 import zlib
@@ -158,8 +157,9 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
                 name = info.filename.removesuffix(".npy")
                 offset = _body(files, info) + header if is_plain else None
                 found[name] = info, _Member(name, shape, dtype, offset)
-        for (_, member), size in zip(found.values(), itertools.repeat(files.sizes[0])):
-            if member.offset is not None and member.offset + member.shape[0] * member.row_bytes > size:
+        for _, member in found.values():
+            size = int(np.prod(member.shape, dtype=np.int64)) * member.dtype.itemsize
+            if member.offset is not None and member.offset + size > files.sizes[0]:
                 raise ValueError(f"{member.name} is cut off")
     except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
         from raytf.errors import RaytfError

@@ -96,8 +96,8 @@ class TFRecordSource(BlockSource):
             f.spec if d is None else Spec(d.shape, "uint8") for f, d in zip(self._features, self._decoders, strict=True)
         ]
         self.spec = tree.unflatten(columns, self._leaf_specs)
+        some = self.reader(1).take(np.arange(1 if by_record else min(16, self.records)))
         if not by_record:
-            some = [leaf[:16] for leaf in self.reader(1).take(np.arange(min(16, self.records)))]
             self.crc = crc_of([*some, self._sizes, np.array([e.end_crc for e in self._entries])])
         self._forget()
 
