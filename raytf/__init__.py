@@ -13,7 +13,18 @@ __version__ = "0.1.0"
 _HOMES = {
     "raytf.command": ("cli",),
     "raytf.config": ("Flags", "TrainConfig"),
-    "raytf.data": ("ArraySource", "ParquetSource", "load_images"),
+    "raytf.data": (
+        "ArraySource",
+        "CsvSource",
+        "ImageFolderSource",
+        "MappingSource",
+        "NpzSource",
+        "ParquetSource",
+        "RayDataSource",
+        "Spec",
+        "TFRecordSource",
+        "load_images",
+    ),
     "raytf.errors": (
         "CheckpointError",
         "ClusterError",
@@ -40,19 +51,26 @@ __all__ = [
     "CheckpointError",
     "ClusterError",
     "ConfigError",
+    "CsvSource",
     "DataError",
     "ExactnessError",
     "Flags",
     "HangError",
+    "ImageFolderSource",
     "JobError",
+    "MappingSource",
     "ModelError",
     "NonFiniteLossError",
+    "NpzSource",
     "ParquetSource",
+    "RayDataSource",
     "RaytfError",
     "Result",
     "RunInUseError",
     "RunMismatchError",
+    "Spec",
     "StorageError",
+    "TFRecordSource",
     "TrainConfig",
     "cli",
     "fit",
@@ -67,7 +85,18 @@ __all__ = [
 if TYPE_CHECKING:
     from raytf.command import cli
     from raytf.config import Flags, TrainConfig
-    from raytf.data import ArraySource, ParquetSource, load_images
+    from raytf.data import (
+        ArraySource,
+        CsvSource,
+        ImageFolderSource,
+        MappingSource,
+        NpzSource,
+        ParquetSource,
+        RayDataSource,
+        Spec,
+        TFRecordSource,
+        load_images,
+    )
     from raytf.errors import (
         CheckpointError,
         ClusterError,

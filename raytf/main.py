@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": ("show", "what became of a run, and where its time went"),
     "report": ("report", "draw a run as a page: timeline, restarts, ledger"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
+    "data": ("data", "convert data to TFRecord or Parquet, and find what is damaged in them"),
     "check": ("check", "find what is wrong with a cluster's YAML, before it costs money"),
     "down-check": ("down_check", "what a torn-down cluster left behind, and what it costs"),
     "submit": ("submit", "run a job on a cluster, and again when its driver or the head died, until it finishes"),

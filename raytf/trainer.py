@@ -16,12 +16,11 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog, warm, ways
+from raytf import checks, inputs, runlog, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
-from raytf.data.sources import ArraySource, Source
 from raytf.driver import Book, add_times, booked, driver_event, exported, listening
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.failures import worker_errors
@@ -75,7 +74,9 @@ def fit(
 
     Args:
         model: function without arguments that returns a compiled keras.Model. Runs on every worker.
-        train: a Source, or a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays.
+        train: a Source; a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays; a data set
+            with `len()` and `[i]`, see MappingSource; or a Ray Dataset, which is written once to `data/` in the run's
+            folder and read from there, see RayDataSource.
         validation: likewise; evaluated at the end of every `validation_freq` epochs.
         test: likewise; evaluated once at the end.
         config: all settings.
@@ -94,10 +95,9 @@ def fit(
     """
     config = config or TrainConfig()
     config.check()
-    records = _source(train, "train")
-    if records is None:
+    if train is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
-    sources = Sources(records, _source(validation, "validation"), _source(test, "test"))
+    given = inputs.Given.of(train, validation, test)
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
     best = config.checkpoints.keep_best
@@ -112,11 +112,12 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
+    sources = given.sources(run)
     stored = checks.stored_identity(run)
     if config.batch.logical_shards is None and "--logical-shards" in stored:
         config = config.replace(logical_shards=int(stored["--logical-shards"]))
         config.check()
-    plan = StepPlan(records.records, config.batch.global_batch_size, config.logical_shards)
+    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
     total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
     job = Job(
         model=model,
@@ -312,18 +313,6 @@ def _train_function(job: Job) -> Callable[[], Any]:
 def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
     low, high = config.worker_range
     return high if low == high else (low, high)
-
-
-def _source(data: Any, name: str) -> Source | None:
-    if data is None or (hasattr(data, "take") and hasattr(data, "spec")):
-        return data
-    if isinstance(data, tuple) and 1 <= len(data) <= 3:
-        x, y, weight = (*data, None, None)[:3]
-        return ArraySource(x, y, weight, name=name)
-    raise DataError(
-        f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, "
-        "or a tuple (x, y) or (x, y, sample_weight) of arrays."
-    )
 
 
 def _result(run: Storage, document: dict[str, Any]) -> Result:

@@ -1,6 +1,30 @@
 """Data: sources with random access, and an order that depends on the seed and the step alone."""
 
 from raytf.data.datasets import Images, load_images
-from raytf.data.sources import ArraySource, ParquetSource, Source, Spec
+from raytf.data.sources import (
+    ArraySource,
+    CsvSource,
+    ImageFolderSource,
+    MappingSource,
+    NpzSource,
+    ParquetSource,
+    RayDataSource,
+    Source,
+    Spec,
+    TFRecordSource,
+)
 
-__all__ = ["ArraySource", "Images", "ParquetSource", "Source", "Spec", "load_images"]
+__all__ = [
+    "ArraySource",
+    "CsvSource",
+    "ImageFolderSource",
+    "Images",
+    "MappingSource",
+    "NpzSource",
+    "ParquetSource",
+    "RayDataSource",
+    "Source",
+    "Spec",
+    "TFRecordSource",
+    "load_images",
+]

@@ -1,4 +1,4 @@
-"""Data sets by name or path: MNIST, the digits that ship with scikit-learn, IDX files, .npz, Parquet."""
+"""Data sets by name or path: MNIST, the digits that ship with scikit-learn, and whatever a source reads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import io
 import os
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from raytf.data.sources import ArraySource, ParquetSource, Source
+from raytf.data.sources import ArraySource, ParquetSource, Source, Spec, TFRecordSource
+from raytf.data.sources.images import ImageFolderSource
+from raytf.data.sources.opening import Reading, files_of, kind_of, open_source, splits_of
 from raytf.errors import DataError, RaytfError
 
 #: Where a copy of MNIST is looked for before anything is downloaded: raytf's own folder, then Keras's cache.
@@ -42,13 +45,15 @@ class Images:
     classes: int
 
 
-def load_images(data: str = "auto") -> Images:
+def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Images:
     """Load labelled images.
 
     Args:
         data: `auto` (MNIST from a local copy, else downloaded, else the digits), `mnist`, `digits`, or a path: a
             folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or
-            a folder or URI with train/ and test/ of Parquet files with columns image and label.
+            a folder or URI with train/ and test/ of TFRecord or Parquet files with image and label, or of folders of
+            JPEG or PNG files, one for each class.
+        size: (height, width) that encoded images are to have; they keep that of the first one by default.
 
     Raises:
         DataError: nothing there, or not what it should be.
@@ -69,7 +74,7 @@ def load_images(data: str = "auto") -> Images:
                 f"--data mnist: no local copy in {' or '.join(MNIST_HOMES)}, and the download failed ({error}). "
                 "Give --data PATH, or --data digits for the digits that ship with scikit-learn."
             ) from error
-    return _from_path(data)
+    return _from_path(data, size)
 
 
 def _download(url: str) -> bytes:
@@ -101,25 +106,77 @@ def _digits() -> Images:
     return _images("handwritten digits of scikit-learn (8x8)", x[~test], y[~test], x[test], y[test])
 
 
-def _from_path(data: str) -> Images:
-    if "://" in data:
-        return _from_parquet(data)
+def _from_path(data: str, size: tuple[int, int] | None) -> Images:
+    if "://" not in data:
+        path = Path(data).expanduser()
+        if not path.exists():
+            raise DataError(f"--data {data}: there is no such file or folder. Expected auto, digits, mnist or a path.")
+        if path.is_file():
+            if path.suffix != ".npz":
+                raise DataError(f"--data {data}: expected an .npz file, or a folder of IDX, TFRecord or other files.")
+            return _from_npz(path, str(path))
+        names = sorted(p.name for p in path.iterdir())
+        if any("idx" in n for n in names):
+            return _from_idx(path)
+        if not {"train", "test"} & set(names) and not any(n.endswith(".parquet") for n in names):
+            raise DataError(
+                f"--data {data}: the folder holds neither IDX files (train-images-idx3-ubyte.gz ...) nor train/ and "
+                f"test/ with TFRecord, Parquet or image files. It has: {', '.join(names[:6]) or 'nothing'}."
+            )
+    names = files_of(data)
+    kind = kind_of(names, data)
+    if kind == "tfrecord":
+        return _from_tfrecords(data, size)
+    if kind == "images":
+        return _from_folders(data, size)
+    return _from_parquet(data)
+
+
+def open_splits(data: str, reading: Reading | None = None) -> dict[str, Source]:
+    """What lies at a path or URI, by the names of its parts; one without a name where it has no parts.
+
+    Args:
+        data: as for `load_images`, or whatever a source reads, also in folders train/, validation/ and test/.
+
+    Raises:
+        DataError: nothing there that can be read.
+        StorageError: storage refuses.
+    """
+    reading = reading or Reading()
+    if data in ("auto", "mnist", "digits"):
+        images = load_images(data)
+        return {"train": images.train, "test": images.test}
+    names = files_of(data)
+    kind = kind_of(names, data)
+    if kind == "idx" or (kind == "npz" and not reading.columns() and _has_splits(data)):
+        images = load_images(data)
+        return {"train": images.train, "test": images.test}
+    splits = splits_of(names)
+    if not splits:
+        return {"": open_source(data, reading)}
+    found: dict[str, Source] = {}
+    for split in splits:
+        source = found[split] = open_source(part(data, split), reading)
+        if isinstance(source, ImageFolderSource) and reading.classes is None:
+            reading = replace(reading, classes=source.classes)
+    return found
+
+
+def part(data: str, name: str) -> str:
+    """The URI of a folder in another one."""
+    base, mark, query = data.partition("?") if "://" in data else (data, "", "")
+    return f"{base.rstrip('/')}/{name}{mark}{query}"
+
+
+def _has_splits(data: str) -> bool:
     path = Path(data).expanduser()
-    if not path.exists():
-        raise DataError(f"--data {data}: there is no such file or folder. Expected auto, digits, mnist or a path.")
-    if path.is_file():
-        if path.suffix != ".npz":
-            raise DataError(f"--data {data}: expected an .npz file, or a folder of IDX or Parquet files.")
-        return _from_npz(path, str(path))
-    names = sorted(p.name for p in path.iterdir())
-    if any("idx" in n for n in names):
-        return _from_idx(path)
-    if "train" in names or any(n.endswith(".parquet") for n in names):
-        return _from_parquet(data)
-    raise DataError(
-        f"--data {data}: the folder holds neither IDX files (train-images-idx3-ubyte.gz ...) nor train/ and test/ "
-        f"with Parquet files. It has: {', '.join(names[:6]) or 'nothing'}."
-    )
+    if not path.is_file():
+        return False
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return "x_train" in archive
+    except (OSError, ValueError, EOFError, zlib.error):
+        return False
 
 
 def _from_idx(folder: Path) -> Images:
@@ -195,25 +252,52 @@ def _images(name: str, *parts: np.ndarray) -> Images:
 
 
 def _from_parquet(data: str) -> Images:
-    base, mark, query = data.partition("?")
-    plain = {split: ParquetSource(f"{base.rstrip('/')}/{split}{mark}{query}") for split in ("train", "test")}
-    shape = _image_shape(plain["train"])
-    train, test = (ParquetSource(source.name, shapes={"image": shape}) for source in (plain["train"], plain["test"]))
-    labels = train.label_range()
-    if labels is None:
-        labels = (
-            0.0,
-            float(
-                max(
-                    train.take(np.arange(n, min(n + 4096, train.records)))[1].max()
-                    for n in range(0, train.records, 4096)
-                )
-            ),
-        )
-    return Images(f"Parquet files in {data}", train, test, shape, int(labels[1]) + 1)
+    train, test = (_as_image(ParquetSource(part(data, split))) for split in ("train", "test"))
+    return _loaded(f"Parquet files in {data}", train, test)
 
 
-def _image_shape(source: ParquetSource) -> tuple[int, ...]:
+def _as_image(source: ParquetSource) -> ParquetSource:
+    shape = source.spec[0].shape
+    return source if len(shape) == 3 else ParquetSource(source.name, shapes={"image": _image_shape(source)})
+
+
+def _from_tfrecords(data: str, size: tuple[int, int] | None) -> Images:
+    train, test = (_as_pixels(TFRecordSource(part(data, split), size=size)) for split in ("train", "test"))
+    return _loaded(f"TFRecord files in {data}", train, test)
+
+
+def _as_pixels(source: TFRecordSource) -> TFRecordSource:
+    spec = source.spec[0]
+    if len(spec.shape) == 3:
+        return source
+    return TFRecordSource(source.name, features={"image": Spec(_image_shape(source), spec.dtype)})
+
+
+def _from_folders(data: str, size: tuple[int, int] | None) -> Images:
+    train = ImageFolderSource(part(data, "train"), size)
+    height, width, channels = train.spec[0].shape
+    test = ImageFolderSource(part(data, "test"), size and (height, width), channels, classes=train.classes)
+    return _loaded(f"image files in {data}", train, test)
+
+
+def _loaded(name: str, train: Source, test: Source) -> Images:
+    shape: tuple[int, ...] = train.spec[0].shape
+    if test.spec[0].shape != shape:
+        raise DataError(f"{name}: train images are {shape}, test images {test.spec[0].shape}.")
+    if train.spec[1] is None or train.spec[1].shape or np.dtype(train.spec[1].dtype).kind not in "iu":
+        raise DataError(f"{name}: labels are {train.spec[1]}. Expected one whole number a record.")
+    return Images(name, train, test, shape, _highest_label(train) + 1)
+
+
+def _highest_label(source: Source, at_a_time: int = 4096) -> int:
+    labels = source.label_range()
+    if labels is not None:
+        return int(labels[1])
+    starts: Sequence[int] = range(0, source.records, at_a_time)
+    return max(int(source.take(np.arange(n, min(n + at_a_time, source.records)))[1].max()) for n in starts)
+
+
+def _image_shape(source: Source) -> tuple[int, ...]:
     pixels = int(np.prod(source.spec[0].shape, dtype=np.int64))
     side = round(pixels**0.5)
     if side * side != pixels:

@@ -1,0 +1,204 @@
+"""`raytf data convert` and `raytf data check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from raytf.commands.table import show, size_text
+from raytf.data.checking import Findings, check
+from raytf.data.datasets import open_splits
+from raytf.data.sources.opening import Reading
+from raytf.data.sources.writing import Layout, identity_of, open_folder, write
+from raytf.errors import ConfigError
+from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+
+#: Between lines, where there is no terminal.
+_PLAIN_SECONDS = 5.0
+#: Problems of one part of the data that are shown.
+_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How to read what does not say it itself."""
+
+    x: str = ""
+    """Name of the inputs' column, feature or array; several with commas between them. The format's own by default."""
+    y: str | None = None
+    """Name of the label's column, feature or array; an empty one for none."""
+    sample_weight: str = ""
+    """Name of the sample weights' column."""
+    image_size: tuple[int, int] | None = None
+    """Height and width that JPEG and PNG images get; by default that of the first one, which all must have."""
+    channels: Literal[1, 3] | None = None
+    """1 makes images gray, 3 coloured; as the first image has by default."""
+    fit: Literal["crop", "stretch"] = "crop"
+    """How an image of another shape gets its size: cut from its middle, or distorted."""
+
+    def reading(self) -> Reading:
+        """For sources."""
+        names = tuple(name.strip() for name in self.x.split(",") if name.strip())
+        return Reading(names, self.y, self.sample_weight or None, self.image_size, self.channels, self.fit)
+
+
+@dataclass(frozen=True)
+class Convert:
+    """Write data as TFRecord or Parquet files that object stores like: in the order of their records, file by file.
+    The same command goes on where it was killed, and ends with the same bytes."""
+
+    src: tyro.conf.Positional[str]
+    """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
+    dst: tyro.conf.Positional[str]
+    """A folder or URI of its own, for what is made; with a folder in it for each part of the data: train, test."""
+    to: Literal["tfrecord", "parquet"]
+    """The format."""
+    file_mb: int = 128
+    """Size of a file, MiB, of numbers before compression; it is put together in memory."""
+    block_kb: int | None = None
+    """Size of what is read as one, a Parquet row group, KiB; by default a 256th of the data, 256 to 8,192."""
+    columns: Columns = Columns()
+
+
+@dataclass(frozen=True)
+class Check:
+    """Read all data: find corrupt records, print shapes, dtypes and counts of labels. The exit code is 1 when something
+    is damaged."""
+
+    src: tyro.conf.Positional[str]
+    """A folder, file or URI of IDX, .npz, TFRecord, Parquet, CSV or image files; or mnist or digits."""
+    json: bool = False
+    """Print one JSON document instead."""
+    columns: Columns = Columns()
+
+
+def main(
+    flags: Annotated[Convert, tyro.conf.subcommand("convert")] | Annotated[Check, tyro.conf.subcommand("check")],
+) -> None:
+    """Convert data to TFRecord or Parquet, and find what is damaged in them."""
+    if isinstance(flags, Convert):
+        convert(flags)
+    else:
+        sys.exit(1 if examine(flags) else 0)
+
+
+def convert(flags: Convert) -> None:
+    """Run `raytf data convert`.
+
+    Raises:
+        RaytfError: the source cannot be read, or the destination not be written.
+    """
+    if flags.file_mb < 1 or (flags.block_kb is not None and flags.block_kb < 1):
+        raise ConfigError("--file-mb and --block-kb: expected 1 or more.")
+    destination = Storage(flags.dst)
+    _answers(flags.src)
+    within(PREFLIGHT_SECONDS, lambda: destination.preflight(), destination.locate(""))
+    sources = open_splits(flags.src, flags.columns.reading())
+    plans = []
+    for split, source in sources.items():
+        block = None if flags.block_kb is None else flags.block_kb << 10
+        layout = Layout.of(flags.to, source.spec, source.records, flags.file_mb << 20, block)
+        folder = destination.child(split) if split else destination
+        identity = identity_of(source, layout)
+        open_folder(folder, source, layout, identity).begin()
+        plans.append((split, source, layout, folder, identity))
+    console = Console(stderr=True, highlight=False)
+    for split, source, layout, folder, identity in plans:
+        began = time.monotonic()
+        with bar(f"{split or 'records'}", source.records, console) as progress:
+            did = write(folder, source, layout, identity, progress)
+        files = [f for f in folder.files() if f.name.startswith("part-")]
+        size = sum(f.bytes for f in files)
+        seconds = time.monotonic() - began
+        rate = f", {source.records / max(seconds, 1e-9):,.0f} records/s" if did else ", made before"
+        count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
+        print(f"{folder.locate('')}: {source.records:,} records in {count}, {size_text(size)}{rate}")
+
+
+def examine(flags: Check) -> bool:
+    """Run `raytf data check`; whether something is damaged."""
+    _answers(flags.src)
+    console = Console(stderr=True, highlight=False)
+    with bar("checked", 1000, console) as progress:
+        findings = check(flags.src, flags.columns.reading(), lambda share: progress(int(1000 * share)))
+    damaged = any(f.problems for f in findings)
+    if flags.json:
+        print(json.dumps([_document(f) for f in findings], indent=1))
+    else:
+        for found in findings:
+            _print(found)
+        if not damaged:
+            print("nothing is damaged")
+    return damaged
+
+
+def _answers(uri: str) -> None:
+    """Say soon where a store does not answer."""
+    if "://" in uri:
+        storage = Storage(uri)
+
+        def look() -> None:
+            storage.list("")
+
+        within(PREFLIGHT_SECONDS, look, storage.locate(""))
+
+
+@contextmanager
+def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line now and then elsewhere; takes how many of `total` are done."""
+    if not console.is_terminal:
+        last = time.monotonic()
+
+        def line(done: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _PLAIN_SECONDS:
+                last = time.monotonic()
+                console.print(f"{what}: {done / total:.0%}", soft_wrap=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _document(found: Findings) -> dict[str, Any]:
+    document = asdict(found)
+    document["labels"] = {str(k): v for k, v in sorted(found.labels.items())}
+    document["problems"] = [{"place": place, "why": why} for place, why in found.problems]
+    return document
+
+
+def _print(found: Findings) -> None:
+    title = f"{found.split}: " if found.split else ""
+    files = f" in {found.files} file{'' if found.files == 1 else 's'}, {size_text(found.bytes)}" if found.files else ""
+    print(f"{title}{found.kind}, {found.records:,} good records{files}")
+    rows = []
+    for name, spec in found.specs.items():
+        low, high = found.ranges.get(name, (float("nan"),) * 2)
+        odd = f"{found.not_finite[name]:,} not finite" if found.not_finite[name] else ""
+        rows.append((name, str(list(spec.shape)), spec.dtype, f"{low:g}", f"{high:g}", odd))
+    if rows:
+        show(("array", "shape", "dtype", "least", "most", ""), rows)
+    if found.labels:
+        names = found.classes or ()
+        texts = []
+        for label, count in sorted(found.labels.items()):
+            called = names[label] if 0 <= label < len(names) else ""
+            texts.append(f"{label}{f' ({called})' if called not in ('', str(label)) else ''}: {count:,}")
+        more = f" and {len(texts) - 100} more" if len(texts) > 100 else ""
+        print(f"labels {', '.join(texts[:100])}{more}")
+    for place, why in found.problems[:_SHOWN]:
+        print(f"damaged: {place}: {why}")
+    if len(found.problems) > _SHOWN:
+        print(f"and {len(found.problems) - _SHOWN:,} more that are damaged")

@@ -1,0 +1,203 @@
+"""Numpy archives (.npz), of which only the rows that are wanted are read, where they are not compressed."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name, is_by_record
+from raytf.data.sources.blocks import BlockSource
+from raytf.data.sources.files import Files
+from raytf.errors import DataError, one_line
+
+_BLOCK_BYTES = 4 << 20
+_LOCAL_HEADER = struct.Struct("<26xHH")
+
+
+@dataclass(frozen=True)
+class _Member:
+    """An array of the archive.
+
+    Attributes:
+        offset: where its numbers begin in the file; None where they are compressed, or in Fortran's order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int | None
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+
+class NpzSource(BlockSource):
+    """Arrays of an .npz file on local disk, S3 or GCS, all with the same first dimension.
+
+    What `numpy.savez` writes is read in rows. What `numpy.savez_compressed` writes cannot be: each worker unpacks it
+    whole into its memory.
+
+    Args:
+        uri: the file.
+        x: name of the inputs' array, or a list of names (then inputs are a dict by name).
+        y: of the targets' array or arrays, or None.
+        sample_weight: of the sample weights' array, or None.
+        window: records within which the order is shuffled after blocks were.
+        order: `records`, `blocks` of 4 MiB, or `auto`: `records` for arrays of up to 256 MiB together.
+
+    Raises:
+        DataError: no .npz file, a missing array, or one that holds no numbers or another number of records.
+        StorageError: storage refuses.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        x: str | list[str] = "x",
+        y: str | list[str] | None = "y",
+        sample_weight: str | None = None,
+        window: int = WINDOW_RECORDS,
+        order: Order = "auto",
+    ):
+        super().__init__(uri, window)
+        self._files = Files(uri)
+        if len(self._files.names) != 1:
+            raise DataError(f"{uri}: expected one .npz file, found a folder.")
+        columns = tree.map_leaves(str, (by_name(x), by_name(y), sample_weight))
+        members = _members(self._files)
+        self._members = [_member(members, name, uri) for _, name in tree.flatten(columns)]
+        lengths = {m.name: m.shape[0] for m in self._members}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+            raise DataError(f"{uri}: arrays differ in their number of records: {listed}.")
+        rows = self._members[0].shape[0]
+        if not rows:
+            raise DataError(f"{uri}: there are no records.")
+        size = sum(m.row_bytes for m in self._members)
+        step = max(1, _BLOCK_BYTES // max(1, size))
+        self._lay_out(np.diff([*range(0, rows, step), rows]), is_by_record(order, rows * size))
+        self._leaf_specs = [Spec(m.shape[1:], m.dtype.newbyteorder("=").name) for m in self._members]
+        self.spec = tree.unflatten(columns, self._leaf_specs)
+        self._directory = [(name, info.CRC) for name, (info, _) in sorted(members.items())]
+        if not self._by_record:
+            self.crc = zlib.crc32(repr((self._directory, step)).encode())
+
+    _own = (*BlockSource._own, "_arrays")
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._arrays: list[np.ndarray] | None = None
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        if not self._in_memory and not (self._by_record and self._files.is_local):
+            return super().take(records)
+        if self._arrays is None:
+            self._arrays = self._unpack() if self._in_memory else [self._rows(m, 0, m.shape[0]) for m in self._members]
+            self._rows_read[0] += self.records if self._in_memory else 0
+        if not self._in_memory:
+            self._rows_read[0] += len(records)
+        pairs = zip(self._arrays, self._leaf_specs, strict=True)
+        return [np.asarray(array[records], spec.dtype) for array, spec in pairs]
+
+    @property
+    def _in_memory(self) -> bool:
+        return any(m.offset is None for m in self._members)
+
+    def _read(self, b: int) -> list[np.ndarray]:
+        start, n = int(self._starts[b]), int(self._sizes[b])
+        pairs = zip(self._members, self._leaf_specs, strict=True)
+        return [np.asarray(self._rows(m, start, n), spec.dtype) for m, spec in pairs]
+
+    def _rows(self, member: _Member, start: int, n: int) -> np.ndarray:
+        assert member.offset is not None
+        begin = member.offset + start * member.row_bytes
+        data = self._files.read(0, begin, n * member.row_bytes, whole=False)
+        return np.frombuffer(data, member.dtype).reshape(n, *member.shape[1:])
+
+    def _unpack(self) -> list[np.ndarray]:
+        data = io.BytesIO(self._files.read(0, 0, self._files.sizes[0]))
+        try:
+            with np.load(data, allow_pickle=False) as archive:
+                return [archive[m.name] for m in self._members]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"{self.name} is damaged: {one_line(error, 200)}. Fetch it again.") from error
+
+
+def _member(members: dict[str, tuple[zipfile.ZipInfo, _Member]], name: str, uri: str) -> _Member:
+    if name not in members:
+        raise DataError(f"{uri}: there is no array {name!r}; it has {', '.join(sorted(members)) or 'none'}.")
+    member = members[name][1]
+    if not member.shape:
+        raise DataError(f"{uri}: {name} is a single value. Expected an array with one row for each record.")
+    if member.dtype.kind not in "biufc":
+        raise DataError(f"{uri}: {name} has dtype {member.dtype}, which is no number. Convert it to numbers first.")
+    return member
+
+
+def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
+    """What is in the archive: a few small reads."""
+    found = {}
+    try:
+        with zipfile.ZipFile(io.BufferedReader(_Ranges(files), 1 << 16)) as archive:
+            for info in archive.infolist():
+                with archive.open(info) as stream:
+                    version = np.lib.format.read_magic(stream)
+                    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                    shape, fortran, dtype = read[version](stream)
+                    header = stream.tell()
+                is_plain = info.compress_type == zipfile.ZIP_STORED and not fortran
+                name = info.filename.removesuffix(".npy")
+                offset = _body(files, info) + header if is_plain else None
+                found[name] = info, _Member(name, shape, dtype, offset)
+        for _, member in found.values():
+            size = int(np.prod(member.shape, dtype=np.int64)) * member.dtype.itemsize
+            if member.offset is not None and member.offset + size > files.sizes[0]:
+                raise ValueError(f"{member.name} is cut off")
+    except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
+        from raytf.errors import RaytfError
+
+        if isinstance(error, RaytfError):
+            raise
+        text = one_line(error, 200)
+        raise DataError(f"{files.locate(0)} is no .npz file of numbers, or a damaged one: {text}") from error
+    return found
+
+
+def _body(files: Files, info: zipfile.ZipInfo) -> int:
+    name, extra = _LOCAL_HEADER.unpack(files.read(0, info.header_offset, _LOCAL_HEADER.size))
+    return info.header_offset + _LOCAL_HEADER.size + name + extra
+
+
+class _Ranges(io.RawIOBase):
+    """A file of `Files` for libraries that want one to seek in."""
+
+    def __init__(self, files: Files):
+        self._files, self._at = files, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._files.sizes[0]}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(0, min(len(buffer), self._files.sizes[0] - self._at))
+        buffer[:length] = self._files.read(0, self._at, length, whole=False)
+        self._at += length
+        return length

@@ -1,0 +1,168 @@
+"""Ray Datasets: written once as Parquet, read from there like any other files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name
+from raytf.data.sources.parquet import ParquetSource
+from raytf.data.sources.schema import UNFINISHED, Schema
+from raytf.data.sources.writing import FILE_BYTES, Folder, Layout
+from raytf.errors import DataError, RaytfError, one_line
+
+_BLOCK_BYTES = 1 << 20
+_BATCH = 1024
+
+
+class RayDataSource(ParquetSource):
+    """A Ray Dataset, written once as Parquet files and read from these by every worker, epoch and restart.
+
+    A Dataset lives as long as its driver, and what it computes need not be the same when it is computed again; the
+    files outlive both, so a run that goes on trains on the same records in the same order. They go through this process
+    in the order of the Dataset's blocks. Where the Dataset only reads files, give these to a source of their own.
+
+    Args:
+        dataset: a ray.data.Dataset.
+        uri: a folder for the files that all nodes see. One that was written before for a Dataset of the same columns is
+            used as it is.
+        x: the column, or a list of columns (then inputs are a dict by name); by default all but the others.
+        y: the label's column or columns, or None.
+        sample_weight: the column of sample weights, or None.
+        window, order: as for ParquetSource; small data are permuted record by record.
+        say: told what is done; by default standard error.
+
+    Raises:
+        DataError: a missing column, one that holds no numbers, or the Dataset failed.
+        StorageError: storage refuses.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        uri: str,
+        x: str | list[str] | None = None,
+        y: str | list[str] | None = "label",
+        sample_weight: str | None = None,
+        window: int = WINDOW_RECORDS,
+        order: Order = "auto",
+        say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
+    ):
+        columns = _columns(dataset, x, y, sample_weight)
+        _write(dataset, uri, columns, say)
+        super().__init__(uri, window=window, order=order)
+
+
+def is_ray_dataset(data: Any) -> bool:
+    """Whether something is a ray.data.Dataset; Ray is not imported to know it."""
+    return any(base.__module__ == "ray.data.dataset" and base.__name__ == "Dataset" for base in type(data).__mro__)
+
+
+def _columns(dataset: Any, x: Any, y: Any, sample_weight: str | None) -> tuple[Any, Any, Any]:
+    schema = _asked(dataset.schema)
+    names = [] if schema is None else list(schema.names)
+    others = [name for _, name in tree.flatten((by_name(y), sample_weight))]
+    if x is None:
+        inputs = [name for name in names if name not in others]
+        x = inputs[0] if len(inputs) == 1 else inputs
+    columns = (by_name(x), by_name(y), sample_weight)
+    missing = [name for _, name in tree.flatten(columns) if name not in names]
+    if missing or not tree.flatten(columns[0]):
+        what = f"no column {missing[0]!r}" if missing else "no column for x"
+        raise DataError(
+            f"the Ray Dataset has {what}; it has {', '.join(names) or 'none'}. Name them: raytf.RayDataSource(dataset, "
+            "URI, x=..., y=...)."
+        )
+    return columns
+
+
+def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[[str], object]) -> None:
+    from raytf.storage import Storage
+
+    storage = Storage(uri)
+    names = [name for _, name in tree.flatten(columns)]
+    kinds = _asked(dataset.schema)
+    types = dict(zip(kinds.names, map(str, kinds.types), strict=True))
+    identity = json.dumps({"ray dataset": {name: types[name] for name in names}})
+    if storage.exists(UNFINISHED):  # the Dataset may give other records the next time
+        for file in storage.files():
+            if file.name.startswith("part-"):
+                storage.delete(file.name)
+        storage.delete(UNFINISHED)
+    batches = _batches(dataset, names)
+    first: list[np.ndarray] = []
+    specs: dict[str, Spec] = {}
+
+    def opened() -> Folder:
+        is_label = isinstance(columns[1], str) and specs and specs[columns[1]] == Spec((), specs[columns[1]].dtype)
+        whole = is_label and np.dtype(specs[columns[1]].dtype).kind in "iub"
+        label = names.index(columns[1]) if whole else None
+        return Folder(storage, Schema(columns, specs, None, {}, identity), layout, label)
+
+    layout = Layout("parquet", 1, 1)
+    if opened().is_finished:
+        say(f"the Ray Dataset was written to {storage.locate('')} before, and is read from there")
+        return
+    say(f"the Ray Dataset is written to {storage.locate('')} as Parquet, once, and read from there")
+    first = next(batches, [])
+    if not first:
+        raise DataError("the Ray Dataset holds no records.")
+    specs.update({name: Spec(leaf.shape[1:], leaf.dtype.name) for name, leaf in zip(names, first, strict=True)})
+    spec = tree.unflatten(columns, [specs[name] for name in names])
+    layout = Layout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
+    folder = opened()
+    folder.begin()
+    rest = itertools.chain([first], batches)
+    for i in itertools.count():
+        head = next(rest, None)
+        if head is None:
+            break
+        folder.write(layout.name(i), _upto(layout.file_records, itertools.chain([head], rest)))
+    folder.finish()
+
+
+def _upto(records: int, batches: Iterator[list[np.ndarray]]) -> Iterator[list[np.ndarray]]:
+    done = 0
+    while done < records:
+        batch = next(batches, None)
+        if batch is None:
+            return
+        done += len(batch[0])
+        yield batch
+
+
+def _batches(dataset: Any, names: list[str]) -> Iterator[list[np.ndarray]]:
+    """Leaves in the order of the Dataset's blocks."""
+    dataset.context.execution_options.preserve_order = True
+    batches = _asked(lambda: iter(dataset.iter_batches(batch_size=_BATCH, batch_format="numpy")))
+    seen: list[Spec] = []
+    while (batch := _asked(lambda: next(batches, None))) is not None:
+        leaves = [np.asarray(batch[name]) for name in names]
+        for name, leaf in zip(names, leaves, strict=True):
+            if leaf.dtype.kind not in "biuf":
+                raise DataError(
+                    f"the Ray Dataset's column {name!r} has dtype {leaf.dtype}: no numbers, or lists of different "
+                    "lengths. Convert it with Dataset.map first."
+                )
+        now = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in leaves]
+        if seen and now != seen:
+            raise DataError(f"the Ray Dataset's records differ: {now} after {seen}. Pad or convert them first.")
+        seen = now
+        if len(leaves[0]):
+            yield leaves
+
+
+def _asked(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except RaytfError:
+        raise
+    except Exception as error:
+        text = [line for line in str(error).splitlines() if line.strip()][-1:]
+        raise DataError(f"the Ray Dataset failed: {type(error).__name__}: {one_line(''.join(text), 300)}") from error

@@ -1,0 +1,202 @@
+"""TFRecord files of tf.train.Example, any record of which can be read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources import frames
+from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of, is_by_record
+from raytf.data.sources.blocks import BlockSource
+from raytf.data.sources.examples import Feature, Parser, feature, infer
+from raytf.data.sources.files import Files
+from raytf.data.sources.pixels import Decoder, Fit
+from raytf.data.sources.record_index import index
+from raytf.data.sources.schema import check_files, columns_of, read_schema
+from raytf.errors import DataError
+
+#: What is taken for TFRecords in a folder: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
+ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".tfr")
+#: A block by default: a 256th of the data, within these bounds.
+_LEAST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 256 << 10, 8 << 20, 256
+
+
+class TFRecordSource(BlockSource):
+    """TFRecord files of tf.train.Example on local disk, S3 or GCS.
+
+    Where records lie is read once and kept in `_raytf_index` beside the files (in ~/.cache/raytf where nobody may write
+    there). Each record's CRC-32C is checked whenever it is read.
+
+    Args:
+        uri: a file, or a folder with files `*.tfrecord`, in the order of their names.
+        x: the feature, or a list of features (then inputs are a dict by name); None takes what `raytf data convert`
+            wrote beside the files, else `image`.
+        y: the label's feature or features, or None.
+        sample_weight: the feature of sample weights, or None.
+        features: `Spec(shape, dtype)` of features by name, where the first record does not tell: of bytes that are
+            numbers one after the other, which are taken for uint8 [length], and of shapes.
+        size, channels, fit: of features that are JPEG or PNG; see ImageFolderSource.
+        window: records within which the order is shuffled after blocks were.
+        order: `records` permutes records as with arrays; `blocks` permutes blocks and shuffles within windows, which
+            object stores need for data larger than memory; `auto` is `records` for files of up to 256 MiB.
+        block_bytes: of a block; by default a 256th of the data, 256 KiB to 8 MiB.
+
+    Raises:
+        DataError: no files or records, a missing feature, or damage.
+        StorageError: storage refuses.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        x: str | list[str] | None = None,
+        y: str | list[str] | None = "label",
+        sample_weight: str | None = None,
+        features: Mapping[str, Spec] | None = None,
+        size: tuple[int, int] | None = None,
+        channels: int | None = None,
+        fit: Fit = "crop",
+        window: int = WINDOW_RECORDS,
+        order: Order = "auto",
+        block_bytes: int | None = None,
+    ):
+        super().__init__(uri, window)
+        self._files = Files(uri, is_wanted=is_tfrecord)
+        if not self._files.names:
+            raise DataError(f"{uri}: there are no TFRecord files. Expected names that end in .tfrecord.")
+        schema = read_schema(self._files.storage)
+        if schema is not None:
+            check_files(schema, self._files, whole=not self._files.is_single)
+        self._entries = index(self._files)
+        self._bounds = None if schema is None else schema.labels
+        self.classes = None if schema is None else schema.classes
+        total = sum(self._files.sizes)
+        by_record = is_by_record(order, total)
+        self._cut(block_bytes or min(_LARGEST_BLOCK, max(_LEAST_BLOCK, total // _BLOCKS)), by_record)
+        if not self.records:
+            raise DataError(f"{uri}: the TFRecord files hold no records.")
+        columns = columns_of(schema, x, y, sample_weight, "label")
+        names = [name for _, name in tree.flatten(columns)]
+        known = {**({} if schema is None else schema.specs), **(features or {})}
+        first, place = self._first(), self._place(0, 0)
+        self._features = [_written(schema is not None, f) for f in infer(first, known, names, place)]
+        self._parser = Parser(self._features)
+        self._decoders: list[Decoder | None] = []
+        if any(f.encoded for f in self._features):
+            start, length = np.array([0]), np.array([len(first)])
+            leaves = self._parser.parse(np.frombuffer(first, np.uint8), start, length, lambda _: place)
+            for f, leaf in zip(self._features, leaves, strict=True):
+                self._decoders.append(Decoder.of(leaf[0], size, channels, fit, place) if f.encoded else None)
+        else:
+            self._decoders = [None] * len(self._features)
+        self._leaf_specs = [
+            f.spec if d is None else Spec(d.shape, "uint8") for f, d in zip(self._features, self._decoders, strict=True)
+        ]
+        self.spec = tree.unflatten(columns, self._leaf_specs)
+        some = self.reader(1).take(np.arange(1 if by_record else min(16, self.records)))
+        if not by_record:
+            self.crc = crc_of([*some, self._sizes, np.array([e.end_crc for e in self._entries])])
+        self._forget()
+
+    def _cut(self, block_bytes: int, by_record: bool) -> None:
+        """Cut files into blocks of about so many bytes."""
+        self._blocks: list[tuple[int, int, int]] = []
+        counts = [len(entry.lengths) for entry in self._entries]
+        for f, entry in enumerate(self._entries):
+            kinds = (entry.starts - frames.HEADER) // block_bytes
+            edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), counts[f]] if counts[f] else []
+            self._blocks += [(f, a, b) for a, b in itertools.pairwise(edges)]
+        self._first_of_file = np.cumsum(counts) - counts
+        self._lay_out(np.array([b - a for _, a, b in self._blocks], np.int64), by_record)
+
+    def _first(self) -> bytes:
+        f, _, _ = self._blocks[0]
+        length = int(self._entries[f].lengths[0])
+        data = np.frombuffer(self._files.read(f, 0, length + frames.FRAME), np.uint8)
+        self._check(data, np.array([frames.HEADER]), np.array([length]), f, 0)
+        return data[frames.HEADER : frames.HEADER + length].tobytes()
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        if not (self._by_record and self._files.is_local):
+            return super().take(records)  # by blocks: a request costs as much as a megabyte
+        out = [np.empty((len(records), *spec.shape), spec.dtype) for spec in self._leaf_specs]
+        of_file = np.searchsorted(self._first_of_file, records, side="right") - 1
+        for f in np.unique(of_file).tolist():
+            here = np.flatnonzero(of_file == f)
+            inside = records[here] - self._first_of_file[f]
+            data = np.frombuffer(self._files.read(f, 0, self._files.sizes[f], whole=False), np.uint8)
+            leaves = self._decode(data, self._starts_of(f)[inside], self._entries[f].lengths[inside], f, inside)
+            for target, leaf in zip(out, leaves, strict=True):
+                target[here] = leaf
+        self._rows_read[0] += len(records)
+        return out
+
+    def label_range(self) -> tuple[float, float] | None:
+        return None if self._bounds is None else (float(self._bounds[0]), float(self._bounds[1]))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._where: dict[int, np.ndarray] = {}
+
+    _own = (*BlockSource._own, "_where")
+
+    def _starts_of(self, f: int) -> np.ndarray:
+        if f not in self._where:
+            self._where[f] = self._entries[f].starts
+        return self._where[f]
+
+    def _read(self, b: int) -> list[np.ndarray]:
+        f, first, stop = self._blocks[b]
+        lengths = self._entries[f].lengths[first:stop]
+        sizes = lengths.astype(np.int64) + frames.FRAME
+        begin = int(self._starts_of(f)[first]) - frames.HEADER
+        data = np.frombuffer(self._files.read(f, begin, int(sizes.sum())), np.uint8)
+        return self._decode(data, np.cumsum(sizes) - sizes + frames.HEADER, lengths, f, np.arange(first, stop))
+
+    def _decode(
+        self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray
+    ) -> list[np.ndarray]:
+        """Leaves of records of file f, whose numbers in it are `inside`."""
+        self._check(data, starts, lengths, f, inside)
+        leaves = self._parser.parse(data, starts, lengths, lambda i: self._place(f, int(inside[i])))
+        for k, decoder in enumerate(self._decoders):
+            if decoder is not None:
+                leaves[k] = self._images(decoder, leaves[k], f, inside)
+        return leaves
+
+    def _images(self, decoder: Decoder, encoded: list[bytes], f: int, inside: np.ndarray) -> np.ndarray:
+        out = np.empty((len(encoded), *decoder.shape), np.uint8)
+        shown = self._files.map(lambda i: decoder(encoded[i], self._place(f, int(inside[i]))), range(len(encoded)))
+        for i, image in enumerate(shown):
+            out[i] = image
+        return out
+
+    def _check(
+        self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray | int
+    ) -> None:
+        damage = frames.find_damage(data, starts, lengths.astype(np.int64))
+        if damage is not None:
+            i, why = damage
+            raise DataError(
+                f"{self._place(f, int(np.atleast_1d(inside)[i]))}: {why}. The file is damaged, or was changed since "
+                "the source was made; `raytf data check` looks at all of it."
+            )
+
+    def _place(self, f: int, record: int) -> str:
+        """A record for messages."""
+        offset = int(self._starts_of(f)[record]) - frames.HEADER if len(self._entries[f].lengths) else 0
+        return f"{self._files.locate(f)}: record {record} at byte {offset}"
+
+
+def is_tfrecord(name: str) -> bool:
+    """Whether a file's name is one of TFRecords."""
+    base = name.rpartition("/")[2].lower()
+    return base.endswith(ENDINGS) or any(f"{ending}-" in base for ending in ENDINGS)
+
+
+def _written(by_raytf: bool, found: Feature) -> Feature:
+    """As raytf writes it where it did, with another's kind of list."""
+    return feature(found.name, found.spec) if by_raytf and not found.encoded else found
