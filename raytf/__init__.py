@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "raytf.command": ("cli",),
-    "raytf.config": ("Flags", "TrainConfig"),
+    "raytf.config": ("Flags", "TrainConfig", "WorkerFlags"),
     "raytf.data": ("ArraySource", "ParquetSource", "load_images"),
     "raytf.errors": (
         "CheckpointError",
@@ -30,6 +30,8 @@ _HOMES = {
         "StorageError",
     ),
     "raytf.runlog": ("read_steps",),
+    "raytf.sections": ("WorkerSection",),
+    "raytf.spread": ("on_workers",),
     "raytf.trainer": ("Result", "fit"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
@@ -53,15 +55,18 @@ __all__ = [
     "RunMismatchError",
     "StorageError",
     "TrainConfig",
+    "WorkerFlags",
+    "WorkerSection",
     "cli",
     "fit",
     "load_images",
+    "on_workers",
     "read_steps",
 ]
 
 if TYPE_CHECKING:
     from raytf.command import cli
-    from raytf.config import Flags, TrainConfig
+    from raytf.config import Flags, TrainConfig, WorkerFlags
     from raytf.data import ArraySource, ParquetSource, load_images
     from raytf.errors import (
         CheckpointError,
@@ -79,6 +84,8 @@ if TYPE_CHECKING:
         StorageError,
     )
     from raytf.runlog import read_steps
+    from raytf.sections import WorkerSection
+    from raytf.spread import on_workers
     from raytf.trainer import Result, fit
 
 

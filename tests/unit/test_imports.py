@@ -96,14 +96,17 @@ def test_exported_names_are_locked():
         "RunMismatchError",
         "StorageError",
         "TrainConfig",
+        "WorkerFlags",
+        "WorkerSection",
         "cli",
         "fit",
         "load_images",
+        "on_workers",
         "read_steps",
     ]
 
 
-@pytest.mark.parametrize("name", sorted(set(raytf.__all__) - {"Result", "fit"}))
+@pytest.mark.parametrize("name", sorted(set(raytf.__all__) - {"Result", "fit", "on_workers"}))
 def test_exported_names_exist(name):
     assert getattr(raytf, name) is not None
 
