@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "raytf.command": ("cli",),
     "raytf.config": ("Flags", "TrainConfig", "WorkerFlags"),
-    "raytf.data": ("ArraySource", "ParquetSource", "load_images"),
+    "raytf.data": ("ArraySource", "ImageFolderSource", "ParquetSource", "load_images"),
     "raytf.errors": (
         "CheckpointError",
         "ClusterError",
@@ -45,6 +45,7 @@ __all__ = [
     "ExactnessError",
     "Flags",
     "HangError",
+    "ImageFolderSource",
     "JobError",
     "ModelError",
     "NonFiniteLossError",
@@ -67,7 +68,7 @@ __all__ = [
 if TYPE_CHECKING:
     from raytf.command import cli
     from raytf.config import Flags, TrainConfig, WorkerFlags
-    from raytf.data import ArraySource, ParquetSource, load_images
+    from raytf.data import ArraySource, ImageFolderSource, ParquetSource, load_images
     from raytf.errors import (
         CheckpointError,
         ClusterError,

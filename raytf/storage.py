@@ -190,6 +190,15 @@ class Storage:
 
         return self._do("read", name, read)
 
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """Bytes [offset, offset + length) of a file; fewer where it ends before."""
+
+        def read() -> bytes:
+            with self._fs.open_input_file(self._path(name)) as file:
+                return file.read_at(length, offset)
+
+        return self._do("read", name, read)
+
     def get_or_none(self, name: str) -> bytes | None:
         """The bytes of a file, or None when it is not there."""
         return self.get(name) if self.exists(name) else None

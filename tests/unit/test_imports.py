@@ -86,6 +86,7 @@ def test_exported_names_are_locked():
         "ExactnessError",
         "Flags",
         "HangError",
+        "ImageFolderSource",
         "JobError",
         "ModelError",
         "NonFiniteLossError",

@@ -14,12 +14,10 @@ class Job:
     """Add numbers that many parts make."""
 
     parts: int = 8
-    seconds: float = 0.0
-    """For which each part waits."""
     fault: str = "none"
-    """raises, refuses, exits, exits-once, unpicklable, unpicklable-part."""
+    """raises, refuses, exits, exits-once, waits, unpicklable, unpicklable-part."""
     mark: str = ""
-    """A file that exits-once makes."""
+    """A file: exits-once makes it, and waits has each part wait for it."""
     cluster: raytf.WorkerFlags = field(default_factory=raytf.WorkerSection)
 
 
@@ -30,11 +28,12 @@ def number(part: int) -> float:
 
 
 def main(job: Job) -> None:
-    fault, mark, seconds = job.fault, job.mark, job.seconds
+    fault, mark = job.fault, job.mark
     lock = threading.Lock() if "unpicklable" in fault else None
 
     def compute(part: int) -> float:
-        time.sleep(seconds)
+        while fault == "waits" and part >= 4 and not Path(mark).exists():
+            time.sleep(0.05)
         if fault == "raises" and part == 3:
             raise ZeroDivisionError("no darts")
         if fault == "refuses":

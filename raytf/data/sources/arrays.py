@@ -1,0 +1,61 @@
+"""Records in memory, or memory-mapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources.base import Spec
+from raytf.errors import DataError
+
+
+class ArraySource:
+    """Numpy arrays in memory, or memory-mapped.
+
+    Args:
+        x: inputs, an array or nested dicts, lists and tuples of them, all with the same first dimension.
+        y: targets, likewise.
+        sample_weight: one number a record, or nested as y for several outputs.
+
+    Raises:
+        DataError: no records, lengths that differ, or dtypes that no tensor can hold.
+    """
+
+    block_sizes = None
+    window = 1
+
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "arrays"):
+        self.name = name
+        self._tree = tree.map_leaves(np.asarray, (x, y, sample_weight))
+        parts = dict(zip(("x", "y", "sample_weight"), self._tree, strict=True))
+        leaves = [pair for part, value in parts.items() for pair in tree.flatten(value, part)]
+        self._leaves = [leaf for _, leaf in leaves]
+        if not tree.flatten(parts["x"]):
+            raise DataError(f"{name}: x holds no array.")
+        for path, leaf in leaves:
+            if leaf.ndim == 0:
+                raise DataError(f"{name}: {path} is a single value. Expected an array with one row for each record.")
+            if leaf.dtype.kind not in "biufc":
+                raise DataError(
+                    f"{name}: {path} has dtype {leaf.dtype}, which is no number. Convert it to numbers first "
+                    "(for text, to token ids)."
+                )
+        lengths = {path: len(leaf) for path, leaf in leaves}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{path} has {n}" for path, n in lengths.items())
+            raise DataError(f"{name}: arrays differ in their number of records: {listed}.")
+        self.records = len(self._leaves[0])
+        if not self.records:
+            raise DataError(f"{name}: there are no records.")
+        self.spec = tree.map_leaves(lambda a: Spec(a.shape[1:], a.dtype.name), self._tree)
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return [leaf[records] for leaf in self._leaves]
+
+    def label_range(self) -> tuple[float, float] | None:
+        y = self._tree[1]
+        if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
+            return None
+        return float(y.min()), float(y.max())

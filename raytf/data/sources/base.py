@@ -1,0 +1,111 @@
+"""What a source is, and what tells one set of records from another."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.errors import ConfigError
+
+#: Records within which a source read block by block is shuffled.
+WINDOW_RECORDS = 8192
+#: Data of up to so many bytes are permuted record by record under `order="auto"`, as arrays are.
+SMALL_BYTES = 256 << 20
+
+#: `records` permutes record by record, `blocks` permutes blocks and shuffles within windows, `auto` takes `records` for
+#: data of up to `SMALL_BYTES`. Never a question of where the data lies: that must not change what a run learns.
+Order = Literal["auto", "records", "blocks"]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What one record looks like.
+
+    Attributes:
+        shape: of one record.
+        dtype: a numpy dtype's name.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Of one record."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Source(Protocol):
+    """Anything with random access to records. One record is a tuple (x, y, sample_weight) of nested leaves.
+
+    A source may have `reader(shards)`: then each pipeline takes from a reader of its own, made for so many shards that
+    each move forward through windows.
+
+    A source may have `crc`, an integer that tells its records and their order from others: `fingerprint` then reads
+    none.
+
+    Attributes:
+        name: for messages.
+        records: how many there are.
+        block_sizes: [B] int64, records in each block that is read as one, or None where a record can be read alone.
+        window: records within which the order is shuffled after its blocks were.
+        spec: (x, y, sample_weight), nested `Spec`; y and sample_weight may be None.
+    """
+
+    name: str
+    records: int
+    window: int
+    spec: tuple[Any, Any, Any]
+
+    @property
+    def block_sizes(self) -> np.ndarray | None: ...
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        """Leaves of `spec` in the order of `tree.flatten`, each [len(records), *shape]."""
+        ...
+
+    def label_range(self) -> tuple[float, float] | None:
+        """Smallest and largest label where y is one integer leaf and that is cheap to know."""
+        ...
+
+
+def fingerprint(source: Source) -> str:
+    """Tells data sets of one size apart, by the source's own `crc` or a few records."""
+    crc = getattr(source, "crc", None)
+    if crc is None:
+        some = np.unique(np.linspace(0, source.records - 1, 16).astype(np.int64))
+        crc = crc_of(source.take(some))
+    return f"{source.records} records, sample CRC-32 {crc:08x}"
+
+
+def crc_of(leaves: Sequence[np.ndarray], crc: int = 0) -> int:
+    """CRC-32 of arrays."""
+    for leaf in leaves:
+        crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
+    return crc
+
+
+def by_name(columns: str | Sequence[str] | None) -> Any:
+    """The tree of names that one name or several stand for: inputs of several names are a dict by name."""
+    return {c: c for c in columns} if isinstance(columns, (list, tuple)) else columns
+
+
+def record_bytes(spec: tuple[Any, Any, Any]) -> int:
+    """Bytes of one record in memory."""
+    return sum(leaf.bytes for _, leaf in tree.flatten(spec))
+
+
+def is_by_record(order: Order, size: int) -> bool:
+    """Whether data of `size` bytes are permuted record by record.
+
+    Raises:
+        ConfigError: no such order.
+    """
+    if order not in ("auto", "records", "blocks"):
+        raise ConfigError(f"order={order!r} is not known. Expected auto, records or blocks.")
+    return order == "records" or (order == "auto" and size <= SMALL_BYTES)

@@ -1,0 +1,133 @@
+"""What sources have in common that read records block by block: a bounded cache, readers of one's own, pickling."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Any, Self
+
+import numpy as np
+
+from raytf.data.sources.base import Spec
+
+
+class BlockSource:
+    """Records in blocks that are read as one. A subclass gives `_read`.
+
+    Args:
+        name: for messages.
+        window: records within which the order is shuffled after blocks were.
+
+    Attributes:
+        crc: tells these records and their order from others, where they are permuted by blocks; None elsewhere.
+    """
+
+    spec: tuple[Any, Any, Any]
+    crc: int | None = None
+    #: What stays with the process that read it; open files cannot travel.
+    _own: tuple[str, ...] = ("_cache", "_taken", "_used_up", "_cached_rows", "_rows_read")
+
+    def __init__(self, name: str, window: int):
+        self.name, self.window = name, window
+        self._by_record = False
+        self._shards = 0
+        self._leaf_specs: list[Spec] = []
+        self._forget()
+
+    def _lay_out(self, sizes: np.ndarray, by_record: bool = False) -> None:
+        """Say how many records each block has, and whether the order is one of records all the same."""
+        self._sizes = np.asarray(sizes, np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._largest = int(self._sizes.max(initial=0))
+        self.records = int(self._sizes.sum())
+        self._by_record = by_record
+        if by_record:
+            self.window = 1
+
+    def _read(self, b: int) -> list[np.ndarray]:
+        """The leaves of a block, each [records, *shape], from storage."""
+        raise NotImplementedError
+
+    @property
+    def block_sizes(self) -> np.ndarray | None:
+        return None if self._by_record else self._sizes
+
+    def reader(self, shards: int) -> Self:
+        """The same records, with a cache for so many logical shards that are read at once. One thread may use it."""
+        reader = copy.copy(self)
+        rows_read = self._rows_read
+        reader._forget()
+        reader._shards, reader._rows_read = shards, rows_read
+        return reader
+
+    @property
+    def rows_read(self) -> int:
+        """Records read from storage so far by this source and its readers, for measuring."""
+        return self._rows_read[0]
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        blocks = np.searchsorted(self._starts, records, side="right") - 1
+        wanted, counts = np.unique(blocks, return_counts=True)
+        out = [np.empty((len(records), *spec.shape), spec.dtype) for spec in self._leaf_specs]
+        # Those at hand first: reading the others may push them out.
+        for b, count in sorted(
+            zip(wanted.tolist(), counts.tolist(), strict=True), key=lambda b: b[0] not in self._cache
+        ):
+            here = blocks == b
+            inside = records[here] - self._starts[b]
+            for target, leaf in zip(out, self._block(b), strict=True):
+                target[here] = leaf[inside]
+            self._count(b, count)
+            self._evict()
+        return out
+
+    def label_range(self) -> tuple[float, float] | None:
+        return None
+
+    def _forget(self) -> None:
+        self._cache: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        #: Records of each cached block that were taken, and the blocks of which all were.
+        self._taken: dict[int, int] = {}
+        self._used_up: OrderedDict[int, None] = OrderedDict()
+        self._cached_rows = 0
+        self._rows_read = [0]
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k not in self._own}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def _block(self, b: int) -> list[np.ndarray]:
+        if b in self._cache:
+            self._cache.move_to_end(b)
+            return self._cache[b]
+        leaves = self._read(b)
+        self._cache[b], self._taken[b] = leaves, 0
+        self._cached_rows += len(leaves[0])
+        self._rows_read[0] += len(leaves[0])
+        return leaves
+
+    def _count(self, b: int, records: int) -> None:
+        taken = self._taken[b] + records
+        self._taken[b] = taken % int(self._sizes[b])
+        if taken >= self._sizes[b]:
+            self._used_up[b] = None
+        else:
+            self._used_up.pop(b, None)
+
+    def _evict(self) -> None:
+        """Drop blocks that exceed what shards need: the blocks of a window each, which overhang it at both ends.
+
+        An epoch takes every record once, so a block of which all were taken goes first. An order of records wants every
+        block at any time: all of them stay.
+        """
+        if self._by_record and self._shards:
+            return
+        capacity = self._shards * (self.window + 2 * self._largest)
+        while self._cached_rows > capacity and len(self._cache) > 1:
+            b = next(iter(self._used_up or self._cache))
+            self._cached_rows -= int(self._sizes[b])
+            del self._cache[b], self._taken[b]
+            self._used_up.pop(b, None)

@@ -1,0 +1,207 @@
+"""Parquet files on local disk, S3 or GCS, a row group at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name, crc_of, is_by_record, record_bytes
+from raytf.data.sources.blocks import BlockSource
+from raytf.errors import DataError, StorageError, one_line
+
+#: Parquet files that stay open with their footers; opening one again reads 64 KiB or more.
+_OPEN_FILES = 64
+
+
+class ParquetSource(BlockSource):
+    """Parquet files on local disk, S3 or GCS, read a row group at a time.
+
+    Args:
+        uri: a file, or a folder whose *.parquet files are read in the order of their names.
+        x: the column, or a list of columns (then inputs are a dict by name).
+        y: the label's column or columns, or None.
+        sample_weight: the column of sample weights, or None.
+        shapes: shape of one record for list columns, by column; flat lists keep their length.
+        window: records within which the order is shuffled after row groups were; a larger one needs more memory.
+        order: `blocks` permutes row groups; `records` permutes records, as with arrays, and a worker then holds all
+            that it has read; `auto` is `records` for data of up to 256 MiB.
+
+    A column holds numbers, or lists of numbers of one length.
+
+    Raises:
+        DataError: no files, no records, a missing column, or a column that holds no numbers.
+        StorageError: storage refuses.
+    """
+
+    _own = (*BlockSource._own, "_opened")
+
+    def __init__(
+        self,
+        uri: str,
+        x: str | list[str] = "image",
+        y: str | list[str] | None = "label",
+        sample_weight: str | None = None,
+        shapes: dict[str, tuple[int, ...]] | None = None,
+        window: int = WINDOW_RECORDS,
+        order: Order = "blocks",
+    ):
+        super().__init__(uri, window)
+        self._columns: tuple[Any, Any, Any] = tree.map_leaves(str, (by_name(x), by_name(y), sample_weight))
+        self._names = [column for _, column in tree.flatten(self._columns)]
+        self._shapes = dict(shapes or {})
+        self._files = _parquet_files(uri)
+        self._groups: list[tuple[int, int]] = []
+        sizes: list[int] = []
+        self._label_bounds: list[tuple[float, float] | None] = []
+        self._footers_crc = 0
+        for f in range(len(self._files)):
+            metadata = self._open(f).metadata
+            present = set(metadata.schema.to_arrow_schema().names)
+            missing = [c for c in self._names if c not in present]
+            if missing:
+                raise DataError(
+                    f"{self._files[f][1]}: there is no column {missing[0]!r}; it has {', '.join(sorted(present))}."
+                )
+            for g in range(metadata.num_row_groups):
+                group = metadata.row_group(g)
+                if group.num_rows:
+                    self._groups.append((f, g))
+                    sizes.append(group.num_rows)
+                    self._label_bounds.append(self._describe(group))
+        self._lay_out(np.array(sizes, np.int64))
+        if not self.records:
+            raise DataError(f"{uri}: the Parquet files hold no records.")
+        first = self._block(0)
+        self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
+        self.spec = tree.unflatten(self._columns, self._leaf_specs)
+        self._lay_out(self._sizes, is_by_record(order, self.records * record_bytes(self.spec)))
+        # What the footers tell of each row group, and the first records.
+        self.crc = None if self._by_record else crc_of([leaf[:16] for leaf in first], self._footers_crc)
+        self._forget()
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._opened: OrderedDict[int, Any] = OrderedDict()
+
+    def label_range(self) -> tuple[float, float] | None:
+        known = [b for b in self._label_bounds if b is not None]
+        if len(known) < len(self._label_bounds):
+            return None
+        return min(b[0] for b in known), max(b[1] for b in known)
+
+    def _read(self, b: int) -> list[np.ndarray]:
+        f, g = self._groups[b]
+        path = self._files[f][1]
+        with _explained(f"{path}: row group {g}"):
+            table = self._open(f).read_row_group(g, columns=list(dict.fromkeys(self._names)))
+        leaves = [self._array(table.column(c), c, path) for c in self._names]
+        for name, leaf, spec in zip(self._names, leaves, self._leaf_specs, strict=False):
+            if leaf.shape[1:] != spec.shape or leaf.dtype.name != spec.dtype:
+                raise DataError(
+                    f"{path}: column {name!r} has shape {leaf.shape[1:]} and dtype {leaf.dtype}, but {spec.shape} and "
+                    f"{spec.dtype} in {self._files[0][1]}. All files must agree."
+                )
+        return leaves
+
+    def _array(self, column: Any, name: str, path: str) -> np.ndarray:
+        import pyarrow as pa
+
+        column = column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = pa.concat_arrays(column.chunks)
+        self._refuse_nulls(column, name, path)
+        rows, width = len(column), None
+        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type):
+            inner = column.flatten()
+            if len(inner) % rows:
+                raise DataError(f"{path}: column {name!r} holds lists of different lengths. Pad them to one length.")
+            if not _is_fixed(column.type):
+                lengths = column.value_lengths().to_numpy()
+                if len(lengths) and (lengths != lengths[0]).any():
+                    raise DataError(
+                        f"{path}: column {name!r} holds lists of different lengths. Pad them to one length."
+                    )
+            width, column = len(inner) // rows, inner
+            self._refuse_nulls(column, name, path)
+        if not (
+            pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
+        ):
+            raise DataError(f"{path}: column {name!r} has type {column.type}. Expected numbers or lists of numbers.")
+        values = column.to_numpy(zero_copy_only=False)
+        shape = self._shapes.get(name, () if width is None else (width,))
+        if int(np.prod(shape, dtype=np.int64)) != (width or 1):
+            raise DataError(f"{path}: column {name!r} holds {width or 1} numbers a record; shape {shape} does not fit.")
+        return values.reshape(rows, *shape)
+
+    def _refuse_nulls(self, column: Any, name: str, path: str) -> None:
+        if column.null_count:
+            raise DataError(f"{path}: column {name!r} has {column.null_count} missing values. Fill or drop them first.")
+
+    def _open(self, f: int) -> Any:
+        import pyarrow.parquet as pq
+
+        if f not in self._opened:
+            filesystem, path = self._files[f]
+            with _explained(path):
+                self._opened[f] = pq.ParquetFile(path, filesystem=filesystem)
+            if len(self._opened) > _OPEN_FILES:
+                self._opened.popitem(last=False)[1].close(force=True)
+        self._opened.move_to_end(f)
+        return self._opened[f]
+
+    def _describe(self, group: Any) -> tuple[float, float] | None:
+        """Add a row group's footer to the CRC; its smallest and largest label where the footer tells."""
+        label, bounds = self._columns[1], None
+        told: list[Any] = [group.num_rows]
+        for c in range(group.num_columns):
+            column = group.column(c)
+            if column.path_in_schema.partition(".")[0] not in self._names:
+                continue
+            told += [column.path_in_schema, column.total_uncompressed_size, column.total_compressed_size]
+            statistics = column.statistics if column.is_stats_set else None
+            if statistics is not None and statistics.has_min_max:
+                told += [statistics.min, statistics.max]
+                if column.path_in_schema == label and isinstance(statistics.min, int):
+                    bounds = float(statistics.min), float(statistics.max)
+        self._footers_crc = zlib.crc32(repr(told).encode(), self._footers_crc)
+        return bounds
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Tell an outage of storage, which may pass, from data that is damaged."""
+    from raytf.storage import classify
+
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        text = one_line(error)
+        kind = classify(error) if isinstance(error, OSError) else "other"
+        if kind != "other":
+            raise StorageError(f"{what} cannot be read: {text}", kind) from error
+        raise DataError(f"{what} cannot be read; it is no Parquet file, or a damaged one: {text}") from error
+
+
+def _is_fixed(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return pa.types.is_fixed_size_list(kind)
+
+
+def _parquet_files(uri: str) -> list[tuple[Any, str]]:
+    from raytf.storage import Storage
+
+    storage = Storage(uri)
+    filesystem, path = storage.arrow()
+    if path.endswith(".parquet") and storage.exists(""):
+        return [(filesystem, path)]
+    names = [n for n in storage.list("", recursive=True) if n.endswith(".parquet")]
+    if not names:
+        raise DataError(f"{uri}: there are no *.parquet files.")
+    return [(filesystem, f"{path}/{name}") for name in names]
