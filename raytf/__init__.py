@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "raytf.command": ("cli",),
-    "raytf.config": ("Flags", "TrainConfig"),
+    "raytf.config": ("Flags", "TrainConfig", "WorkerFlags"),
     "raytf.data": (
         "ArraySource",
         "CsvSource",
@@ -42,6 +42,8 @@ _HOMES = {
     ),
     "raytf.ranks": ("local_rank", "local_size", "rank", "size"),
     "raytf.runlog": ("read_steps",),
+    "raytf.sections": ("WorkerSection",),
+    "raytf.spread": ("on_workers",),
     "raytf.trainer": ("Result", "fit"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
@@ -72,11 +74,14 @@ __all__ = [
     "StorageError",
     "TFRecordSource",
     "TrainConfig",
+    "WorkerFlags",
+    "WorkerSection",
     "cli",
     "fit",
     "load_images",
     "local_rank",
     "local_size",
+    "on_workers",
     "rank",
     "read_steps",
     "size",
@@ -84,7 +89,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from raytf.command import cli
-    from raytf.config import Flags, TrainConfig
+    from raytf.config import Flags, TrainConfig, WorkerFlags
     from raytf.data import (
         ArraySource,
         CsvSource,
@@ -114,6 +119,8 @@ if TYPE_CHECKING:
     )
     from raytf.ranks import local_rank, local_size, rank, size
     from raytf.runlog import read_steps
+    from raytf.sections import WorkerSection
+    from raytf.spread import on_workers
     from raytf.trainer import Result, fit
 
 

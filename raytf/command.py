@@ -32,8 +32,8 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     try:
         tyro.cli(main, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
-    except KeyboardInterrupt:
-        _leave("interrupted; the same command goes on from the last checkpoint.", 130)
+    except KeyboardInterrupt as error:
+        _leave(str(error) or "interrupted; the same command goes on from the last checkpoint.", 130)
     except JobError as error:
         _leave(f"{error.traceback}\nerror: {error}", EXIT_FAILED)
     except RaytfError as error:

@@ -24,6 +24,7 @@ from raytf.sections import (
     Reduction,
     RunSection,
     StrategySection,
+    WorkerSection,
 )
 
 #: Logical shards when neither the user nor the number of workers asks for more: one command then takes the same
@@ -155,8 +156,7 @@ class TrainConfig:
             raise ConfigError("--storage is empty. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
         if batch.seed > 2**32 - 1:
             raise ConfigError(f"--seed {batch.seed}: expected at most {2**32 - 1}.")
-        if not 0 < self.cluster.cpus_per_worker < float("inf"):
-            raise ConfigError(f"--cpus-per-worker {self.cluster.cpus_per_worker}: expected a number above 0.")
+        self.cluster.check()
         if self.checkpoints.keep_best is not None:
             Goal.of(self.checkpoints.keep_best)
         shards, devices = self.logical_shards, self.strategy.logical_devices or 1
@@ -183,3 +183,5 @@ class TrainConfig:
 
 #: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.
 Flags = _Flat[TrainConfig]  # type: ignore[type-arg]
+#: The same for a job that does not train: --workers, --use-gpu and --cpus-per-worker for `raytf.on_workers`.
+WorkerFlags = _Flat[WorkerSection]  # type: ignore[type-arg]

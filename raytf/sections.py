@@ -35,8 +35,8 @@ class RunSection:
 
 
 @dataclass(frozen=True)
-class ClusterSection:
-    """What the run takes from the cluster."""
+class WorkerSection:
+    """How many workers there are, and what each of them takes."""
 
     workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX")] = None
     """Number of workers, or the fewest and the most. Default: 2; or 1 with a --strategy of one worker, which takes no
@@ -45,20 +45,6 @@ class ClusterSection:
     """One GPU for each worker; by default when the cluster has any."""
     cpus_per_worker: float = 1.0
     """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
-    resize_every_seconds: float = 60.0
-    """Least time between two changes of the number of workers that follow nodes which come or go with notice."""
-    max_failures: int = -1
-    """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
-    times in a row without a new step end it all the same."""
-
-    hang_seconds: float = 30.0
-    """Seconds within which a worker that makes no progress is found, or 20 steps where that is longer; callbacks,
-    saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
-    replace_stragglers: bool = False
-    """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
-    warm_workers: bool = True
-    """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
-    worker is replaced in half the time. A node with less than 2 GiB of free memory beside them does without."""
 
     @property
     def worker_range(self) -> tuple[int, int]:
@@ -74,6 +60,36 @@ class ClusterSection:
                 "(both at least 1)."
             )
         return bounds
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: says which setting, what was expected and how to mend it.
+        """
+        _ = self.worker_range
+        if not 0 < self.cpus_per_worker < float("inf"):
+            raise ConfigError(f"--cpus-per-worker {self.cpus_per_worker}: expected a number above 0.")
+
+
+@dataclass(frozen=True)
+class ClusterSection(WorkerSection):
+    """What the run takes from the cluster."""
+
+    resize_every_seconds: float = 60.0
+    """Least time between two changes of the number of workers that follow nodes which come or go with notice."""
+    max_failures: int = -1
+    """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
+    times in a row without a new step end it all the same."""
+
+    hang_seconds: float = 30.0
+    """Seconds within which a worker that makes no progress is found, or 20 steps where that is longer; callbacks,
+    saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
+    replace_stragglers: bool = False
+    """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
+    warm_workers: bool = True
+    """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
+    worker is replaced in half the time. A node with less than 2 GiB of free memory beside them does without."""
 
 
 @dataclass(frozen=True)

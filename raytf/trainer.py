@@ -177,7 +177,7 @@ def _until_done(
     while True:
         try:
             # What a dead controller has placed goes with the connection, and not before.
-            with _cluster(job.config) as local:
+            with connected(job.config) as local:
                 return _train(job, sources, run, local, display, status_file, lease, book)
         except _ControllerLostError as error:
             fruitless = 0 if error.reached > reached else fruitless + 1
@@ -351,7 +351,7 @@ def _cause(error: Exception) -> RaytfError:
 
 
 @contextlib.contextmanager
-def _cluster(config: TrainConfig) -> Iterator[bool]:
+def connected(config: TrainConfig) -> Iterator[bool]:
     """Connect to Ray, or start one here. Yields whether it was started here."""
     # One report each 2 s is what the default allows; a poll costs the controller little.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")

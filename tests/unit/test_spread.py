@@ -1,0 +1,54 @@
+"""Which part is computed when, and that each is counted once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf.errors import ClusterError
+from raytf.spread import LOSSES_OF_A_PART, Parts
+
+
+@given(total=st.integers(1, 12), workers=st.integers(1, 5), draws=st.data())
+def test_every_part_is_counted_once_whichever_workers_are_lost(total: int, workers: int, draws: st.DataObject):
+    parts: Parts[int] = Parts(total)
+    at_work: list[int] = []
+    while not parts.is_done:
+        while len(at_work) < workers and (number := parts.take()) is not None:
+            assert number not in at_work
+            at_work.append(number)
+        number = at_work.pop(draws.draw(st.integers(0, len(at_work) - 1)))
+        if parts.losses[number] < LOSSES_OF_A_PART - 1 and draws.draw(st.booleans()):
+            parts.lost(number, "killed")
+        else:
+            parts.done(number, number**2)
+    assert parts.answers == {number: number**2 for number in range(total)}
+    assert parts.take() is None
+    assert at_work == []
+
+
+def test_a_part_that_was_lost_comes_before_the_others():
+    parts: Parts[None] = Parts(3)
+    assert [parts.take(), parts.take()] == [0, 1]
+    parts.lost(0, "killed")
+    assert [parts.take(), parts.take(), parts.take()] == [0, 2, None]
+    assert parts.again == 1
+
+
+def test_a_part_that_ends_every_worker_ends_the_work():
+    parts: Parts[None] = Parts(2)
+    for _ in range(LOSSES_OF_A_PART - 1):
+        assert parts.take() == 0
+        parts.lost(0, "out of memory")
+    assert parts.take() == 0
+    with pytest.raises(ClusterError, match="part 0 has ended 5 workers, one after another; the last one: out of mem"):
+        parts.lost(0, "out of memory")
+
+
+def test_an_answer_cannot_be_counted_twice():
+    parts: Parts[int] = Parts(1)
+    parts.take()
+    parts.done(0, 1)
+    with pytest.raises(AssertionError, match="part 0 was counted already"):
+        parts.done(0, 1)
