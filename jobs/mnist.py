@@ -24,6 +24,8 @@ class Job:
     """Normalize after each convolution."""
     dropout: float = 0.0
     """Share of the hidden units that each step leaves out."""
+    validation_share: float = 0.0
+    """Share of the training images that is held out and evaluated after each epoch."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -52,10 +54,12 @@ def main(job: Job) -> None:
     if not 0 <= job.dropout < 1:
         raise raytf.ConfigError(f"--dropout {job.dropout}: expected a number from 0 to below 1.")
     images = raytf.load_images(job.data)
+    train, validation = raytf.hold_out(images.train, job.validation_share)
     print(f"data: {images.name}, {images.train.records} training and {images.test.records} test images", flush=True)
     result = raytf.fit(
         lambda: build(images.image_shape, images.classes, job.learning_rate, job.batch_norm, job.dropout),
-        images.train,
+        train,
+        validation=validation,
         test=images.test,
         config=job.train.lasting(epochs=3 if images.train.records > 10_000 else 30),
     )

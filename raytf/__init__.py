@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "raytf.command": ("cli",),
     "raytf.config": ("Flags", "TrainConfig"),
-    "raytf.data": ("ArraySource", "ParquetSource", "load_images"),
+    "raytf.data": ("ArraySource", "ParquetSource", "hold_out", "load_images"),
     "raytf.errors": (
         "CheckpointError",
         "ClusterError",
@@ -55,6 +55,7 @@ __all__ = [
     "TrainConfig",
     "cli",
     "fit",
+    "hold_out",
     "load_images",
     "read_steps",
 ]
@@ -62,7 +63,7 @@ __all__ = [
 if TYPE_CHECKING:
     from raytf.command import cli
     from raytf.config import Flags, TrainConfig
-    from raytf.data import ArraySource, ParquetSource, load_images
+    from raytf.data import ArraySource, ParquetSource, hold_out, load_images
     from raytf.errors import (
         CheckpointError,
         ClusterError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ _ASK_SECONDS = 0.25
 _MEASURE_SECONDS = 5.0
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
+#: Epochs whose metrics a status has: as many as may end between two of them.
+_HISTORY_EPOCHS = 50
 #: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
 _PACK_BYTES = 1 << 20
 
@@ -99,6 +101,7 @@ class Reporter:
         snapshot_bytes: int = 0,
         stall_seconds: float = 0.0,
         trouble: SaveTrouble | None = None,
+        history: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Tell the driver where the run is; from rank 0."""
         if self._rank != 0:
@@ -122,6 +125,7 @@ class Reporter:
             stall_seconds=stall_seconds,
             phase=phase,
             trouble=trouble,
+            history=list(history[-_HISTORY_EPOCHS:]),
         )
         job.monitor.update.remote(status)
         self._status_at, self._status_step = now, step

@@ -456,6 +456,7 @@ class Worker:
             snapshot_bytes=self.snapshots.bytes,
             stall_seconds=self.saving.stall_seconds,
             trouble=self.saving.trouble(),
+            history=self.state.history,
         )
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:
