@@ -33,6 +33,8 @@ class Job:
     """Momentum of moving averages of the weights, such as 0.99; test and export use the averages. 0 makes none."""
     l2: float = 0.0
     """Factor of the sum of squared weights in the loss, such as 1e-4."""
+    validation_share: float = 0.0
+    """Share of the training images that is held out and evaluated after each epoch."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -71,10 +73,12 @@ def main(job: Job) -> None:
     if job.model == "softmax" and (job.batch_norm or job.dropout):
         raise raytf.ConfigError("--model softmax has no hidden layer for --batch-norm and --dropout. Use --model mlp.")
     images = raytf.load_images(job.data)
+    train, validation = raytf.hold_out(images.train, job.validation_share)
     print(f"data: {images.name}, {images.train.records} training and {images.test.records} test images", flush=True)
     result = raytf.fit(
         lambda: build(images.image_shape, images.classes, job),
-        images.train,
+        train,
+        validation=validation,
         test=images.test,
         config=job.train.lasting(epochs=3 if images.train.records > 10_000 else 30),
     )

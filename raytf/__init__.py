@@ -23,6 +23,7 @@ _HOMES = {
         "RayDataSource",
         "Spec",
         "TFRecordSource",
+        "hold_out",
         "load_images",
     ),
     "raytf.errors": (
@@ -78,6 +79,7 @@ __all__ = [
     "WorkerSection",
     "cli",
     "fit",
+    "hold_out",
     "load_images",
     "local_rank",
     "local_size",
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
         RayDataSource,
         Spec,
         TFRecordSource,
+        hold_out,
         load_images,
     )
     from raytf.errors import (

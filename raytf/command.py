@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +16,8 @@ from raytf.errors import JobError, RaytfError
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
+#: Names a file in the environment: the command writes what its flags say there as JSON, and does nothing else.
+DESCRIBE = "RAYTF_DESCRIBE_TO"
 #: The same command may do what it should when it is started again in a while (EX_TEMPFAIL of sysexits.h).
 EXIT_AGAIN = 75
 
@@ -30,14 +35,35 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         prog: what `--help` calls the command; the file by default.
     """
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
+    asked = os.environ.get(DESCRIBE)
+    called = main if asked is None else _telling(main, asked)
     try:
-        tyro.cli(main, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
+        tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
     except KeyboardInterrupt as error:
         _leave(str(error) or "interrupted; the same command goes on from the last checkpoint.", 130)
     except JobError as error:
         _leave(f"{error.traceback}\nerror: {error}", EXIT_FAILED)
     except RaytfError as error:
         _leave(f"error: {error}", EXIT_AGAIN if error.passes else EXIT_REFUSED)
+
+
+def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
+    """In the place of `main`: writes the values of all flags."""
+
+    @functools.wraps(main)
+    def tell(job: Any) -> None:
+        with open(path, "w") as out:
+            json.dump(_values(job), out, default=str)
+
+    return tell
+
+
+def _values(job: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(job):
+        value = getattr(job, field.name)
+        found |= _values(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return found
 
 
 def _gpu_switches(args: Sequence[str]) -> list[str]:

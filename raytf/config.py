@@ -21,6 +21,7 @@ from raytf.sections import (
     LengthSection,
     MixedPrecision,
     NoticeSection,
+    RateSection,
     Reduction,
     RunSection,
     StrategySection,
@@ -44,6 +45,7 @@ class TrainConfig:
     notices: NoticeSection = field(default_factory=NoticeSection)
     length: LengthSection = field(default_factory=LengthSection)
     batch: BatchSection = field(default_factory=BatchSection)
+    rate: RateSection = field(default_factory=RateSection)
     compute: ComputeSection = field(default_factory=ComputeSection)
     checkpoints: CheckpointSection = field(default_factory=CheckpointSection)
 
@@ -118,6 +120,7 @@ class TrainConfig:
             ("--global-batch-size", batch.global_batch_size, 1),
             ("--logical-shards", batch.logical_shards, 1),
             ("--seed", batch.seed, 0),
+            ("--histograms-every", self.run.histograms_every, 0),
             ("--steps-per-call", self.compute.steps_per_call, 0),
             ("--checkpoint-every-steps", self.checkpoints.checkpoint_every_steps, 1),
             ("--checkpoint-every-seconds", self.checkpoints.checkpoint_every_seconds, 0),
@@ -142,6 +145,7 @@ class TrainConfig:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         self.notices.check()
         ways.check(self.strategy, self.cluster, self.compute)
+        self.rate.check()
         if self.compute.exact and self.compute.reduction == "float":
             raise ConfigError(
                 "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "

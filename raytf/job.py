@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from raytf import rates
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
@@ -61,6 +62,7 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         "--exact": str(config.compute.exact),
         # Other numbers of threads cut sums in other places.
         **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),
+        **rates.identity(config.rate),
         "training records": str(records),
     }
 

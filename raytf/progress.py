@@ -55,6 +55,7 @@ class Status:
         stall_seconds: for which this group of workers has stood still to save or copy the state.
         phase: what goes on, where it is not training.
         trouble: that checkpoints cannot be saved, or None.
+        history: the last epochs that have ended: metrics, and `epoch` (from 0) and `step`.
     """
 
     step: int
@@ -71,6 +72,7 @@ class Status:
     stall_seconds: float = 0.0
     phase: str = "training"
     trouble: SaveTrouble | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
 
 
 def describe(status: Status) -> str:

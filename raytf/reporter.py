@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 import ray.train
 
@@ -21,6 +23,8 @@ _ASK_SECONDS = 0.25
 _MEASURE_SECONDS = 5.0
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
+#: Epochs whose metrics a status has: as many as may end between two of them.
+_HISTORY_EPOCHS = 50
 #: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
 _PACK_BYTES = 1 << 20
 
@@ -97,6 +101,7 @@ class Reporter:
         snapshot_bytes: int = 0,
         stall_seconds: float = 0.0,
         trouble: SaveTrouble | None = None,
+        history: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Tell the driver where the run is; from rank 0."""
         if self._rank != 0:
@@ -120,6 +125,7 @@ class Reporter:
             stall_seconds=stall_seconds,
             phase=phase,
             trouble=trouble,
+            history=list(history[-_HISTORY_EPOCHS:]),
         )
         job.monitor.update.remote(status)
         self._status_at, self._status_step = now, step
@@ -182,7 +188,32 @@ class Reporter:
         return self._measured
 
     def scalars(self, values: dict[str, float], step: int) -> None:
-        """Write numbers for TensorBoard; from rank 0. A disk that is full ends that, not training."""
+        """Write numbers for TensorBoard; from rank 0."""
+
+        def write(summary: Any) -> None:
+            more = {"world_size": float(self._world_size), **self._measures()}
+            for name, value in {**values, **more}.items():
+                summary.scalar(name, value)
+
+        self._summarize(write, step)
+
+    def histograms(self, values: dict[str, Any], step: int) -> None:
+        """Write how tensors are distributed for TensorBoard; from rank 0. Those that are not finite are left out: a
+        loss scale that turned out too large, which has no distribution."""
+
+        def write(summary: Any) -> None:
+            for name, value in values.items():
+                if np.isfinite(value).all():
+                    summary.histogram(name, value)
+
+        self._summarize(write, step)
+
+    def graph(self, graph: Any) -> None:
+        """Write a graph of TensorFlow for TensorBoard; from rank 0."""
+        self._summarize(lambda summary: summary.graph(graph), 0)
+
+    def _summarize(self, write: Callable[[Any], None], step: int) -> None:
+        """Write with TensorFlow's summaries, given to `write`. A disk that is full ends that, not training."""
         import tensorflow as tf
 
         if self._tensorboard is None:
@@ -192,9 +223,7 @@ class Reporter:
                 folder = self._tensorboard.path
                 self._writer = tf.summary.create_file_writer(folder, filename_suffix=f".{self._attempt}")
             with self._writer.as_default(step):
-                more = {"world_size": float(self._world_size), **self._measures()}
-                for name, value in {**values, **more}.items():
-                    tf.summary.scalar(name, value)
+                write(tf.summary)
         except tf.errors.OpError as error:
             self._tensorboard = None
             self.say(f"TensorBoard files are not written any more: {one_line(error)[-200:]}")

@@ -13,6 +13,7 @@ from raytf.errors import ConfigError
 MixedPrecision = Literal["off", "bfloat16", "float16"]
 Reduction = Literal["fixed", "float"]
 Notices = Literal["auto", "aws", "gcp", "azure", "off"]
+RateScaling = Literal["none", "linear", "sqrt"]
 Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
 Communication = Literal["auto", "ring", "nccl"]
 
@@ -30,6 +31,9 @@ class RunSection:
     """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
     status_file: str | None = None
     """Keep the latest status as JSON in this local file, for scripts that watch the run."""
+    histograms_every: int = 0
+    """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
+    does."""
     verbose: bool = False
     """Show the messages of TensorFlow and Ray too."""
 
@@ -147,6 +151,36 @@ class BatchSection:
     else a power of two, at least the most workers and 4."""
     seed: int = 0
     """Seed of initial weights, data order, dropout and augmentation."""
+
+
+@dataclass(frozen=True)
+class RateSection:
+    """How the model's learning rate follows the size of the batch. None of it knows the number of workers: the global
+    batch is the same for all of them."""
+
+    scale_learning_rate: RateScaling = "none"
+    """Multiply the model's learning rate by --global-batch-size / --base-batch-size (linear), or by the root of that
+    (sqrt)."""
+    base_batch_size: int = 128
+    """The global batch for which the model's learning rate was chosen."""
+    warmup_epochs: float = 0.0
+    """Raise the rate linearly over so many epochs to its full value: from the model's own where it is scaled up, else
+    from 0."""
+
+    def check(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            ConfigError: says which setting, what was expected and how to mend it.
+        """
+        if self.scale_learning_rate not in get_args(RateScaling):
+            raise ConfigError(
+                f"--scale-learning-rate {self.scale_learning_rate}: expected one of {', '.join(get_args(RateScaling))}."
+            )
+        if self.base_batch_size != int(self.base_batch_size) or self.base_batch_size < 1:
+            raise ConfigError(f"--base-batch-size {self.base_batch_size}: expected a whole number, 1 or more.")
+        if not 0 <= self.warmup_epochs < float("inf"):
+            raise ConfigError(f"--warmup-epochs {self.warmup_epochs}: expected a number of epochs, 0 or more.")
 
 
 @dataclass(frozen=True)

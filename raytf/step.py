@@ -23,16 +23,18 @@ from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
 from raytf.devices import Devices, OneDevice
 from raytf.errors import ConfigError, ModelError
+from raytf.optimizing import LearningRate
 
 
 class Outcome(NamedTuple):
     """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added
-    over workers."""
+    over workers; and the reduced gradients of its last step, where they are kept."""
 
     losses: np.ndarray
     learning_rates: np.ndarray
     finite: np.ndarray
     flags: np.ndarray
+    gradients: list[tf.Tensor]
 
 
 class Values(NamedTuple):
@@ -285,6 +287,8 @@ class TrainStep:
         exact: add gradients in fixed point, so that the sum is the same for every number of workers.
         compress: send gradients as 16 bits.
         devices: of this process.
+        rate: the optimizer's learning rate; by default as it is.
+        keeps_gradients: tell those of a call's last step.
 
     Attributes:
         reduction: how gradients are added; its state must be saved.
@@ -304,9 +308,12 @@ class TrainStep:
         exact: bool,
         compress: bool = False,
         devices: Devices | None = None,
+        rate: LearningRate | None = None,
+        keeps_gradients: bool = False,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
         self._devices = devices or OneDevice()
+        self._rate, self._keeps_gradients = rate or LearningRate(model.optimizer, None), keeps_gradients
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         self._specs, self._is_probe_ready = specs, False
         self.reduction = self._make_reduction(exact, compress)
@@ -335,7 +342,13 @@ class TrainStep:
             out = self._full(call.leaves, call.seeds, flags)
         else:
             out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
-        return Outcome(*(t.numpy() for t in out))
+        losses, rates, finite, flags_sum, gradients = out
+        return Outcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
+
+    def named_gradients(self, outcome: Outcome) -> dict[str, tf.Tensor]:
+        """The gradients that a call has told, by the path of their weight."""
+        paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
+        return dict(zip(paths, outcome.gradients, strict=True)) if self._keeps_gradients else {}
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
         """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
@@ -403,22 +416,37 @@ class TrainStep:
         finite = tf.TensorArray(tf.bool, steps, element_shape=[])
         fixed = fixed_values(self._devices, self.micro)
 
-        def body(k, losses, rates, finite, _):
-            rate = self._learning_rate()
-            loss, ok, flags_sum = self._step([leaf[k] for leaf in leaves], seeds[k], flags, None, 0, fixed)
-            return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum
+        def body(k, losses, rates, finite, *_):
+            rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
+            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, None, 0, fixed)
+            return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum, kept
 
-        start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags))
-        _, *arrays, flags_sum = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
-        return *(array.stack() for array in arrays), flags_sum
+        start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags), self._nothing_kept())
+        _, *arrays, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return *(array.stack() for array in arrays), flags_sum, kept
 
     def _partial_step(self, leaves, seeds, flags, counts, total):
-        rate = self._learning_rate()
+        rate, batch = self._rate.value(), [leaf[0] for leaf in leaves]
         fixed = fixed_values(self._devices, self.micro)
-        loss, ok, flags_sum = self._step([leaf[0] for leaf in leaves], seeds[0], flags, counts, total, fixed)
-        return loss[None], rate[None], ok[None], flags_sum
+        loss, ok, flags_sum, kept = self._step(rate, batch, seeds[0], flags, counts, total, fixed)
+        return loss[None], rate[None], ok[None], flags_sum, kept
 
-    def _step(self, leaves, seeds, flags, counts, total, fixed) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def _nothing_kept(self) -> list[tf.Tensor]:
+        layout, count = self.reduction.layout, len(self.micro.with_gradient) if self._keeps_gradients else 0
+        return [tf.zeros(s, d) for s, d in zip(layout.shapes[:count], layout.dtypes[:count], strict=True)]
+
+    def _kept(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if not self._keeps_gradients:
+            return []
+        gradients = tensors[: len(self.micro.with_gradient)]
+        if isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer):
+            scale = tf.convert_to_tensor(self._model.optimizer.dynamic_scale)
+            return [g / tf.cast(scale, g.dtype) for g in gradients]
+        return gradients
+
+    def _step(
+        self, rate, leaves, seeds, flags, counts, total, fixed
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         reduction, micro = self.reduction, self.micro
         like = (
             [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
@@ -433,14 +461,13 @@ class TrainStep:
 
         with self._devices.at_home():
             reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
-            micro.apply(reduced.tensors)
+            kept = self._kept(reduced.tensors)  # before the update changes the loss scale
+            with self._rate.applied(rate):
+                micro.apply(reduced.tensors)
             micro.add_metrics(reduced.row[1:])
         # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
-        return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags
-
-    def _learning_rate(self) -> tf.Tensor:
-        return tf.cast(tf.convert_to_tensor(self._model.optimizer.learning_rate), tf.float32)
+        return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags, kept
 
 
 class EvalStep:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import exact, export, members, ranks, warm
+from raytf import exact, export, members, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -36,6 +36,7 @@ from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.job import Job, Sources, batch_identity, differences
 from raytf.lease import check_owner
+from raytf.optimizing import LearningRate
 from raytf.phases import Phases
 from raytf.placement import Placement
 from raytf.pulse import Pulse, WatchedGroup
@@ -45,7 +46,7 @@ from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
 from raytf.saving import Saving
 from raytf.snapshots import Snapshots, place_on_node
 from raytf.state import TrainingState
-from raytf.step import TrainStep
+from raytf.step import Outcome, TrainStep
 from raytf.storage import Storage
 from raytf.strategies import choose
 
@@ -164,6 +165,8 @@ class Worker:
                 self.config.batch.seed,
                 self.reporter.say,
             )
+        law = rates.law(self.config.rate, self.plan.global_batch_size, self.plan.steps_per_epoch)
+        rate = LearningRate(self.model.optimizer, law)
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
         self.identity = batch_identity(self.config, self.plan.records) | {
@@ -184,6 +187,8 @@ class Worker:
             compute.reduction == "fixed",
             compute.compress_gradients,
             self.devices,
+            rate,
+            keeps_gradients=self.config.run.histograms_every > 0,
         )
         if compute.exact:
             self.identity |= exact.admit(
@@ -269,7 +274,8 @@ class Worker:
         self.show("starting")
         while self.state.step < total and not self.state.stopped_early:
             while asked < total and len(pending) < _PREFETCH:
-                end = plan.call_end(asked, self.call_steps, total, self.saving.cadence.every_steps)
+                every = self.saving.cadence.every_steps, self.config.run.histograms_every
+                end = min(plan.call_end(asked, self.call_steps, total, boundary) for boundary in every)
                 pending.append(self.pipeline.submit(asked, end))
                 asked = end
             epoch, inside = plan.locate(self.state.step)
@@ -302,7 +308,7 @@ class Worker:
             self._end_epoch(plan.locate(self.state.step)[0])
         return self._finish()
 
-    def _after_call(self, call: Call, outcome: Any, epoch: int, seconds: float) -> None:
+    def _after_call(self, call: Call, outcome: Outcome, epoch: int, seconds: float) -> None:
         self.state.step = call.stop
         self.state.imbalance_seconds += (call.stop - call.start) * self._imbalance_per_step
         self.saving.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
@@ -317,13 +323,26 @@ class Worker:
         self._seconds_per_step = seconds / (call.stop - call.start)
         if not self._trained:
             self._trained = True
+            if self.rank == 0 and self.config.run.histograms_every:
+                self.reporter.graph(self.train_step.probe_function.graph)
             warm.trains()
             self._phases.mark("first step")
             self._tell_of_start()
+        self._show_histograms(outcome)
         if self.reporter.is_status_due():
             loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
             self.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
             self.show("training")
+
+    def _show_histograms(self, outcome: Outcome) -> None:
+        """Rank 0 writes them where they are due; what a call has told costs nothing that training waits for."""
+        every = self.config.run.histograms_every
+        if self.rank == 0 and every and self.state.step % every == 0:
+            with self.pulse.doing(Activity.CALLBACK):
+                values: dict[str, Any] = {f"weights/{w.path}": w.value for w in self.model.trainable_variables}
+                gradients = self.train_step.named_gradients(outcome)
+                values |= {f"gradients/{path}": gradient for path, gradient in gradients.items()}
+                self.reporter.histograms(values, self.state.step)
 
     def _tell_of_start(self) -> None:
         node = ray.get_runtime_context().get_node_id()
@@ -452,6 +471,7 @@ class Worker:
             snapshot_bytes=self.snapshots.bytes,
             stall_seconds=self.saving.stall_seconds,
             trouble=self.saving.trouble(),
+            history=self.state.history,
         )
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:

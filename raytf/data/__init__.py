@@ -1,6 +1,7 @@
 """Data: sources with random access, and an order that depends on the seed and the step alone."""
 
 from raytf.data.datasets import Images, load_images
+from raytf.data.held_out import hold_out
 from raytf.data.sources import (
     ArraySource,
     CsvSource,
@@ -26,5 +27,6 @@ __all__ = [
     "Source",
     "Spec",
     "TFRecordSource",
+    "hold_out",
     "load_images",
 ]

@@ -1,0 +1,125 @@
+"""`raytf tune JOB`: tries values of a job's flags, each in a run of its own, and keeps the best."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+import tyro
+
+from raytf.errors import ConfigError, RaytfError
+from raytf.goal import Goal
+
+Scheduler = Literal["none", "asha"]
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Try values of a job's flags, each in a run of its own, and keep the best:
+    raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)' --trials 8 -- --validation-share 0.1
+
+    The same command goes on where it was stopped. What follows `--` are flags of the job for all trials.
+    """
+
+    job: tyro.conf.Positional[tuple[str, ...]] = ()
+    """The job's file, such as jobs/mnist.py."""
+    search: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """FLAG=KIND(VALUES), once for each flag: uniform(LOW,HIGH), loguniform(LOW,HIGH), quniform(LOW,HIGH,STEP),
+    randint(LOW,HIGH) without HIGH itself, choice(A,B,...), or grid(A,B,...), whose points are tried one after another.
+    Any flag of the job or of raytf."""
+    trials: int | None = None
+    """How many values are tried; by default all points of a grid, else 8. A later command may ask for more."""
+    metric: str = "val_loss"
+    """What is compared: a metric at the end of an epoch, max:METRIC or min:METRIC where its name does not tell."""
+    scheduler: Scheduler = "none"
+    """asha stops a trial early when others were better after as many epochs (asynchronous successive halving)."""
+    grace_epochs: int = 1
+    """Epochs before asha may stop a trial."""
+    reduction_factor: int = 3
+    """asha goes on with one in so many trials, and looks again after so many times the epochs."""
+    parallel: int | None = None
+    """Trials at a time; by default as many as the cluster has room for with all of their workers."""
+    name: str = "tune"
+    """Name of the search: the folder of its runs in the storage."""
+    storage: str = "~/raytf-runs"
+    """Where it is kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    tune_seed: int = 0
+    """Seed of the values that are tried; the seed of the trials is the job's --seed."""
+    try_default: bool = False
+    """The first trial takes the job's own values, to compare with."""
+    retry_failed: bool = False
+    """Start trials that failed once more."""
+    flags: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """Flags of the job for all trials, as one text for a shell; or give them after `--`."""
+
+
+def arguments(args: Sequence[str]) -> list[str]:
+    """What follows `--` are flags of the job, whatever stands before it."""
+    own = list(args)
+    if "--" not in own:
+        return own
+    at = own.index("--")
+    return [*own[:at], f"--flags={shlex.join(own[at + 1 :])}"]
+
+
+def main(flags: Tune) -> None:
+    """Run the command."""
+    from raytf import tune
+    from raytf.commands.table import show
+    from raytf.config import TrainConfig
+
+    if len(flags.job) != 1:
+        what = "there is no job" if not flags.job else f"{' '.join(flags.job[1:])!r}: there is one job"
+        raise ConfigError(f"{what}. Expected: raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)'")
+    _check(flags)
+    TrainConfig.of(run=flags.name, storage=flags.storage).check()
+    try:
+        goal = Goal.of(flags.metric)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--keep-best", "--metric")) from None
+    search = tune.Search(
+        job=flags.job[0],
+        texts=flags.search,
+        name=flags.name,
+        storage=flags.storage,
+        goal=goal,
+        trials=flags.trials,
+        fixed=shlex.split(flags.flags),
+        scheduler=flags.scheduler,
+        grace_epochs=flags.grace_epochs,
+        reduction_factor=flags.reduction_factor,
+        parallel=flags.parallel,
+        seed=flags.tune_seed,
+        try_default=flags.try_default,
+        retry_failed=flags.retry_failed,
+    )
+    board, best, copy = tune.run(search, lambda message: print(message, flush=True))
+    show(board.columns(), board.cells())
+    if best is None:
+        raise RaytfError(f"no trial has finished. {_first_reason(board)}Repeat the command with --retry-failed.")
+    if goal.metric.startswith("test_"):
+        print(f"note: {goal.metric} has chosen the trial, so it is no measure of what the model does on new data")
+    print(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
+    print("flags: " + shlex.join(tune.flags(board.rows[best.number].parameters)))
+    print(f"its run: {copy.locate('')}")
+
+
+def _first_reason(board: object) -> str:
+    whys = [row.why for row in board.rows if row.why]  # type: ignore[attr-defined]
+    return f"The first reason: {whys[0]} " if whys else ""
+
+
+def _check(flags: Tune) -> None:
+    for flag, value, least in (
+        ("--trials", flags.trials, 1),
+        ("--grace-epochs", flags.grace_epochs, 1),
+        ("--reduction-factor", flags.reduction_factor, 2),
+        ("--parallel", flags.parallel, 1),
+        ("--tune-seed", flags.tune_seed, 0),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{flag} {value}: expected a whole number, {least} or more.")
+    if flags.scheduler not in get_args(Scheduler):
+        raise ConfigError(f"--scheduler {flags.scheduler}: expected one of {', '.join(get_args(Scheduler))}.")

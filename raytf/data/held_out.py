@@ -1,0 +1,70 @@
+"""A part of the training data that is held out for validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources import Source
+from raytf.errors import DataError
+
+
+class Subset:
+    """Some records of another source.
+
+    Args:
+        source: whose records can be read one by one.
+        records: indices of those that are used, in their order.
+        name: for messages.
+    """
+
+    block_sizes = None
+
+    def __init__(self, source: Source, records: np.ndarray, name: str):
+        self._source, self._records = source, records
+        self.name, self.records = name, len(records)
+        self.window, self.spec = source.window, source.spec
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return self._source.take(self._records[records])
+
+    def label_range(self) -> tuple[float, float] | None:
+        labels: Any = self.spec[1]
+        span = self._source.label_range()
+        if span is None or labels is None or len(tree.flatten(labels)) != 1:
+            return None
+        return span  # of all records: a class that is only in the other part is one of the model's all the same
+
+
+def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
+    """Cut a source in two: what to train on, and what to validate on; (source, None) for a share of 0.
+
+    The records held out are spread evenly and are the same for every seed, so a search compares like with like.
+
+    Args:
+        source: such as `raytf.ArraySource`; not one that is read block by block, where every epoch would read all.
+        share: of the records, from 0 to below 1.
+
+    Raises:
+        DataError: a share that cannot be, or leaves no records on one side, or a source that is read in blocks.
+    """
+    if not 0 <= share < 1:
+        raise DataError(f"a share of {share} cannot be held out. Expected a number from 0 to below 1, such as 0.1.")
+    if not share:
+        return source, None
+    if source.block_sizes is not None:
+        raise DataError(
+            f"{source.name} is read block by block, and no part of it can be held out. Write the records for "
+            "validation to files of their own, or hold out none."
+        )
+    turns = np.floor(np.arange(source.records + 1) * share + 1e-9)
+    held = np.diff(turns) > 0
+    if held.all() or not held.any():
+        raise DataError(
+            f"{source.name}: a share of {share:g} of {source.records} records leaves "
+            f"{'none to train on' if held.all() else 'none to validate on'}. Choose another share."
+        )
+    train, validation = np.flatnonzero(~held), np.flatnonzero(held)
+    return Subset(source, train, source.name), Subset(source, validation, f"{source.name} (validation)")

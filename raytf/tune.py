@@ -1,0 +1,367 @@
+"""A search over a job's flags: Ray Tune runs the trials, and each of them is a run of raytf.
+
+Ray Tune decides which trial starts and, with a scheduler, which one ends early. What must outlive this process is on
+the search's storage (`raytf.tune_record`): a command that is repeated tells Ray Tune of the trials that were over,
+epoch by epoch, and starts the others, whose runs go on from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytf import tune_record
+from raytf.command import DESCRIBE
+from raytf.config import TrainConfig
+from raytf.elastic import fitting
+from raytf.errors import ClusterError, ConfigError, one_line
+from raytf.goal import Goal
+from raytf.storage import Storage
+from raytf.tune_record import Outcome, Record
+from raytf.tune_space import Space, flags
+from raytf.tune_table import Board, Row, View
+
+#: Flags of a job that belong to the search.
+_OURS = ("run", "storage", "status_file")
+#: Flags that change nothing of what a trial learns: a command that goes on may have others.
+_FREE = (
+    *("run", "storage", "status_file", "histograms_every", "verbose", "workers", "use_gpu", "resize_every_seconds"),
+    *("max_failures", "hang_seconds", "replace_stragglers", "warm_workers", "notices", "notice_url"),
+    *("follow_warnings", "steps_per_call", "checkpoint_every_steps", "checkpoint_every_seconds"),
+    *("snapshot_every_steps", "keep", "keep_best"),
+)
+_DESCRIBE_SECONDS = 60.0
+#: Epochs up to which a scheduler has rungs: more than any run has.
+_MOST_EPOCHS = 10**6
+#: Processes of a trial that die with their node: Ray Tune starts them again, and the run goes on.
+_ACTOR_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how.
+
+    Attributes:
+        job: the job's file.
+        texts: of `--search`.
+        trials: how many; None for all points of a grid, else 8.
+        fixed: flags of the job that all trials have.
+        scheduler: none or asha.
+        parallel: trials at a time; None for as many as the cluster has room for.
+        try_default: the first trial takes the job's own values.
+        retry_failed: trials that failed before are started once more.
+    """
+
+    job: str
+    texts: Sequence[str]
+    name: str
+    storage: str
+    goal: Goal
+    trials: int | None = None
+    fixed: Sequence[str] = ()
+    scheduler: str = "none"
+    grace_epochs: int = 1
+    reduction_factor: int = 3
+    parallel: int | None = None
+    seed: int = 0
+    try_default: bool = False
+    retry_failed: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """What each trial takes of a cluster.
+
+    Attributes:
+        parallel: trials at a time.
+        flags: that the trials get so that they fit beside each other.
+    """
+
+    parallel: int
+    flags: list[str] = field(default_factory=list)
+
+
+def share(values: dict[str, Any], capacity: int, trials: int, parallel: int | None, searched: Sequence[str]) -> Share:
+    """How trials share a cluster: by default each has the most workers that it asks for, and as many run as fit.
+
+    With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
+    logical shards stay those of the most workers, so it learns the same.
+
+    Args:
+        values: of all flags of the job.
+        capacity: workers that the cluster has room for.
+        trials: of the search.
+        parallel: as asked for.
+        searched: names of flags.
+    """
+    config = TrainConfig.of(workers=values["workers"], logical_shards=values.get("logical_shards"))
+    low, high = config.cluster.worker_range
+    count = min(trials, max(1, capacity // high) if parallel is None else parallel)
+    part = max(low, min(high, capacity // count))
+    if part == high or {"workers", "logical_shards"} & set(searched):
+        return Share(count)
+    return Share(count, [f"--workers={low}:{part}", f"--logical-shards={config.logical_shards}"])
+
+
+def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
+    """The values of all flags of a job, as it reads them itself.
+
+    Raises:
+        ConfigError: there is no such job, or it refuses them.
+    """
+    path = Path(job)
+    if not path.is_file():
+        raise ConfigError(f"{job}: there is no such file. Expected a job such as jobs/mnist.py.")
+    with tempfile.TemporaryDirectory(prefix="raytf-tune-") as folder:
+        told_file = Path(folder) / "flags.json"
+        try:
+            done = subprocess.run(
+                [sys.executable, job, *given],
+                env={**os.environ, DESCRIBE: str(told_file), "COLUMNS": "500"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_DESCRIBE_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{job} did not tell its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
+                "`raytf.cli(main)`, and does its work in `main`."
+            ) from None
+        if told_file.exists():
+            return json.loads(told_file.read_text())
+    said = one_line(" ".join(c for c in (done.stderr or done.stdout).translate(_NO_FRAMES).split(" ")), 400)
+    if done.returncode == 0:
+        raise ConfigError(f"{job} did not tell its flags. Expected a job that ends with `raytf.cli(main)`.")
+    raise ConfigError(f"{job} refuses {' '.join(given) or 'to start'}: {said}")
+
+
+_NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
+
+
+def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board, Record | None, Storage]:
+    """Search to the end: all trials, the best one, and where its copy is.
+
+    Raises:
+        RaytfError: one line that says what is wrong and how to mend it.
+        KeyboardInterrupt: told to stop; all trials have saved.
+    """
+    from raytf.lease import Lease
+
+    space = Space(search.texts)
+    trials = _count(search, space)
+    points = [_point(search, space, number) for number in range(trials)]
+    for name in _OURS:
+        if name in space.names or any(f.split("=")[0] == f"--{name.replace('_', '-')}" for f in search.fixed):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} belongs to the search: every trial has its own. Give --name and --storage "
+                "of `raytf tune`."
+            )
+    first = points[-1]  # has values of all flags, also where the first trial has none
+    values = describe(search.job, [*search.fixed, *flags(first)])
+    own = describe(search.job, search.fixed) if search.try_default else {}
+    storage = Storage(TrainConfig.of(storage=search.storage).storage_uri)
+    storage.preflight()
+    folder = storage.child(search.name)
+    say_first(f"search {search.name} in {folder.locate('')}: {trials} trials of {search.job}")
+    with Lease(folder.child(tune_record.SEARCH), say_first):
+        tune_record.keep_identity(folder, _identity(search, space, values), search.name)
+        over = tune_record.read(folder)
+        if search.retry_failed:
+            for number in [n for n, record in over.items() if record.outcome is Outcome.FAILED]:
+                tune_record.forget(folder, number)
+                del over[number]
+        board = Board(space.names, search.goal, [Row(p or _own(own, space.names)) for p in points])
+        over = {number: record for number, record in over.items() if number < trials}
+        for record in over.values():
+            board.settle(record)
+        if over:
+            say_first(f"{len(over)} of {trials} trials are over already")
+        if len(over) < trials:
+            with _cluster(values, search.parallel) as (address, capacity):
+                part = share(values, capacity, trials, search.parallel, space.names)
+                _search(search, folder, points, over, board, part, address)
+        records = {n: r for n, r in tune_record.read(folder).items() if n < trials}
+        chosen = tune_record.best(records, search.goal)
+        copy = folder.child(tune_record.BEST)
+        if chosen is not None:
+            copy = tune_record.keep_best(folder, chosen, search.goal)
+    return board, chosen, copy
+
+
+def _count(search: Search, space: Space) -> int:
+    most = None if space.grid_points is None else space.grid_points + search.try_default
+    if search.trials is None:
+        return 8 if most is None else most
+    if most is not None and search.trials > most:
+        raise ConfigError(
+            f"--trials {search.trials}: the grid has {most} points. Give --trials {most}, or leave it out."
+        )
+    return search.trials
+
+
+def _point(search: Search, space: Space, number: int) -> dict[str, Any]:
+    if search.try_default:
+        return {} if number == 0 else space.point(search.seed, number - 1)
+    return space.point(search.seed, number)
+
+
+def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: own.get(name) for name in names}
+
+
+def _identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str, str]:
+    kept = {f"--{k.replace('_', '-')}": str(v) for k, v in values.items() if k not in (*_FREE, *space.names)}
+    scheduler = search.scheduler
+    if scheduler != "none":
+        scheduler += f" with --grace-epochs {search.grace_epochs} --reduction-factor {search.reduction_factor}"
+    return {
+        **kept,
+        "job": Path(search.job).name,
+        "--search": json.dumps(space.describe(), sort_keys=True),
+        "--metric": f"{'max' if search.goal.is_largest else 'min'}:{search.goal.metric}",
+        "--scheduler": scheduler,
+        "--tune-seed": str(search.seed),
+        "--try-default": str(search.try_default),
+    }
+
+
+@contextmanager
+def _cluster(values: dict[str, Any], parallel: int | None) -> Iterator[tuple[str, int]]:
+    """Connect to Ray, or start one here: its address, and how many workers of the job it has room for."""
+    # Ray Tune's own words are not wanted, nor its files, nor its opinion on metrics.
+    for name, value in {
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    }.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    from raytf import checks
+
+    config = TrainConfig.of(workers=values["workers"], cpus_per_worker=values["cpus_per_worker"])
+    low, high = config.cluster.worker_range
+    cpus = config.cluster.cpus_per_worker
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        checks.check_address(address)
+    own = max(os.cpu_count() or 1, math.ceil(cpus * max(high, low * (parallel or 1))))
+    try:
+        ray.init(
+            address=address or "local",
+            num_cpus=None if address else own,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except (ConnectionError, RuntimeError) as error:
+        raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    try:
+        total = ray.cluster_resources()
+        uses_gpu = values.get("use_gpu") is not False and total.get("GPU", 0) > 0
+        need = {"CPU": cpus, **({"GPU": 1.0} if uses_gpu else {})}
+        room = sum(fitting(node["Resources"], need) for node in ray.nodes() if node["Alive"])
+        yield ray.get_runtime_context().gcs_address, room
+    finally:
+        ray.shutdown()
+
+
+def _search(
+    search: Search,
+    folder: Storage,
+    points: list[dict[str, Any]],
+    over: dict[int, Record],
+    board: Board,
+    part: Share,
+    address: str,
+) -> None:
+    import ray
+    from ray import tune
+
+    from raytf.tune_trial import Plan, TrialRun
+    from raytf.tune_watch import Told, Watcher
+
+    plan = Plan(
+        command=[sys.executable, os.path.abspath(search.job), *search.fixed, *part.flags],
+        folder=os.getcwd(),
+        points=[flags(point) for point in points],
+        uri=folder.uri,
+        goal=search.goal,
+        address=address,
+        environment={k: v for k, v in os.environ.items() if _is_handed_on(k)},
+        over=over,
+    )
+    here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    trainable = tune.with_resources(tune.with_parameters(TrialRun, plan=plan), tune.PlacementGroupFactory([here]))
+    stop = threading.Event()
+    with View(board) as view, tempfile.TemporaryDirectory(prefix="raytf-tune-") as scratch, _signals(stop, view.say):
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"trial": tune.grid_search(list(range(len(points))))},
+            tune_config=tune.TuneConfig(scheduler=_scheduler(search), max_concurrent_trials=part.parallel),
+            run_config=tune.RunConfig(
+                name="search",
+                storage_path=scratch,
+                verbose=0,
+                stop=Told(stop),
+                failure_config=tune.FailureConfig(max_failures=_ACTOR_FAILURES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                callbacks=[Watcher(folder, points, over, board, view, stop)],
+            ),
+        )
+        tuner.fit()
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _is_handed_on(name: str) -> bool:
+    return name in ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS") or name.startswith("RAY_TRAIN_")
+
+
+def _scheduler(search: Search) -> Any:
+    from ray import tune
+
+    if search.scheduler == "none":
+        return tune.schedulers.FIFOScheduler()
+    return tune.schedulers.ASHAScheduler(
+        time_attr="epoch",
+        metric="score",
+        mode="max" if search.goal.is_largest else "min",
+        max_t=_MOST_EPOCHS,
+        grace_period=search.grace_epochs,
+        reduction_factor=search.reduction_factor,
+    )
+
+
+@contextmanager
+def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
+    """While the `with` statement lasts, Ctrl-C and SIGTERM have the trials save; a second one ends at once."""
+
+    def told_to_stop(number: int, frame: Any) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+        say("told to stop: the trials save first")
+
+    before = {number: signal.signal(number, told_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

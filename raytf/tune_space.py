@@ -1,0 +1,182 @@
+"""What a search asks: expressions such as `learning_rate=loguniform(1e-4,1e-1)`, and the values of each trial.
+
+The values are a function of the seed, the trial's number and the flag's name alone: a search that goes on asks what it
+would have asked, one with more trials begins with the same ones, and the order of `--search` does not count. The
+distributions are Ray Tune's own.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.errors import ConfigError
+
+#: Kind -> what it takes, for people.
+KINDS = {
+    "uniform": "LOW, HIGH",
+    "loguniform": "LOW, HIGH",
+    "quniform": "LOW, HIGH, STEP",
+    "randint": "LOW, HIGH",
+    "choice": "A, B, ...",
+    "grid": "A, B, ...",
+}
+_LISTS = ("choice", "grid")
+_EXAMPLE = "--search 'learning_rate=loguniform(1e-4,1e-1)'"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A flag and the values that are tried for it.
+
+    Attributes:
+        name: of the flag, with underscores.
+        kind: one of `KINDS`.
+        values: bounds (and step), or the values themselves.
+    """
+
+    name: str
+    kind: str
+    values: tuple[Any, ...]
+
+    def sample(self, seed: int, index: int) -> Any:
+        """The value of one trial, as a number or a text of Python's own."""
+        import numpy as np
+        from ray import tune
+
+        random = np.random.default_rng([seed, index, zlib.crc32(self.name.encode())])
+        make = {name: getattr(tune, name) for name in ("uniform", "loguniform", "quniform", "randint")}
+        domain = tune.choice(list(self.values)) if self.kind == "choice" else make[self.kind](*self.values)
+        value = domain.sample(random_state=random)
+        return value.item() if isinstance(value, np.generic) else value
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(map(repr, self.values))})"
+
+
+class Space:
+    """All flags that are searched.
+
+    Args:
+        texts: of `--search`.
+
+    Raises:
+        ConfigError: says which one, what was expected and how to mend it.
+    """
+
+    def __init__(self, texts: Sequence[str]):
+        if not texts:
+            raise ConfigError(f"there is nothing to search. Expected {_EXAMPLE}, once for each flag.")
+        parsed = [parse(text) for text in texts]
+        names = [dimension.name for dimension in parsed]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"--search: {name} is given twice. Expected each flag once.")
+        self.dimensions = sorted(parsed, key=lambda d: d.name)
+        grids = [d for d in self.dimensions if d.kind == "grid"]
+        self._points = [dict(zip((d.name for d in grids), p, strict=True)) for p in itertools.product(*_values(grids))]
+
+    @property
+    def names(self) -> list[str]:
+        return [d.name for d in self.dimensions]
+
+    @property
+    def grid_points(self) -> int | None:
+        """How many there are where nothing is drawn; None where something is."""
+        return len(self._points) if all(d.kind == "grid" for d in self.dimensions) else None
+
+    def point(self, seed: int, index: int) -> dict[str, Any]:
+        """Values of the trial with an index, counted from 0: grids go round, the others are drawn."""
+        drawn = {d.name: d.sample(seed, index) for d in self.dimensions if d.kind != "grid"}
+        found = drawn | self._points[index % len(self._points)]
+        return {name: found[name] for name in self.names}
+
+    def describe(self) -> dict[str, str]:
+        """Name -> what is searched, as text."""
+        return {d.name: str(d) for d in self.dimensions}
+
+
+def _values(dimensions: list[Dimension]) -> list[tuple[Any, ...]]:
+    return [d.values for d in dimensions]
+
+
+def parse(text: str) -> Dimension:
+    """`NAME=KIND(VALUES)`.
+
+    Raises:
+        ConfigError: says what is wrong with it.
+    """
+    name, equals, expression = text.partition("=")
+    name = name.strip().lstrip("-").replace("-", "_")
+    if not equals or not name.isidentifier():
+        raise ConfigError(f"--search {text!r}: expected FLAG=KIND(VALUES), such as {_EXAMPLE}.")
+    kind, paren, _ = expression.strip().partition("(")
+    if not paren or kind not in KINDS:
+        kinds = ", ".join(f"{k}({takes})" for k, takes in KINDS.items())
+        raise ConfigError(f"--search {text!r}: {expression.strip()!r} is none of {kinds}.")
+    try:
+        call = ast.parse(expression.strip(), mode="eval").body
+        if not isinstance(call, ast.Call) or call.keywords:
+            raise ValueError
+        values = tuple(_constant(argument) for argument in call.args)
+    except (SyntaxError, ValueError):
+        raise ConfigError(
+            f"--search {text!r}: expected {kind}({KINDS[kind]}) with numbers, or words; put others in quotes, such as "
+            "'a b' or '/data/x'."
+        ) from None
+    _check(text, kind, values)
+    return Dimension(name, kind, values)
+
+
+def _constant(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name):
+        return node.id  # a word without quotes
+    value = ast.literal_eval(node)
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise ValueError
+    return value
+
+
+def _check(text: str, kind: str, values: tuple[Any, ...]) -> None:
+    if kind in _LISTS:
+        if not values:
+            raise ConfigError(f"--search {text!r}: {kind} has no values. Expected {kind}({KINDS[kind]}).")
+        if len(set(map(repr, values))) < len(values):
+            raise ConfigError(f"--search {text!r}: a value is given twice. Expected each once.")
+        return
+    takes = KINDS[kind]
+    if len(values) != takes.count(",") + 1:
+        raise ConfigError(f"--search {text!r}: {kind} takes {takes}, and {len(values)} values are given.")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ConfigError(f"--search {text!r}: {value!r} is no number. Expected {kind}({takes}).")
+        if kind == "randint" and value != int(value):
+            raise ConfigError(f"--search {text!r}: randint draws whole numbers, from LOW to HIGH - 1, not {value}.")
+    if not values[0] < values[1]:
+        raise ConfigError(f"--search {text!r}: LOW {values[0]} is not below HIGH {values[1]}.")
+    if kind == "loguniform" and values[0] <= 0:
+        raise ConfigError(f"--search {text!r}: loguniform needs LOW above 0.")
+    if kind == "quniform" and values[2] <= 0:
+        raise ConfigError(f"--search {text!r}: STEP {values[2]} is not above 0.")
+
+
+def flags(values: dict[str, Any]) -> list[str]:
+    """Values as flags of a command."""
+    found = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            found.append(f"--{flag}={value!r}" if isinstance(value, float) else f"--{flag}={value}")
+    return found
+
+
+def short(value: Any) -> str:
+    """A value for a table."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,124 @@
+"""The rate that the optimizer uses is the one that is logged, and a function of the step: constant, scheduled, set by
+a callback, scaled by a loss scale."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from raytf.checkpoint import format
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Pipeline
+from raytf.data.sources import ArraySource
+from raytf.model import build, seed_states, weights_sha256
+from raytf.optimizing import LearningRate
+from raytf.rates import RateLaw
+from raytf.sections import ComputeSection
+from raytf.step import TrainStep
+from tests.tf.ranks import World
+
+RNG = np.random.default_rng(0)
+SOURCE = ArraySource(RNG.normal(size=(96, 6)).astype("float32"), RNG.normal(size=(96, 1)).astype("float32"))
+PLAN = StepPlan(96, 16, 4)
+LAW = RateLaw(4.0, 8)
+
+
+def model(optimizer):
+    def make():
+        made = keras.Sequential([keras.Input((6,)), layers.Dense(3, activation="tanh"), layers.Dense(1)])
+        made.compile(optimizer(), "mse")
+        return made
+
+    return make
+
+
+def constant():
+    return keras.optimizers.AdamW(0.01, weight_decay=0.1)
+
+
+def cosine():
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.01, 12), momentum=0.9)
+
+
+def scaled():
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=8.0)
+
+
+class Run:
+    """A model of one rank and its compiled step."""
+
+    def __init__(self, optimizer, law: RateLaw | None):
+        keras.utils.clear_session()  # variables of the next one have the same names
+        pipeline = Pipeline(SOURCE, PLAN, range(4), seed=0)
+        self.model = build(model(optimizer), pipeline.sample(), [SOURCE], ComputeSection(), seed=0)
+        pipeline.prepare(len(seed_states(self.model)), None)
+        self.pipeline, self.rates = pipeline, []
+        rate = LearningRate(self.model.optimizer, law)
+        leaves = pipeline.template, pipeline.leaf_specs
+        self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, 1, False, True, rate)
+        self.named = format.variables(self.model) | self.step.reduction.state()
+
+    def train(self, begin: int, end: int) -> Run:
+        while begin < end:
+            stop = PLAN.call_end(begin, 3, end)
+            outcome = self.step(self.pipeline.submit(begin, stop).result(), np.zeros(1, np.float32))
+            self.rates.extend(outcome.learning_rates)
+            begin = stop
+        return self
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {k: keras.ops.convert_to_numpy(v).copy() for k, v in self.named.items()}
+
+
+@pytest.mark.parametrize("optimizer", [constant, cosine, scaled])
+def test_the_logged_rate_is_the_law_times_the_own_one(optimizer):
+    own = np.array(Run(optimizer, None).train(0, 14).rates)
+    expected = [own[s] * LAW.factor * LAW.share(s) for s in range(14)]
+    np.testing.assert_allclose(Run(optimizer, LAW).train(0, 14).rates, expected, rtol=1e-6)
+
+
+def test_the_weights_are_those_of_an_optimizer_whose_schedule_is_the_law():
+    class Same(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            step = keras.ops.cast(step, "float32")
+            share = LAW.begin + (1 - LAW.begin) * keras.ops.minimum(1.0, (step + 1) / LAW.warmup_steps)
+            return 0.01 * LAW.factor * share
+
+        def get_config(self):
+            return {}
+
+    ours = Run(constant, LAW).train(0, 12).model.get_weights()
+    theirs = Run(lambda: keras.optimizers.AdamW(Same(), weight_decay=0.1), None).train(0, 12).model.get_weights()
+    plain = Run(constant, None).train(0, 12).model.get_weights()
+    for mine, other, without in zip(ours, theirs, plain, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+        assert not np.allclose(mine, without, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", [constant, cosine, scaled])
+@pytest.mark.parametrize("at", [3, 7, 10])
+def test_a_run_that_is_resumed_has_the_same_rates_and_bits(optimizer, at: int):
+    whole = Run(optimizer, LAW).train(0, 14)
+    first = Run(optimizer, LAW).train(0, at)
+    second = Run(optimizer, LAW)
+    format.restore(second.named, first.state())
+    second.train(at, 14)
+    assert first.rates + second.rates == whole.rates
+    assert weights_sha256(second.model) == weights_sha256(whole.model)
+
+
+def test_what_a_callback_sees_and_sets_is_the_scaled_rate_without_the_warm_up():
+    run = Run(constant, LAW).train(0, 4)
+    assert float(run.model.optimizer.learning_rate) == pytest.approx(0.04)
+    run.model.optimizer.learning_rate = 0.02  # as ReduceLROnPlateau halves it
+    run.train(4, 10)
+    np.testing.assert_allclose(run.rates[4:], [0.02 * LAW.share(s) for s in range(4, 10)], rtol=1e-6)
+
+
+def test_without_a_law_nothing_is_touched():
+    run = Run(constant, None)
+    assert float(run.model.optimizer.learning_rate) == pytest.approx(0.01)
+    run.train(0, 3)
+    assert "_get_current_learning_rate" not in vars(run.model.optimizer)
