@@ -54,7 +54,11 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> 
     if not before:
         return
     now = batch_identity(config, records)
-    difference = differences({k: before.get(k, "nothing") for k in now}, now)
+    if "--strategy" in before:
+        now = {"--strategy": config.strategy.strategy} | now
+    difference = differences(
+        {k: before.get(k, "a synchronous one" if k == "--strategy" else "nothing") for k in now}, now
+    )
     if difference:
         raise RunMismatchError(
             f"run {config.run.run!r} in storage was made with other settings: {difference}. "
@@ -69,7 +73,7 @@ def check_memory(config: TrainConfig, worker_bytes: int) -> int:
         ClusterError: names a number that fits.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fits = max(1, total // worker_bytes)
+    fits = max(1, total // worker_bytes - config.strategy.helpers)
     wanted = config.cluster.worker_range[0]
     if wanted > fits:
         raise ClusterError(

@@ -60,6 +60,12 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         # Other numbers of threads cut sums in other places.
         **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),
         "training records": str(records),
+        # Synchronous strategies learn the same and may follow each other; with parameter servers it is another run.
+        **(
+            {"--strategy": config.strategy.strategy, "--sync-replicas": str(config.strategy.sync_replicas)}
+            if config.strategy.has_servers
+            else {}
+        ),
     }
 
 

@@ -70,8 +70,10 @@ class MicroBatch:
             seeds: [S, 2].
             weight: n / n of all shards, the part this micro-batch has in the step.
         """
-        weights = [v.value for v in self.trainable]
-        states = [v.value for v in self.states]
+        return self.at([v.value for v in self.trainable], [v.value for v in self.states], leaves, seeds, weight)
+
+    def at(self, weights, states, leaves, seeds, weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The same for weights and layers' states that are given, in the order of `trainable` and `states`."""
         gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight)
         row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
         return [*gradients, *updates], tf.concat(row, 0)
@@ -160,7 +162,7 @@ class MicroBatch:
 
 
 def loop_shards(
-    micro: MicroBatch,
+    micro: Callable[[Any, Any, tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
     encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
     like: tuple[list[tf.TensorSpec], tf.TensorSpec],
     leaves: list[tf.Tensor],
@@ -175,6 +177,7 @@ def loop_shards(
     alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
 
     Args:
+        micro: a MicroBatch, or what else takes its arguments.
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
         like: specs of a shard's encoded tensors and row.
         leaves: each [L, b, ...].

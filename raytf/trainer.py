@@ -16,7 +16,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, runlog, warm
+from raytf import checks, runlog, server_group, warm
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
@@ -227,11 +227,13 @@ def _train(
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
         ):
-            outcome = _fit(_trainer(job, run, use_gpu), monitor)
+            if config.strategy.has_servers:
+                document = server_group.run(job, use_gpu, display.say)
+            else:
+                document = _fit(_trainer(job, run, use_gpu), monitor).return_value
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
-    document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
     check_owner(run, lease.owner["id"])
@@ -386,7 +388,7 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
             ray.shutdown()
         return
     # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
-    needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker
+    needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker + config.strategy.helpers
     ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
     try:
         yield True

@@ -81,14 +81,14 @@ class Worker:
 
     def __init__(self, job: Job, pulse: Pulse, phases: Phases):
         self.job, self.config, self.pulse, self._phases = job, job.config, pulse, phases
-        self.group = WatchedGroup(Group(), pulse)
+        self.group = WatchedGroup(self._join(), pulse)
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.storage = Storage(job.run_uri)
         # Ray's way to broadcast would wait for an actor that starts with the group.
         begun = json.dumps(_begin_attempt(job)).encode() if self.rank == 0 else b""
         self.attempt, earlier, known_step = json.loads(self.group.share(begun))
         phases.mark("rendezvous")
-        self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
+        self.reporter = Reporter(job, self.storage, self.rank, self.workers, self.attempt)
         watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
         self.sources: Sources = ray.get(job.sources)
         self.plan = job.plan
@@ -98,7 +98,7 @@ class Worker:
             job.run_uri,
             self.group,
             self.attempt,
-            self.config.checkpoints.snapshot_every_steps,
+            0 if self.config.strategy.has_servers else self.config.checkpoints.snapshot_every_steps,
             job.monitor,
             self.reporter.say_here,
         )
@@ -140,6 +140,15 @@ class Worker:
         self._traced: set[bool] = set()
         self._evaluators: dict[str, Evaluator] = {}
 
+    def _join(self) -> Any:
+        """This process's place among the ranks, before anything of TensorFlow."""
+        return Group()
+
+    @property
+    def workers(self) -> int:
+        """That compute gradients: all ranks."""
+        return self.world_size
+
     def _build(self) -> None:
         """The model, the compiled step, and what identifies the run."""
         job, compute = self.job, self.config.compute
@@ -160,7 +169,15 @@ class Worker:
         self.identity["training data"] = fingerprint(self.sources.train)
         self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
         self.identity["augmentation"] = str(job.augment is not None)
-        self.train_step = TrainStep(
+        self.train_step = self._make_step()
+        if compute.exact:
+            self.identity |= exact.admit(
+                self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
+            )
+
+    def _make_step(self) -> Any:
+        compute = self.config.compute
+        return TrainStep(
             self.model,
             self.plan,
             self.shards,
@@ -171,10 +188,6 @@ class Worker:
             compute.jit,
             compute.reduction == "fixed",
         )
-        if compute.exact:
-            self.identity |= exact.admit(
-                self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
-            )
 
     def _check_identity(self, found: Any) -> None:
         difference = differences(found.document["identity"], self.identity)
@@ -208,7 +221,7 @@ class Worker:
         log = StepLog(self.storage, self.attempt)
         if chosen is not None and chosen.is_in_memory:
             log.restore(chosen.document["rows"])
-        note = functools.partial(write_attempt, self.storage, self.attempt, self.world_size, state.step, time.time())
+        note = functools.partial(write_attempt, self.storage, self.attempt, self.workers, state.step, time.time())
         if self.rank == 0:
             # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
             threading.Thread(target=_try, args=[note], daemon=True, name="raytf-note").start()
@@ -312,7 +325,7 @@ class Worker:
 
     def _tell_of_start(self) -> None:
         node = ray.get_runtime_context().get_node_id()
-        fields = {"attempt": self.attempt, "world_size": self.world_size, "from_step": self._from[0]}
+        fields = {"attempt": self.attempt, "world_size": self.workers, "from_step": self._from[0]}
         if self.rank == 0:
             self.reporter.event("attempt", **fields, tier=self._from[1], node=node, phases=self._phases.seconds)
         self.show("training")
