@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -114,18 +115,22 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
     wanted = config.cluster.worker_range[0]
     cpu = {"CPU": config.cluster.cpus_per_worker}
-    if use_gpu and config.cluster.use_gpu is None and _fits({**cpu, "GPU": 1.0}, most) < wanted <= _fits(cpu, most):
+    taken = _taken(config)
+    with_gpu, without = _fits({**cpu, "GPU": 1.0}, most), _fits(cpu, most) - taken
+    if use_gpu and config.cluster.use_gpu is None and with_gpu < wanted <= without:
         say(
             f"this cluster has {gpus:g} GPU, too few for {wanted} workers: training on CPUs; --workers {gpus:g} uses it"
         )
         use_gpu = False
     need = {**cpu, **({"GPU": 1.0} if use_gpu else {})}
-    fits = _fits(need, most)
+    fits = max(0, _fits(need, most) - taken)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
+        helpers = config.strategy.helpers
+        beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
         raise ClusterError(
-            f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most. Use "
-            f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
+            f"--workers {config.cluster.workers} with {each} each: this cluster can give {fits} at the most{beside}. "
+            f"Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
         )
     if fits < wanted and config.cluster.use_gpu is None and not use_gpu:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
@@ -146,7 +151,7 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
     while True:
         waited = time.monotonic() - begin
         is_late = waited >= max(_SETTLE_SECONDS, _YOUNG_SECONDS - _age())
-        if local or most or _fits(need, None) >= wanted or is_late:
+        if local or most or _fits(need, None) - _taken(config) >= wanted or is_late:
             return ray.cluster_resources(), most, found is not Growth.UNKNOWN
         time.sleep(0.5)
 
@@ -157,6 +162,11 @@ def _age() -> float:
     infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
     starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
+
+
+def _taken(config: TrainConfig) -> int:
+    """Workers that would fit where the processes beside them are."""
+    return math.ceil(config.strategy.helpers / config.cluster.cpus_per_worker)
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:

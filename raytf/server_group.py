@@ -99,6 +99,19 @@ class Process:
             pulse.stop()
 
 
+# Three names, for `ps` and for Ray's dashboard.
+class ParameterServer(Process):
+    """Holds weights."""
+
+
+class ParameterWorker(Process):
+    """Computes gradients."""
+
+
+class Coordinator(Process):
+    """Hands out batches."""
+
+
 def run(job: Job, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Train a job with parameter servers to its end; its result.
 
@@ -146,6 +159,13 @@ def classify(error: Exception, lost: str) -> Failure:
     inner = getattr(error, "cause", None) or error
     if lost:
         return Failure(Cause.WORKER_DIED, lost)
+    if "ModuleNotFoundError" in str(error):
+        missing = one_line(str(error)[str(error).index("ModuleNotFoundError") :], 200)
+        text = (
+            f"the processes cannot load the job: {missing}. Every node needs the job's modules: give them with "
+            "`ray job submit --working-dir .`, or install them on the nodes"
+        )
+        return Failure(Cause.ERROR, text, is_final=True)
     if isinstance(inner, RaytfError) and not inner.retryable:
         kind = type(inner).__name__
         text = one_line(inner, 200).rstrip(".")
@@ -197,9 +217,9 @@ class Group:
         threads = max(1, int(cluster.cpus_per_worker))
         servers = job.config.strategy.ps or 1
 
-        def start(bundle: int, restarts: int, cpus: float, gpus: int, own_threads: int) -> Any:
+        def start(kind: type[Process], bundle: int, restarts: int, cpus: float, gpus: int, own_threads: int) -> Any:
             place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=bundle)
-            made = ray.remote(Process).options(
+            made = ray.remote(kind).options(
                 num_cpus=cpus,
                 num_gpus=gpus,
                 max_restarts=restarts,
@@ -208,10 +228,10 @@ class Group:
             )
             return made.remote(own_threads, quiet)
 
-        self._chief = start(0, 0, 1, 0, 1)
-        self._servers = [start(1 + i, 0, 1, 0, 1) for i in range(servers)]
+        self._chief = start(Coordinator, 0, 0, 1, 0, 1)
+        self._servers = [start(ParameterServer, 1 + i, 0, 1, 0, 1) for i in range(servers)]
         each, gpus = cluster.cpus_per_worker, int(use_gpu)
-        self._workers = [start(1 + servers + i, -1, each, gpus, threads) for i in range(workers)]
+        self._workers = [start(ParameterWorker, 1 + servers + i, -1, each, gpus, threads) for i in range(workers)]
         self._cluster: dict[str, list[str]] = {}
 
     def train(self) -> dict[str, Any] | None:
@@ -258,8 +278,7 @@ class Group:
         if isinstance(error, ray.exceptions.RayActorError):
             self.lost = "the coordinator died"
             return
-        cause = getattr(error, "cause", error)
-        if isinstance(cause, WorkerLostError):
+        if isinstance(error, WorkerLostError):
             for ref in ray.wait(list(watched), num_returns=1, timeout=3)[0] if watched else []:
                 if watched[ref][0] == "ps":
                     self.lost = f"parameter server {watched[ref][1]} died"
@@ -298,36 +317,24 @@ def _error_of(ref: Any) -> Exception | None:
     try:
         ray.get(ref)
     except (RaytfError, ray.exceptions.RayError) as error:
-        return error
+        cause = getattr(error, "cause", None)  # without the traceback that Ray adds
+        return cause if isinstance(cause, RaytfError) else error
     return None
 
 
 @contextlib.contextmanager
 def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Group]:
     """A group on as many workers as there is room for; waits where there is too little."""
-    config = job.config
+    config, told_at = job.config, float("-inf")
     least, most = config.cluster.worker_range
     each = {"CPU": config.cluster.cpus_per_worker, **({"GPU": 1.0} if use_gpu else {})}
     helpers = config.strategy.helpers
-    told_at = float("-inf")
-    wish: Any = None
-    bundles: Any = None
-    try:
-        while bundles is None:
-            if wish is not None:
-                # Its demand is what an autoscaler sees; where it has come to be, its room is there.
-                if not wish.wait(0):
-                    time.sleep(_WAIT_SECONDS)
-                free = _free()
-                if wish.wait(0) or possible_workers(free, each, helpers, most) >= least:
-                    remove_placement_group(wish)
-                    wish = None
-                continue
+    with contextlib.ExitStack() as stack:
+        while True:
             workers = possible_workers(_free(), each, helpers, most)
-            if workers >= least:
-                bundles = _reserve(each, workers, helpers)
-                if bundles is not None:
-                    break
+            bundles = _reserve(each, workers, helpers) if workers >= least else None
+            if bundles is not None:
+                break
             if time.monotonic() - told_at >= _WAIT_MESSAGE_SECONDS:
                 told_at = time.monotonic()
                 job.monitor.event.remote("waiting", {"possible": max(0, workers), "wanted": least})
@@ -335,28 +342,45 @@ def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Gro
                     f"waiting: the cluster has room for {max(0, workers)} workers beside {helpers} processes for "
                     f"parameter servers and coordinator now, and at least {least} workers are wanted"
                 )
-            wish = placement_group([_HELPER] * helpers + [each] * least, strategy="SPREAD")
+            _wait_for(each, least, helpers)
+        stack.callback(_release, bundles)
         job.monitor.event.remote("group", {"workers": workers, "nodes": []})
         ray.get(job.monitor.begin_group.remote())
         group = Group(job, bundles, workers, use_gpu, say)
-        try:
-            yield group
-        finally:
-            group.close()
-    finally:
-        for reserved in (wish, bundles):
-            if reserved is not None:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    remove_placement_group(reserved)
+        stack.callback(group.close)
+        yield group
+
+
+def _bundles(each: dict[str, float], workers: int, helpers: int) -> Any:
+    return placement_group([_HELPER] * helpers + [each] * workers, strategy="SPREAD")
+
+
+def _release(bundles: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError):
+        remove_placement_group(bundles)
 
 
 def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
-    bundles = placement_group([_HELPER] * helpers + [each] * workers, strategy="SPREAD")
+    """Room for a group; None where it is not there after all."""
+    bundles = _bundles(each, workers, helpers)
     if bundles.wait(_PLACE_SECONDS):
         return bundles
-    remove_placement_group(bundles)
+    _release(bundles)
     return None
 
 
+def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
+    """Ask for room, which an autoscaler sees, until it is there or what is free has changed."""
+    wish, before = _bundles(each, workers, helpers), _free()
+    try:
+        while not wish.wait(_WAIT_SECONDS) and _free() == before:
+            pass
+    finally:
+        _release(wish)
+        time.sleep(_WAIT_SECONDS)  # until Ray has the room back
+
+
 def _free() -> list[dict[str, float]]:
-    return list(ray._private.state.available_resources_per_node().values())
+    """What each node has free; processor and GPU alone."""
+    nodes = ray._private.state.available_resources_per_node().values()
+    return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]
