@@ -16,7 +16,7 @@ from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
 from raytf.errors import CheckpointError, ClusterError, ConfigError, RunMismatchError
-from raytf.job import batch_identity, differences
+from raytf.job import batch_identity, differences, strategy_identity
 from raytf.storage import Storage
 
 #: How long a cluster that still grows may take to show the workers' resources.
@@ -43,6 +43,34 @@ def stored_identity(run: Storage) -> dict[str, str]:
     return {}
 
 
+def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
+    """Refuse to go on with parameter servers where there were none, or the other way round, or asynchronously where
+    gradients were aggregated. Synchronous strategies learn the same and may follow each other.
+
+    Args:
+        before: of `stored_identity`.
+
+    Raises:
+        RunMismatchError: shows the difference.
+    """
+    now = strategy_identity(config)
+    was: dict[str, str] = {key: before[key] for key in ("--strategy", "--sync-replicas") if key in before}
+    if not before or was == now:
+        return
+    raise RunMismatchError(
+        f"run {config.run.run!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They learn "
+        "in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose another "
+        "--run name."
+    )
+
+
+def _named(identity: dict[str, str]) -> str:
+    if not identity:
+        return "a synchronous strategy"
+    more = " --sync-replicas" if identity.get("--sync-replicas") == "True" else ""
+    return f"--strategy {identity['--strategy']}{more}"
+
+
 def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> None:
     """Refuse a changed batch before anything is started; the model is compared by the workers.
 
@@ -55,11 +83,7 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> 
     if not before:
         return
     now = batch_identity(config, records)
-    if "--strategy" in before:
-        now = {"--strategy": config.strategy.strategy} | now
-    difference = differences(
-        {k: before.get(k, "a synchronous one" if k == "--strategy" else "nothing") for k in now}, now
-    )
+    difference = differences({k: before.get(k, "nothing") for k in now}, now)
     if difference:
         raise RunMismatchError(
             f"run {config.run.run!r} in storage was made with other settings: {difference}. "

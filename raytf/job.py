@@ -48,6 +48,13 @@ class Sources:
     test: Source | None
 
 
+def strategy_identity(config: TrainConfig) -> dict[str, str]:
+    """What of the strategy must not change; empty for synchronous ones, which may follow each other."""
+    if not config.strategy.has_servers:
+        return {}
+    return {"--strategy": config.strategy.strategy, "--sync-replicas": str(config.strategy.sync_replicas)}
+
+
 def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
     """What of batch and data size must not change when a run is resumed; known without TensorFlow."""
     return {
@@ -60,12 +67,7 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         # Other numbers of threads cut sums in other places.
         **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),
         "training records": str(records),
-        # Synchronous strategies learn the same and may follow each other; with parameter servers it is another run.
-        **(
-            {"--strategy": config.strategy.strategy, "--sync-replicas": str(config.strategy.sync_replicas)}
-            if config.strategy.has_servers
-            else {}
-        ),
+        **strategy_identity(config),
     }
 
 

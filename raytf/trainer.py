@@ -113,6 +113,7 @@ def fit(
     storage.preflight()
     run = storage.child(config.run.run)
     stored = checks.stored_identity(run)
+    checks.compare_strategy(stored, config)
     if config.batch.logical_shards is None and "--logical-shards" in stored:
         config = config.replace(logical_shards=int(stored["--logical-shards"]))
         config.check()
