@@ -59,6 +59,12 @@ class Aggregation:
         self.under_way += 1
         return part
 
+    def lose(self, step: int, part: int) -> None:
+        """A gradient will never arrive: it was lost with its worker, and somebody has to compute it again."""
+        self.under_way -= 1
+        if step == self._step:
+            self._copies[part] -= 1
+
     def arrive(self, step: int, part: int) -> Arrival:
         """A gradient is there."""
         self.under_way -= 1

@@ -23,7 +23,7 @@ from raytf.hangs import Activity
 from raytf.job import Job
 from raytf.phases import Phases
 from raytf.pulse import Pulse
-from raytf.server_step import AsyncStep, SyncStep, Told
+from raytf.server_step import AsyncStep, ResultLostError, SyncStep, Told
 from raytf.step import Outcome
 from raytf.strategies import parameter_server
 from raytf.training import Worker
@@ -190,7 +190,11 @@ class Coordinator(Worker):
         done, _ = wait(self._under_way, _LOOK_SECONDS, FIRST_COMPLETED)
         for future in done:
             call = self._under_way.pop(future)
-            self._early[call.start] = (call, self._result_of(future))
+            told = self._result_of(future)
+            if told is None:
+                self._under_way[self.train_step.submit(call)] = call
+            else:
+                self._early[call.start] = (call, told)
         if done:
             self._told_at = time.monotonic()
         elif time.monotonic() - self._told_at > self._patience():
@@ -202,9 +206,12 @@ class Coordinator(Worker):
             call, told = self._early.pop(self.state.step)
             self._account(call, told, epoch)
 
-    def _result_of(self, future: Future[Told]) -> Told:
+    def _result_of(self, future: Future[Told]) -> Told | None:
+        """What a call tells; None where that was lost with its worker."""
         try:
             return future.result()
+        except ResultLostError:
+            return None
         except Exception:
             # TensorFlow cancels all others when one fails, and tells why where it is asked for the end.
             self._coordinator.join()

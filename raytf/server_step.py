@@ -28,6 +28,23 @@ from raytf.strategies.parameter_server import ServerState
 _AHEAD = 2
 
 
+class ResultLostError(Exception):
+    """A call was computed, and its worker died before it could tell what came out."""
+
+
+def fetch(value: Any) -> Any:
+    """What a closure returned, once it is done.
+
+    Raises:
+        ResultLostError: it is lost; anything else is what the closure raised.
+    """
+    value.get()
+    try:
+        return value.fetch()
+    except tf.errors.OpError as error:
+        raise ResultLostError(str(error)) from error
+
+
 class Told(NamedTuple):
     """What a call tells: rows [K, 1 + M] of loss and metrics, and whether gradients were finite [K]."""
 
@@ -112,7 +129,8 @@ class AsyncStep(ServerStep):
     """Each batch is an update of its own; no worker waits for another.
 
     A call of K steps is one closure of TensorFlow's coordinator. Where its worker dies it is given to another one, from
-    its first step on: up to K updates are then applied twice, and the counter of updates counts them twice.
+    its first step on; where only its result was lost, the caller gives it again. Either way up to K updates are then
+    applied twice, and the counter of updates counts them twice.
 
     Args:
         workers: that compute.
@@ -138,7 +156,7 @@ class AsyncStep(ServerStep):
         else:
             args = (call.leaves, call.seeds, call.counts, np.int32(call.records))
             value = self._coordinator.schedule(self._partial, args=args)
-        return self._fetch.submit(lambda: Told(*value.fetch()))
+        return self._fetch.submit(lambda: Told(*fetch(value)))
 
     def _full_steps(self, leaves, seeds):
         steps = tf.shape(seeds)[0]
@@ -207,7 +225,11 @@ class SyncStep(ServerStep):
             done, _ = wait(self._pending, return_when=FIRST_COMPLETED)
             for future in done:
                 step, part = self._pending.pop(future)
-                gradients = future.result()
+                try:
+                    gradients = future.result()
+                except ResultLostError:
+                    aggregation.lose(step, part)
+                    continue
                 if aggregation.arrive(step, part) is Arrival.TAKEN:
                     taken[part] = gradients
                 else:
@@ -225,7 +247,7 @@ class SyncStep(ServerStep):
         counts = np.ascontiguousarray(call.counts[inside])
         args = (leaves, np.ascontiguousarray(call.seeds[:, inside]), counts, np.int32(call.records))
         value = self._coordinator.schedule(self._function(len(shards)), args=args)
-        return self._fetch.submit(value.fetch)
+        return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
         """The gradients of so many shards; counts tell how many records each has."""

@@ -83,7 +83,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert (result["steps"], result["restarts"]) == (2 * 938, 2)
     assert result["samples"] == 2 * 60_000
     # At least once: only what was with a worker that died may have been applied twice.
-    assert 0 <= result["repeated_updates"] <= 64
+    assert 0 <= result["repeated_updates"] <= 4 * 32
     assert counted(folder) == (result["steps"], result["updates"])
     steps = raytf.read_steps(str(folder))
     assert steps["step"].tolist() == list(range(1, 2 * 938 + 1))

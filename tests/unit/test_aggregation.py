@@ -59,6 +59,18 @@ def test_the_gradient_of_a_straggler_is_dropped_when_the_weights_have_moved_on()
     assert not aggregation.is_complete
 
 
+def test_a_gradient_that_is_lost_with_its_worker_is_computed_again():
+    aggregation = Aggregation(2, 2)
+    aggregation.begin(0)
+    ask_all(aggregation)
+    aggregation.arrive(0, 0)
+    aggregation.lose(0, 1)
+    assert ask_all(aggregation) == [1]
+    aggregation.begin(1)
+    aggregation.lose(0, 1)
+    assert ask_all(aggregation) == [0, 1]
+
+
 def test_what_nobody_has_begun_comes_before_a_backup():
     aggregation = Aggregation(3, 4)
     aggregation.begin(0)
