@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -15,7 +16,7 @@ from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
 from raytf.errors import CheckpointError, ClusterError, ConfigError, RunMismatchError
-from raytf.job import batch_identity, differences
+from raytf.job import batch_identity, differences, strategy_identity
 from raytf.storage import Storage
 
 #: How long a cluster that still grows may take to show the workers' resources.
@@ -40,6 +41,34 @@ def stored_identity(run: Storage) -> dict[str, str]:
         except (CheckpointError, KeyError):
             break
     return {}
+
+
+def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
+    """Refuse to go on with parameter servers where there were none, or the other way round, or asynchronously where
+    gradients were aggregated. Synchronous strategies learn the same and may follow each other.
+
+    Args:
+        before: of `stored_identity`.
+
+    Raises:
+        RunMismatchError: shows the difference.
+    """
+    now = strategy_identity(config)
+    was: dict[str, str] = {key: before[key] for key in ("--strategy", "--sync-replicas") if key in before}
+    if not before or was == now:
+        return
+    raise RunMismatchError(
+        f"run {config.run.run!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
+        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose another "
+        "--run name."
+    )
+
+
+def _named(identity: dict[str, str]) -> str:
+    if not identity:
+        return "a synchronous strategy"
+    more = " --sync-replicas" if identity.get("--sync-replicas") == "True" else ""
+    return f"--strategy {identity['--strategy']}{more}"
 
 
 def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> None:
@@ -69,7 +98,7 @@ def check_memory(config: TrainConfig, worker_bytes: int) -> int:
         ClusterError: names a number that fits.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fits = max(1, total // worker_bytes)
+    fits = max(1, total // worker_bytes - config.strategy.helpers)
     wanted, most = config.worker_range
     if wanted > fits:
         raise ClusterError(
@@ -115,17 +144,17 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     use_gpu = not on_cpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
     if use_gpu and not gpus and is_known:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
-    wanted, alive = config.worker_range[0], _alive()
+    wanted, alive, taken = config.worker_range[0], _alive(), _taken(config)
     cpu = ways.resources(strategy, cluster, False, alive)
     need = ways.resources(strategy, cluster, use_gpu, alive)
-    if use_gpu and cluster.use_gpu is None and _fits(need, most) < wanted <= _fits(cpu, most):
+    if use_gpu and cluster.use_gpu is None and _fits(need, most) < wanted <= _fits(cpu, most) - taken:
         too_few = f"too few for {wanted} workers" if need["GPU"] == 1 else "with too few CPUs beside them"
         mend = f"--workers {gpus:g} uses it" if need["GPU"] == 1 else "fewer --cpus-per-worker use them"
         say(f"this cluster has {gpus:g} GPU, {too_few}: training on CPUs; {mend}")
         use_gpu, need = False, cpu
     if strategy.communication == "nccl" and not use_gpu:
         raise ConfigError(ways.NCCL_WITHOUT_GPU)
-    fits = _fits(need, most)
+    fits = max(0, _fits(need, most) - taken)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
         if strategy.strategy in ways.ONE_WORKER:
@@ -134,9 +163,10 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
                 f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
                 "machine."
             )
+        beside = f" beside {strategy.helpers} CPUs for the parameter servers and the coordinator" if taken else ""
         raise ClusterError(
-            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most. Use "
-            f"--workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
+            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most{beside}."
+            f" Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not on_cpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
@@ -159,7 +189,7 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
     while True:
         waited = time.monotonic() - begin
         is_late = waited >= max(_SETTLE_SECONDS, _YOUNG_SECONDS - _age())
-        if local or most or _fits(need, None) >= wanted or is_late:
+        if local or most or _fits(need, None) - _taken(config) >= wanted or is_late:
             return ray.cluster_resources(), most, found is not Growth.UNKNOWN
         time.sleep(0.5)
 
@@ -170,6 +200,11 @@ def _age() -> float:
     infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
     starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
+
+
+def _taken(config: TrainConfig) -> int:
+    """Workers that would fit where the processes beside them are."""
+    return math.ceil(config.strategy.helpers / config.cluster.cpus_per_worker)
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:

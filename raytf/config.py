@@ -82,6 +82,8 @@ class TrainConfig:
         takes that of a run that exists already, so that no world size appears in it."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
+        if self.strategy.has_servers and not self.strategy.sync_replicas:
+            return 1  # one worker computes a whole batch
         most = max(MIN_LOGICAL_SHARDS, self.worker_range[1], self.strategy.logical_devices or 1)
         return 1 << (most - 1).bit_length()
 
@@ -145,6 +147,9 @@ class TrainConfig:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         self.notices.check()
         ways.check(self.strategy, self.cluster, self.compute)
+        self.strategy.check_servers(most)
+        if self.strategy.has_servers:
+            self._check_for_servers()
         self.rate.check()
         if self.compute.exact and self.compute.reduction == "float":
             raise ConfigError(
@@ -169,6 +174,7 @@ class TrainConfig:
                 f"--logical-devices {devices} with {shards} logical shards: a device without a shard has nothing to "
                 f"do. Give at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
             )
+        most = self.parts
         if shards < most:
             raise ConfigError(
                 f"--logical-shards {shards} with up to {most} workers: a worker without a shard has nothing to do. "
@@ -183,6 +189,40 @@ class TrainConfig:
                 f"--global-batch-size {size} cannot be cut into {shards} equal logical shards. "
                 f"Use --global-batch-size {near}{other}."
             )
+
+    @property
+    def parts(self) -> int:
+        """Most processes among which one batch is divided."""
+        if not self.strategy.has_servers:
+            return self.cluster.worker_range[1]
+        return (
+            (self.strategy.replicas_to_aggregate or self.cluster.worker_range[1]) if self.strategy.sync_replicas else 1
+        )
+
+    def _check_for_servers(self) -> None:
+        """Refuse what does nothing, or cannot be had, with parameter servers."""
+        why_exact = (
+            "how many updates lie between a worker's reading of the weights and its own depends on who was faster, so "
+            "no two runs are alike; and a worker that dies may have its last updates applied twice"
+        )
+        if self.strategy.sync_replicas:
+            why_exact = "gradients are added as floats there, in an order that depends on the number of parts"
+        defaults = ClusterSection()
+        for flag, is_given, why in (
+            ("--exact", self.compute.exact, why_exact),
+            ("--mixed-precision float16", self.compute.mixed_precision == "float16",
+             "the loss scale would be one more number that all workers write at once; bfloat16 needs none"),
+            ("--snapshot-every-steps", bool(self.checkpoints.snapshot_every_steps),
+             "the state lives on the servers, and is copied to storage alone; --checkpoint-every-steps says when"),
+            ("--replace-stragglers", self.cluster.replace_stragglers,
+             "nobody waits for a slow worker; with --sync-replicas, --replicas-to-aggregate gives it backups"),
+            ("--resize-every-seconds", self.cluster.resize_every_seconds != defaults.resize_every_seconds,
+             "the number of workers is that of the start, until the group starts anew"),
+            ("--steps-per-call", self.strategy.sync_replicas and self.compute.steps_per_call > 1,
+             "with --sync-replicas each step is a call of its own"),
+        ):  # fmt: skip
+            if is_given:
+                raise ConfigError(f"{flag} with --strategy parameter-server: {why}. Leave it out.")
 
 
 #: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.

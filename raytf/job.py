@@ -49,6 +49,13 @@ class Sources:
     test: Source | None
 
 
+def strategy_identity(config: TrainConfig) -> dict[str, str]:
+    """What of the strategy must not change; empty for synchronous ones, which may follow each other."""
+    if not config.strategy.has_servers:
+        return {}
+    return {"--strategy": config.strategy.strategy, "--sync-replicas": str(config.strategy.sync_replicas)}
+
+
 def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
     """What of batch and data size must not change when a run is resumed; known without TensorFlow."""
     return {
@@ -64,6 +71,7 @@ def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
         **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),
         **rates.identity(config.rate),
         "training records": str(records),
+        **strategy_identity(config),
     }
 
 

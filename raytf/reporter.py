@@ -171,6 +171,8 @@ class Reporter:
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
         """Show metrics and the place of a complete checkpoint in Ray Train; every rank must call it."""
+        if not self._job.config.strategy.uses_ray_train:
+            return
         if checkpoint is not None:
             # As a metric, not as Ray's checkpoint: for each of those Ray's controller writes its registry to storage,
             # and where storage refuses in that moment the run is over.

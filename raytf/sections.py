@@ -236,6 +236,59 @@ class StrategySection:
     """Show each worker's node, devices, memory and TF_CONFIG whenever workers start."""
     log_device_placement: bool = False
     """Show on which device each operation of the training step runs; the whole list is in the run's folder."""
+    ps: int | None = None
+    """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
+    take one CPU each."""
+    sync_replicas: bool = False
+    """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
+    replicas_to_aggregate: int | None = None
+    """With --sync-replicas: equal parts of a batch whose gradients make an update; what workers there are beyond that
+    compute some parts a second time, and whoever is first counts (default: the most workers, and no such backup)."""
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether parameter servers hold the weights."""
+        return self.strategy == "parameter-server"
+
+    @property
+    def uses_ray_train(self) -> bool:
+        """Whether workers are those of Ray Train."""
+        return not self.has_servers
+
+    @property
+    def helpers(self) -> int:
+        """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
+        return (self.ps or 1) + 1 if self.has_servers else 0
+
+    def check_servers(self, most_workers: int) -> None:
+        """Refuse settings of parameter servers that cannot work.
+
+        Raises:
+            ConfigError: says which setting, what was expected and how to mend it.
+        """
+        given = {"--ps": self.ps, "--sync-replicas": self.sync_replicas or None}
+        given["--replicas-to-aggregate"] = self.replicas_to_aggregate
+        for flag, value in given.items():
+            if value is not None and not self.has_servers:
+                raise ConfigError(
+                    f"{flag} says something about parameter servers, and --strategy is {self.strategy}. "
+                    f"Give --strategy parameter-server, or leave out {flag}."
+                )
+        if self.ps is not None and self.ps < 1:
+            raise ConfigError(f"--ps {self.ps}: expected a number of parameter servers, 1 or more.")
+        parts = self.replicas_to_aggregate
+        if parts is None:
+            return
+        if not self.sync_replicas:
+            raise ConfigError(
+                f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
+                "Add --sync-replicas, or leave it out."
+            )
+        if not 1 <= parts <= most_workers:
+            raise ConfigError(
+                f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
+                "The workers beyond it are backups."
+            )
 
     def check(self) -> None:
         """Refuse what cannot work.

@@ -69,7 +69,7 @@ def on_workers(
     if not len(parts):
         return []
     with connected(config) as local:
-        use_gpu = checks.check_cluster(config, local, say)
+        need = checks.check_cluster(config, local, say)
         try:
             ray.cloudpickle.dumps(function)
             for part in parts:
@@ -81,7 +81,7 @@ def on_workers(
             ) from error
         sent, work = ray.put(function), [ray.put(part) for part in parts]
         threads = max(1, int(section.cpus_per_worker))
-        actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=int(use_gpu))(_Worker)
+        actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=int(need.get("GPU", 0)))(_Worker)
         options = actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
 
         def start() -> Any:

@@ -16,7 +16,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, inputs, runlog, warm, ways
+from raytf import checks, inputs, runlog, server_group, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
@@ -114,6 +114,7 @@ def fit(
     run = storage.child(config.run.run)
     sources = given.sources(run)
     stored = checks.stored_identity(run)
+    checks.compare_strategy(stored, config)
     if config.batch.logical_shards is None and "--logical-shards" in stored:
         config = config.replace(logical_shards=int(stored["--logical-shards"]))
         config.check()
@@ -228,11 +229,13 @@ def _train(
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
         ):
-            outcome = _fit(_trainer(job, run, resources), monitor)
+            if config.strategy.has_servers:
+                document = server_group.run(job, "GPU" in resources, display.say)
+            else:
+                document = _fit(_trainer(job, run, resources), monitor).return_value
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
-    document = outcome.return_value
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
     check_owner(run, lease.owner["id"])
@@ -383,6 +386,7 @@ def connected(config: TrainConfig) -> Iterator[bool]:
     # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
     devices = config.strategy.logical_devices or 1
     needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker * devices
+    needed += config.strategy.helpers
     ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
     try:
         yield True

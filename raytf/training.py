@@ -83,7 +83,7 @@ class Worker:
 
     def __init__(self, job: Job, pulse: Pulse, phases: Phases):
         self.job, self.config, self.pulse, self._phases = job, job.config, pulse, phases
-        self.group = WatchedGroup(choose.make(self.config.strategy), pulse)
+        self.group = WatchedGroup(self._join(), pulse)
         self.rank, self.world_size, self.devices = self.group.rank, self.group.world_size, self.group.devices
         self.storage = Storage(job.run_uri)
         # Ray's way to broadcast would wait for an actor that starts with the group.
@@ -92,7 +92,7 @@ class Worker:
         phases.mark("rendezvous")
         place = place_on_node(self.group)
         ranks.take(ranks.Place(self.rank, self.world_size, *place))
-        self.reporter = Reporter(job, self.storage, self.rank, self.world_size, self.attempt)
+        self.reporter = Reporter(job, self.storage, self.rank, self.workers, self.attempt)
         if self.config.strategy.show_cluster:
             members.show(self.group, self.config.strategy.strategy, place[0], self.reporter.say)
         watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
@@ -104,7 +104,7 @@ class Worker:
             job.run_uri,
             self.group,
             self.attempt,
-            self.config.checkpoints.snapshot_every_steps,
+            0 if self.config.strategy.has_servers else self.config.checkpoints.snapshot_every_steps,
             job.monitor,
             self.reporter.say_here,
             place,
@@ -152,6 +152,15 @@ class Worker:
     def _is_placement_wanted(self) -> bool:
         return self.config.strategy.log_device_placement and not self._trained
 
+    def _join(self) -> Any:
+        """This process's place among the ranks, before anything of TensorFlow."""
+        return choose.make(self.config.strategy)
+
+    @property
+    def workers(self) -> int:
+        """That compute gradients: all ranks."""
+        return self.world_size
+
     def _build(self) -> None:
         """The model, the compiled step, and what identifies the run."""
         job, compute = self.job, self.config.compute
@@ -165,8 +174,6 @@ class Worker:
                 self.config.batch.seed,
                 self.reporter.say,
             )
-        law = rates.law(self.config.rate, self.plan.global_batch_size, self.plan.steps_per_epoch)
-        rate = LearningRate(self.model.optimizer, law)
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
         self.identity = batch_identity(self.config, self.plan.records) | {
@@ -175,7 +182,16 @@ class Worker:
         self.identity["training data"] = fingerprint(self.sources.train)
         self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
         self.identity["augmentation"] = str(job.augment is not None)
-        self.train_step = TrainStep(
+        self.train_step = self._make_step()
+        if compute.exact:
+            self.identity |= exact.admit(
+                self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
+            )
+
+    def _make_step(self) -> Any:
+        compute = self.config.compute
+        law = rates.law(self.config.rate, self.plan.global_batch_size, self.plan.steps_per_epoch)
+        return TrainStep(
             self.model,
             self.plan,
             self.shards,
@@ -187,13 +203,9 @@ class Worker:
             compute.reduction == "fixed",
             compute.compress_gradients,
             self.devices,
-            rate,
+            LearningRate(self.model.optimizer, law),
             keeps_gradients=self.config.run.histograms_every > 0,
         )
-        if compute.exact:
-            self.identity |= exact.admit(
-                self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
-            )
 
     def _check_identity(self, found: Any) -> None:
         difference = differences(found.document["identity"], self.identity)
@@ -227,7 +239,7 @@ class Worker:
         log = StepLog(self.storage, self.attempt)
         if chosen is not None and chosen.is_in_memory:
             log.restore(chosen.document["rows"])
-        note = functools.partial(write_attempt, self.storage, self.attempt, self.world_size, state.step, time.time())
+        note = functools.partial(write_attempt, self.storage, self.attempt, self.workers, state.step, time.time())
         if self.rank == 0:
             # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
             threading.Thread(target=_try, args=[note], daemon=True, name="raytf-note").start()
@@ -346,7 +358,7 @@ class Worker:
 
     def _tell_of_start(self) -> None:
         node = ray.get_runtime_context().get_node_id()
-        fields = {"attempt": self.attempt, "world_size": self.world_size, "from_step": self._from[0]}
+        fields = {"attempt": self.attempt, "world_size": self.workers, "from_step": self._from[0]}
         if self.rank == 0:
             self.reporter.event("attempt", **fields, tier=self._from[1], node=node, phases=self._phases.seconds)
         self.show("training")

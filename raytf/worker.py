@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -98,14 +99,19 @@ def run(job: Job) -> dict[str, Any] | None:
 
 
 def _run(job: Job, pulse: Pulse) -> dict[str, Any] | None:
-    import tensorflow as tf
-
     from raytf.training import Worker
+
+    return explained(job, lambda: Worker(job, pulse, _phases))
+
+
+def explained(job: Job, make: Callable[[], Any]) -> dict[str, Any] | None:
+    """Make a worker and have it train; what TensorFlow raises becomes an error that says whether to try again."""
+    import tensorflow as tf
 
     errors = tf.errors
     lost = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     try:
-        worker = Worker(job, pulse, _phases)
+        worker = make()
         _keep.append(worker)
         return worker.train()
     except (RaytfError, OSError, ray.exceptions.RayError) as error:

@@ -31,6 +31,23 @@ REFUSED = [
     ({"resize_every_seconds": -1.0}, ["--resize-every-seconds -1"]),
     ({"exact": True, "jit": True}, ["--exact with --jit", "XLA", "Leave out --jit"]),
     ({"exact": True, "reduction": "float"}, ["--exact with --reduction float", "order", "Leave out"]),
+    ({"strategy": "parameter-server", "ps": 0}, ["--ps 0", "1 or more"]),
+    ({"ps": 1}, ["--ps", "--strategy is multi-worker-mirrored", "--strategy parameter-server"]),
+    ({"strategy": "one-device", "sync_replicas": True}, ["--sync-replicas", "--strategy is one-device"]),
+    ({"strategy": "parameter-server", "replicas_to_aggregate": 1}, ["--replicas-to-aggregate 1", "--sync-replicas"]),
+    (
+        {"strategy": "parameter-server", "sync_replicas": True, "replicas_to_aggregate": 3, "workers": "1:2"},
+        ["--replicas-to-aggregate 3", "up to 2 workers", "expected 1 to 2"],
+    ),
+    (
+        {"strategy": "parameter-server", "sync_replicas": True, "replicas_to_aggregate": 0},
+        ["--replicas-to-aggregate 0", "expected 1 to 2"],
+    ),
+    ({"strategy": "parameter-server", "exact": True}, ["--exact", "parameter-server", "faster", "Leave it out"]),
+    ({"strategy": "parameter-server", "sync_replicas": True, "exact": True}, ["--exact", "floats", "Leave it out"]),
+    ({"strategy": "parameter-server", "snapshot_every_steps": 5}, ["--snapshot-every-steps", "Leave it out"]),
+    ({"strategy": "parameter-server", "replace_stragglers": True}, ["--replace-stragglers", "slow worker"]),
+    ({"strategy": "parameter-server", "mixed_precision": "float16"}, ["float16", "bfloat16"]),
     ({"cpus_per_worker": 0.0}, ["--cpus-per-worker 0", "above 0"]),
     *[
         ({"workers": w}, [f"--workers {w}", "1:4"])
@@ -172,3 +189,14 @@ def test_default_shards_are_a_power_of_two_that_the_default_batch_can_be_cut_int
     config = TrainConfig.of(workers=workers)
     config.check()
     assert config.logical_shards == shards
+
+
+def test_a_batch_is_one_part_of_an_asynchronous_worker_and_as_many_as_are_aggregated_of_synchronous_ones():
+    alone = TrainConfig.of(strategy="parameter-server", workers="1:6", global_batch_size=50)
+    alone.check()
+    assert (alone.logical_shards, alone.parts, alone.strategy.helpers) == (1, 1, 2)
+    together = alone.replace(sync_replicas=True, global_batch_size=64, ps=3)
+    together.check()
+    assert (together.logical_shards, together.parts, together.strategy.helpers) == (8, 6, 4)
+    assert together.replace(replicas_to_aggregate=2).parts == 2
+    assert TrainConfig.of(workers="3").strategy.helpers == 0

@@ -1,0 +1,148 @@
+"""Parameter servers: workers, servers and the coordinator are killed, and the run reaches what it should by itself."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import raytf
+from raytf.checkpoint import durable, manifest
+from raytf.storage import Storage
+from raytf.testing import Job
+from raytf.testing.processes import wait_until
+from tests.ray.conftest import EVERYTHING, MNIST_JOB, ROOT, manifests, result_of
+from tests.ray.test_resume import attempts
+
+SERVERS = ("--strategy", "parameter-server")
+LINE_JOB = ROOT / "jobs" / "linear_regression.py"
+PATIENCE = 400.0
+
+
+def counted(folder: Path) -> tuple[int, int]:
+    """(step, updates that the servers had seen) of the newest checkpoint."""
+    run = Storage(str(folder))
+    found = durable.load(run, manifest.list_complete(run)[0])
+    (count,) = (value for name, value in found.tensors.items() if name.startswith("optimizer/00000"))
+    return found.step, int(count)
+
+
+def raytf_command(*args: object) -> str:
+    command = [sys.executable, "-c", "from raytf.main import main; main()", *map(str, args)]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+
+
+def step_of(run: Job, status: Path) -> int:
+    return json.loads(status.read_text())["step"] if status.exists() else 0
+
+
+def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job], tmp_path: Path, mnist_dir: Path):
+    folder, status = tmp_path / "a", tmp_path / "status.json"
+    flags = ("--data", mnist_dir, *SERVERS, "--ps", 1, "--workers", 2, "--epochs", 2, "--global-batch-size", 64)
+    flags += ("--checkpoint-every-steps", 150, "--storage", tmp_path, "--run", "a", "--status-file", status)
+    run = start(MNIST_JOB, *flags)
+
+    run.until(lambda: step_of(run, status) >= 100, PATIENCE)
+    workers = run.processes("ParameterWorker")
+    assert len(workers) == 2
+    workers[0].kill()
+    run.until(lambda: "the others go on, and it is started again" in run.output, PATIENCE)
+    at = step_of(run, status)
+    run.until(lambda: step_of(run, status) >= at + 50 and " is back" in run.output, PATIENCE)
+    # No restart of the group: the same coordinator and server, in the same attempt.
+    assert len(attempts(folder)) == 1
+    assert "restored" not in run.output
+
+    run.until(lambda: manifests(folder)[-1:] >= [450], PATIENCE)
+    saved = manifests(folder)[-1]
+    (server,) = run.processes("ParameterServer")
+    server.kill()
+    run.until(lambda: "restored step" in run.output, PATIENCE)
+    assert "parameter server 0 died; starting again" in run.output
+    assert attempts(folder)[1]["from_step"] >= saved
+
+    run.until(lambda: manifests(folder)[-1:] >= [900], PATIENCE)
+    saved = manifests(folder)[-1]
+    step, updates = counted(folder)
+    assert updates >= step, "updates were lost before the checkpoint"
+    (coordinator,) = run.processes("Coordinator.")
+    coordinator.kill()
+    output = run.wait(PATIENCE)
+    assert "the coordinator died; starting again" in output
+    assert attempts(folder)[2]["from_step"] >= saved
+
+    result = result_of(folder)
+    assert result["metrics"]["test_accuracy"] >= 0.97
+    assert (result["steps"], result["restarts"]) == (2 * 938, 2)
+    assert result["samples"] == 2 * 60_000
+    # At least once: only what was with a worker that died may have been applied twice.
+    assert 0 <= result["repeated_updates"] <= 4 * 32
+    assert counted(folder) == (result["steps"], result["updates"])
+    steps = raytf.read_steps(str(folder))
+    assert steps["step"].tolist() == list(range(1, 2 * 938 + 1))
+    assert "all good" in raytf_command("verify", folder) or "0 damaged" in raytf_command("verify", folder)
+    shown = json.loads(raytf_command("show", folder, "--json"))
+    assert (shown["state"], len(shown["restarts"])) == ("finished", 2)
+    wait_until(lambda: not run.processes("Parameter"), "all processes have ended", 30)
+
+    refused = start(MNIST_JOB, *flags[:2], "--epochs", 3, "--global-batch-size", 64, *flags[-6:])
+    assert refused.ended() == 2
+    assert "was made with --strategy parameter-server, and this command has a synchronous strategy" in refused.output
+
+
+def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start: Callable[..., Job], tmp_path: Path):
+    flags = ("--storage", tmp_path, "--run", "line", "--checkpoint-every-seconds", 1000, "--records", 200_000)
+    run = start(LINE_JOB, *flags, "--epochs", 3)
+    run.until(lambda: "samples/s" in run.output, PATIENCE)
+    run.process.terminate()
+    assert run.ended(PATIENCE) == 128 + signal.SIGTERM, run.output
+    assert "told to stop (SIGTERM): saved" in run.output
+    at = manifests(tmp_path / "line")[-1]
+    again = start(LINE_JOB, *flags, "--epochs", 3).wait(PATIENCE)
+    assert f"restored step {at}" in again
+    assert "w = " in again
+    document: dict[str, Any] = result_of(tmp_path / "line")
+    assert document["updates"] == document["steps"] == 3 * 3125
+    line = json.loads((tmp_path / "line" / "files" / "line.json").read_text())
+    assert line["w"] == pytest.approx(2, abs=0.05)
+    assert line["b"] == pytest.approx(10, abs=0.05)
+
+
+@pytest.mark.slow
+def test_synchronous_replicas_learn_what_the_default_strategy_learns(start: Callable[..., Job], tmp_path: Path):
+    flags = ("--data", "digits", "--steps", 60, "--logical-shards", 4, "--storage", tmp_path)
+    start(MNIST_JOB, *flags, "--workers", 1, "--run", "plain").wait(PATIENCE)
+    aggregated = ("--sync-replicas", "--replicas-to-aggregate", 2, "--workers", 3, "--ps", 2)
+    start(MNIST_JOB, *flags, *SERVERS, *aggregated, "--run", "sync").wait(PATIENCE)
+    plain, sync = (raytf.read_steps(str(tmp_path / name)) for name in ("plain", "sync"))
+    np.testing.assert_allclose(sync["loss"], plain["loss"], atol=1e-4)
+    first, second = (result_of(tmp_path / name) for name in ("plain", "sync"))
+    assert second["updates"] == 60
+    assert second["metrics"]["test_loss"] == pytest.approx(first["metrics"]["test_loss"], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_callbacks_validation_augmentation_and_weights_work_alike(start: Callable[..., Job], tmp_path: Path):
+    flags = ("--global-batch-size", 16, "--epochs", 6, "--storage", tmp_path, "--run", "a", "--keep-best", "val_loss")
+    start(EVERYTHING, *flags, *SERVERS).wait(PATIENCE)
+    result = result_of(tmp_path / "a")
+    assert {"val_loss", "accuracy"} <= set(result["metrics"])
+    assert (tmp_path / "a" / "files" / "best.keras").exists()
+    assert result["steps"] == result["updates"]
+
+
+@pytest.mark.slow
+def test_too_few_places_are_waited_for_and_the_driver_takes_all_with_it(start: Callable[..., Job], tmp_path: Path):
+    run = start(MNIST_JOB, "--data", "digits", *SERVERS, "--epochs", 1000, "--storage", tmp_path, "--run", "a")
+    run.until(lambda: "samples/s" in run.output, PATIENCE)
+    found = run.processes("Parameter") + run.processes("Coordinator.")
+    assert len(found) == 4
+    run.process.kill()
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in found), "all have ended", 60)

@@ -1,0 +1,169 @@
+"""TensorFlow servers in processes of their own on the loopback, and a process that trains with them: no Ray.
+
+python -m tests.tf.servers          prints what test_server_step.py looks at, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from raytf.data.order import StepPlan
+from raytf.data.pipeline import Pipeline
+from raytf.data.sources import ArraySource
+from raytf.model import build, seed_states
+from raytf.sections import ComputeSection
+from raytf.server_step import AsyncStep, SyncStep
+from raytf.step import TrainStep
+from raytf.strategies import parameter_server
+from raytf.testing.processes import free_port
+
+SERVER = """
+import json, os, sys, time
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+from raytf.strategies import parameter_server
+server = parameter_server.start_server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 1)
+sys.stdin.read()  # ends with the parent
+os._exit(0)
+"""
+RNG = np.random.default_rng(0)
+#: 205 records in batches of 32: the last of an epoch has 13, which fill some shards in part and some not at all.
+X, Y = RNG.normal(size=(205, 12)).astype("float32"), RNG.integers(0, 4, 205)
+
+
+def rich() -> keras.Model:
+    """BatchNorm, dropout, clipping, decay, a schedule, and a kernel that is worth cutting."""
+    model = keras.Sequential(
+        [
+            keras.Input((12,)),
+            layers.Dense(512),
+            layers.BatchNormalization(),
+            layers.Activation("relu"),
+            layers.Dropout(0.2),
+            layers.Dense(512, activation="relu"),
+            layers.Dense(4),
+        ]
+    )
+    schedule = keras.optimizers.schedules.CosineDecay(1e-2, 40)
+    optimizer = keras.optimizers.AdamW(schedule, global_clipnorm=0.5, weight_decay=1e-2)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return model
+
+
+class Counter(keras.Model):
+    """Each update moves the weight by one learning rate, whatever its value: it counts updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = self.add_weight(shape=(4,), initializer="zeros", name="count")
+
+    def call(self, x):
+        return keras.ops.zeros_like(x[:, :1]) + self.count[0] + self.count[1] + self.count[2] + self.count[3]
+
+
+def counter() -> keras.Model:
+    model = Counter()
+    model.compile(keras.optimizers.SGD(0.5), lambda y, p: -p)
+    return model
+
+
+def make(factory: Callable[[], Any], shards: int, batch: int = 32) -> tuple[Any, Pipeline, StepPlan]:
+    source = ArraySource(X, Y)
+    plan = StepPlan(source.records, batch, shards)
+    pipeline = Pipeline(source, plan, range(shards), seed=3)
+    model = build(factory, pipeline.sample(), [source], ComputeSection(), seed=3)
+    pipeline.prepare(len(seed_states(model)), 4)
+    return model, pipeline, plan
+
+
+def values(model: keras.Model) -> list[np.ndarray]:
+    return [np.array(keras.ops.convert_to_numpy(v)) for v in [*model.weights, *model.optimizer.variables]]
+
+
+def main() -> None:
+    cluster = {
+        "chief": [f"127.0.0.1:{free_port()}"],
+        "ps": [f"127.0.0.1:{free_port()}" for _ in range(2)],
+        "worker": [f"127.0.0.1:{free_port()}" for _ in range(3)],
+    }
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER, json.dumps(cluster), job, str(i)], stdin=subprocess.PIPE)
+        for job in ("ps", "worker")
+        for i in range(len(cluster[job]))
+    ]
+    try:
+        strategy, coordinator = parameter_server.connect(cluster)
+        told: dict[str, Any] = {}
+        steps = 14
+
+        plain, pipeline, plan = make(rich, 4)
+        step = TrainStep(plain, plan, range(4), tf.identity, pipeline.template, pipeline.leaf_specs, 1, False, False)
+        losses = [float(step(pipeline.submit(s, s + 1).result(), np.zeros(1)).losses[0]) for s in range(steps)]
+
+        for parts in (3, 2):  # of three workers: no backups, and one
+            mirror, pipeline, plan = make(rich, 4)
+            own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+            sync = SyncStep(*own, parts=parts, workers=3)
+            rows = [sync.submit(pipeline.submit(s, s + 1).result()).result() for s in range(steps)]
+            applied = sync.state.pull()
+            told[f"sync {parts}"] = {
+                "applied": applied,
+                "loss difference": max(abs(r.rows[0, 0] - a) for r, a in zip(rows, losses, strict=True)),
+                "difference": max(
+                    float(np.abs(a - b).max()) for a, b in zip(values(mirror), values(plain), strict=True)
+                ),
+                "finite": all(bool(r.finite[0]) for r in rows),
+            }
+        told["places"] = sync.state.places()
+        told["steps"] = steps
+
+        mirror, pipeline, plan = make(counter, 1)
+        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        counted = AsyncStep(*own, workers=3)
+        calls, asked = [], 0
+        while asked < 210:
+            end = plan.call_end(asked, 2, 210)
+            calls.append(counted.submit(pipeline.submit(asked, end).result()))
+            asked = end
+        for call in calls:
+            call.result()
+        applied = counted.state.pull()
+        told["async"] = {
+            "applied": applied,
+            "weights": (keras.ops.convert_to_numpy(mirror.count) / 0.5).tolist(),
+            "iterations": int(mirror.optimizer.iterations),
+        }
+
+        # What comes back is what was sent, cut and put together.
+        mirror, pipeline, plan = make(rich, 4)
+        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        step = AsyncStep(*own, workers=3)
+        random = np.random.default_rng(1)
+        for v in [*mirror.trainable_variables, *mirror.optimizer.variables[2:]]:
+            v.assign(random.normal(size=v.shape))
+        mirror.optimizer.iterations.assign(7)
+        sent = values(mirror)
+        step.state.push()
+        for v in mirror.trainable_variables:
+            v.assign(np.zeros(v.shape))
+        step.state.pull()
+        told["same"] = all(np.array_equal(a, b) for a, b in zip(values(mirror), sent, strict=True))
+        print(json.dumps(told, default=float), flush=True)
+    finally:
+        for server in servers:
+            server.kill()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Steps with real TensorFlow servers: they learn what a plain step learns, and lose no update."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytf.testing.processes import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """What `servers.main` has seen, with two parameter servers and three workers."""
+    env = environment(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3", KERAS_BACKEND="tensorflow")
+    command = [sys.executable, "-m", "tests.tf.servers"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("parts", [3, 2], ids=["no backups", "one backup worker"])
+def test_synchronous_aggregation_equals_a_plain_step_on_the_same_batches(told: dict[str, Any], parts: int):
+    found = told[f"sync {parts}"]
+    assert found["applied"] == told["steps"]
+    assert found["finite"]
+    assert found["loss difference"] < 1e-4
+    assert found["difference"] < 5e-4  # of weights and of Adam's moments, which divide by small numbers
+
+
+def test_large_variables_are_cut_and_all_are_spread_over_the_servers(told: dict[str, Any]):
+    places = told["places"]
+    kernel = [device for path, device, size in places if size == 512 * 512 * 4 // 2]
+    assert len(set(kernel)) == 2
+    loads: dict[str, int] = {}
+    for _, device, size in places:
+        loads[device] = loads.get(device, 0) + size
+    assert max(loads.values()) <= 1.1 * min(loads.values())
+
+
+def test_no_asynchronous_update_is_lost(told: dict[str, Any]):
+    found = told["async"]
+    # Keras's own counter would have lost some; each of the weights has seen all.
+    assert found == {"applied": 210, "weights": [210.0] * 4, "iterations": 210}
+
+
+def test_what_comes_back_from_the_servers_is_what_was_sent(told: dict[str, Any]):
+    assert told["same"]
