@@ -59,8 +59,8 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
         return
     raise RunMismatchError(
         f"run {config.run.run!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose another "
-        "--run name."
+        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose "
+        "another --run name."
     )
 
 
@@ -165,8 +165,8 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
             )
         beside = f" beside {strategy.helpers} CPUs for the parameter servers and the coordinator" if taken else ""
         raise ClusterError(
-            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most{beside}."
-            f" Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
+            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
+            f"{beside}. Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not on_cpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")

@@ -232,7 +232,7 @@ class Coordinator(Worker):
         losses = told.rows[:, 0]
         self.model.optimizer.iterations.assign(call.stop + self._extra)
         rates = np.full(steps, float(self.model.optimizer.learning_rate), np.float32)
-        outcome = Outcome(losses, rates, told.finite, vector({}))
+        outcome = Outcome(losses, rates, told.finite, vector({}), [])
         self._check_finite(call, outcome)
         seconds = (now - self._accounted_at) if self._trained else 0.0
         self._accounted_at = now

@@ -100,11 +100,8 @@ class ServerStep:
         self, leaves: Any, seeds: Any, counts: Any, total: Any
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Tensors added over some shards of one step, their row, whether all are finite, and states from before."""
-        weights, states = self.state.weights(), self.state.states()
+        values = Values(self.state.weights(), self.state.states())
         micro, reduction = self.micro, self.reduction
-
-        def at(batch: Any, shard_seeds: Any, weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-            return micro(batch, shard_seeds, weight, Values(weights, states))
 
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             return reduction.encode(tensors, weight, tf.zeros([0]))
@@ -113,9 +110,9 @@ class ServerStep:
             [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
             tf.TensorSpec([micro.row_width], tf.float32),
         )
-        summed, rows = loop_shards(at, encode, like, leaves, seeds, counts, total, self._plan)
+        summed, rows = loop_shards(micro, encode, like, leaves, seeds, counts, total, self._plan, values)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in summed])
-        return summed, tf.reduce_sum(rows, 0), finite, [states[i] for i in micro.updated]
+        return summed, tf.reduce_sum(rows, 0), finite, [values.states[i] for i in micro.updated]
 
     def _apply(self, summed: list[tf.Tensor], before: list[tf.Tensor]) -> None:
         micro = self.micro

@@ -186,7 +186,7 @@ class MicroBatch:
 
 
 def loop_shards(
-    micro: Callable[[Any, Any, tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
+    micro: MicroBatch,
     encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
     like: tuple[list[tf.TensorSpec], tf.TensorSpec],
     leaves: list[tf.Tensor],
@@ -202,7 +202,6 @@ def loop_shards(
     alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
 
     Args:
-        micro: a MicroBatch, or what else takes its arguments.
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
         like: specs of a shard's encoded tensors and row.
         leaves: each [L, b, ...].
