@@ -1,6 +1,6 @@
 """What a run keeps of its model beside weights, so that any of its checkpoints becomes a model again.
 
-    architecture.json    the model's configuration as Keras serializes it, and what one record looks like
+architecture.json    the model's configuration as Keras serializes it, and what one record looks like
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def _averaging(model: keras.Model, optimizer: Any) -> Any:
         built = keras.saving.deserialize_keras_object(optimizer)
         built.build(model.trainable_variables)
     except Exception as error:
-        raise ModelError(f"the optimizer, which averages weights, cannot be made again: {one_line(error, 300)}") from error
+        raise ModelError(
+            f"the optimizer, which averages weights, cannot be made again: {one_line(error, 300)}"
+        ) from error
     return built
 
 

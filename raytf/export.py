@@ -19,7 +19,7 @@ import keras
 from raytf import architecture, runlog, versions
 from raytf.checkpoint import audit, durable, format
 from raytf.checkpoint.audit import Finding, State
-from raytf.errors import CheckpointError, ConfigError, JobError, ModelError
+from raytf.errors import CheckpointError, ConfigError, JobError
 from raytf.goal import Goal
 from raytf.inventory import main_goal
 from raytf.model import run_user_code, weights_sha256
@@ -101,7 +101,9 @@ def export_run(
     target = run.child(FOLDER) if to is None else Storage(to)
     findings, result = audit.inspect(run), runlog.read_result(run)
     if not findings and result is None:
-        raise ConfigError(f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them.")
+        raise ConfigError(
+            f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
+        )
     final = result if step == LAST and _is_final(findings, result) else None
     if final is not None and kind == "saved_model":
         copied = _copy_final(run, target, final, say)
@@ -148,8 +150,12 @@ def choose(findings: list[Finding], step: str) -> Finding:
             return finding
     for finding in findings:
         if finding.step == int(step) and finding.problems:
-            raise CheckpointError(f"the checkpoint of step {step} is damaged: {finding.problems[0]}. Whole are {steps}.")
-    raise ConfigError(f"--step {step}: there is no checkpoint of that step. There are those of {steps}; --keep keeps more.")
+            raise CheckpointError(
+                f"the checkpoint of step {step} is damaged: {finding.problems[0]}. Whole are {steps}."
+            )
+    raise ConfigError(
+        f"--step {step}: there is no checkpoint of that step. There are those of {steps}; --keep keeps more."
+    )
 
 
 def _best(good: list[Finding]) -> Finding:

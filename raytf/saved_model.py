@@ -38,7 +38,8 @@ class SavedModel:
             set_threads(threads)
         try:
             self._model = tf.saved_model.load(folder)
-            definitions = _definitions(folder)
+            with open(os.path.join(folder, "saved_model.pb"), "rb") as stream:
+                definitions = _definitions(stream.read())
         except Exception as error:  # whatever the files of others make TensorFlow raise
             raise ModelError(f"{folder} cannot be loaded: {type(error).__name__}: {one_line(error, 300)}") from error
         self._functions = dict(self._model.signatures)
@@ -90,12 +91,16 @@ def set_threads(threads: int) -> None:
         pass  # it has
 
 
-def _definitions(folder: str) -> dict[str, Any]:
+def signatures_of(graph: bytes) -> dict[str, Signature]:
+    """Signatures by name, out of a `saved_model.pb` alone."""
+    return {name: _signature(name, definition) for name, definition in _definitions(graph).items()}
+
+
+def _definitions(graph: bytes) -> dict[str, Any]:
     found = saved_model_pb2.SavedModel()
-    with open(os.path.join(folder, "saved_model.pb"), "rb") as stream:
-        found.ParseFromString(stream.read())
-    graph = next((g for g in found.meta_graphs if "serve" in g.meta_info_def.tags), found.meta_graphs[0])
-    return {name: graph.signature_def[name] for name in sorted(graph.signature_def) if name != _INTERNAL}
+    found.ParseFromString(graph)
+    chosen = next((g for g in found.meta_graphs if "serve" in g.meta_info_def.tags), found.meta_graphs[0])
+    return {name: chosen.signature_def[name] for name in sorted(chosen.signature_def) if name != _INTERNAL}
 
 
 def _signature(name: str, definition: Any) -> Signature:

@@ -170,7 +170,9 @@ def models_of(uri: str) -> tuple[Storage, str, int | None]:
     if "export/" in names and any(number_of(name.rstrip("/")) is not None for name in given.list("export")):
         return given.child("export"), name_of(uri), None
     if not names:
-        raise ConfigError(f"there is nothing in {given.locate('')}. Expected a run, STORAGE/NAME, or a folder of versions.")
+        raise ConfigError(
+            f"there is nothing in {given.locate('')}. Expected a run, STORAGE/NAME, or a folder of versions."
+        )
     raise ConfigError(
         f"{given.locate('')} has no exported model. Expected a run with export/1, or a folder of versions such as "
         f"MODEL/1. `raytf export {given.locate('')}` exports the newest checkpoint of a run."

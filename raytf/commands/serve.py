@@ -164,11 +164,15 @@ def _token_digest(flags: Serve) -> str | None:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--auth-token-file {flags.auth_token_file} cannot be read: {error}") from error
         if not token:
-            raise ConfigError(f"--auth-token-file {flags.auth_token_file} is empty. Expected the token in its first line.")
+            raise ConfigError(
+                f"--auth-token-file {flags.auth_token_file} is empty. Expected the token in its first line."
+            )
     elif flags.auth_token:
         token = os.environ.get(TOKEN_VARIABLE, "").strip()
         if not token:
-            raise ConfigError(f"--auth-token: {TOKEN_VARIABLE} is not set. Set it to the token, or give --auth-token-file.")
+            raise ConfigError(
+                f"--auth-token: {TOKEN_VARIABLE} is not set. Set it to the token, or give --auth-token-file."
+            )
     else:
         return None
     return hashlib.sha256(token.encode()).hexdigest()

@@ -65,7 +65,8 @@ def run(plan: Plan, say: Callable[[str], None]) -> None:
     """
     name = APP.format(name=plan.settings.name)
     logging.getLogger("ray.serve").setLevel(logging.INFO if plan.verbose else logging.ERROR)
-    with _signals() as stop, ray_for(plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local:
+    # Not before Ray is there: it sets handlers of its own.
+    with ray_for(plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
         if is_local:
             check_port(plan.host, plan.port)
         mine = _begin(plan)
@@ -108,7 +109,6 @@ def _signals() -> Iterator[threading.Event]:
         stop.set()
 
     before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Ray has handlers of its own, which `ray.init` sets where these are the default ones.
     try:
         yield stop
     finally:
@@ -250,8 +250,10 @@ def _stay(name: str, stop: threading.Event, say: Callable[[str], None]) -> None:
 def _end(name: str, mine: bool, say: Callable[[str], None]) -> None:
     say("draining: requests under way are answered, no new ones are taken")
     began = time.monotonic()
-    with contextlib.suppress(Exception):  # Ray may be what has failed
+    try:
         serve.delete(name)
         if mine:
             serve.shutdown()
         say(f"stopped after {time.monotonic() - began:.1f} s")
+    except Exception as error:  # Ray may be what has failed, or was ended by the same signal
+        say(f"Ray has ended before: {one_line(error, 200)}")

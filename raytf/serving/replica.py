@@ -125,7 +125,9 @@ class Replica:
             version, _ = self._shelf.get(None)
             return api.healthy(settings.name, version)
         if not api.is_allowed(request.headers.get("authorization"), settings.token_sha256):
-            raise Refusal(HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token.")
+            raise Refusal(
+                HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token."
+            )
         route = api.route(request.method, request.url.path)
         if route.model != settings.name:
             raise Refusal(

@@ -97,7 +97,9 @@ class Shelf:
         rows += [(number, "END", problem) for number, (_, _, problem) in dict(self._broken).items()]
         rows = sorted((row for row in rows if version in (None, row[0])), reverse=True)
         if not rows:
-            text = f"Could not find version {version} of model {self._name}" if version is not None else "No versions yet"
+            text = (
+                f"Could not find version {version} of model {self._name}" if version is not None else "No versions yet"
+            )
             raise Refusal(HTTPStatus.NOT_FOUND, text)
         return rows
 

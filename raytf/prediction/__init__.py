@@ -1,0 +1,1 @@
+"""Predictions for a data set: which columns go where (columns), what is read (reading), written (sink) and run (run)."""
