@@ -60,7 +60,7 @@ def export(model: keras.Model, run: Storage, step: int) -> dict[str, str]:
         StorageError: storage refuses.
     """
     target = run.child(FOLDER)
-    notes = {"run": _name(run), "step": step, "weights_sha256": weights_sha256(model)}
+    notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": weights_sha256(model)}
     before = _holding(target, notes["weights_sha256"])
     version = before or _publish(model, target, notes)
     written = {"saved_model": target.locate(version.name)}
@@ -115,7 +115,7 @@ def export_run(
     finding = choose(findings, step)
     say(f"step {finding.step}, from checkpoint {finding.name}")
     model = _load(run, finding, modules, trust)
-    notes = {"run": _name(run), "step": finding.step, "weights_sha256": weights_sha256(model)}
+    notes: dict[str, Any] = {"run": _name(run), "step": finding.step, "weights_sha256": weights_sha256(model)}
     if kind == "saved_model":
         before = _holding(target, notes["weights_sha256"])
         version = before or _publish(model, target, notes)

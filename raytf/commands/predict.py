@@ -20,7 +20,7 @@ class Predict:
     """
 
     model: tyro.conf.Positional[str]
-    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one version of it."""
+    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
     input: tyro.conf.Positional[str]
     """A file or folder, local, s3:// or gs://: Parquet, CSV, JSONL, images, one .npz, MNIST's IDX files; or digits or
     mnist for their test images."""

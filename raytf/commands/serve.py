@@ -27,7 +27,7 @@ class Serve:
     """
 
     model: tyro.conf.Positional[str]
-    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one version of it."""
+    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
     name: str | None = None
     """Name of the model in URLs; by default that of the run or folder."""
     host: str = "127.0.0.1"
@@ -35,7 +35,7 @@ class Serve:
     port: int = 8501
     """Port to listen on, by default that of TensorFlow Serving."""
     version: int | None = None
-    """The version that answers where a request names none; by default the newest. It is loaded whatever --versions says."""
+    """The version that answers where a request names none, loaded whatever --versions says; by default the newest."""
     versions: str = "latest"
     """Which versions are loaded: latest, latest:N (the newest N), all, or versions such as 1,3."""
     poll_seconds: float = 5.0
@@ -148,9 +148,8 @@ def _check_versions(models: Storage, policy: Policy) -> None:
     broken = {version.number: version.problem for version in found}
     if missing:
         why = f": {broken[missing[0]]}" if broken.get(missing[0]) else ""
-        raise ConfigError(
-            f"version {missing[0]} is not in {models.locate('')}{why}. There are {', '.join(map(str, sorted(there))) or 'none'}."
-        )
+        known = ", ".join(map(str, sorted(there))) or "none"
+        raise ConfigError(f"version {missing[0]} is not in {models.locate('')}{why}. There are {known}.")
     if not there:
         raise ConfigError(f"{models.locate('')} has no whole version: {next(iter(broken.values()))}.")
 

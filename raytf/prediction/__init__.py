@@ -1,1 +1,1 @@
-"""Predictions for a data set: which columns go where (columns), what is read (reading), written (sink) and run (run)."""
+"""Predictions for a data set: columns (which go where), reading and sink (data in and out), run (on Ray Data)."""

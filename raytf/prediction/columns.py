@@ -57,7 +57,8 @@ def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence
             found = _find(name, spec, columns, alone=len(signature.inputs) == 1)
             if not found:
                 raise ConfigError(
-                    f"no column is plainly the model's input {name} ({spec.text()}); there are {there}. Name it: --x COLUMN."
+                    f"no column is plainly the model's input {name} ({spec.text()}); there are {there}. Name it: --x "
+                    "COLUMN."
                 )
             chosen[name] = found
     for name in chosen:

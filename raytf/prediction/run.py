@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import ray
@@ -37,7 +37,7 @@ class Plan:
     source: str
     output: str
     version: int | None = None
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     batch_size: int = 256
     workers: tuple[int, int] = (1, 1)
     cpus: float = 1.0

@@ -145,7 +145,8 @@ def _where(plan: Plan) -> tuple[str, int]:
     Raises:
         ConfigError: they are not the ones that were asked for.
     """
-    options = serve.context._get_global_client().http_config
+    client: Any = serve.context._get_global_client()
+    options = client.http_config
     if options.port != plan.port:
         raise ConfigError(
             f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Give --port "

@@ -90,8 +90,8 @@ class Replica:
         from raytf.serving.shelf import Shelf, first_load  # TensorFlow is loaded by now, without its messages
 
         self._settings = settings
-        self._run.set_max_batch_size(settings.batch_size)
-        self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)
+        self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
+        self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
         self._shelf = Shelf(settings.models, settings.name, settings.policy, settings.threads, _log.info)
         first_load(self._shelf)
         self._stop = threading.Event()

@@ -50,7 +50,7 @@ class Shelf:
         self._trouble = ""
 
     def refresh(self) -> None:
-        """Look at the folder, load what is new and drop what is no longer wanted; with storage away, nothing changes."""
+        """Look at the folder, load what is new, drop what is not wanted; with storage away, nothing changes."""
         try:
             self._known = versions.look(self._models, self._known)
         except StorageError as error:
