@@ -81,7 +81,8 @@ def _deserialize(config: Any, trust: bool) -> Any:
     try:
         return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
     except Exception as error:
-        said = one_line(error, 300)
+        # Keras puts what was wrong behind the configuration of all that is around it.
+        said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 300)
         if "safe_mode" in said or "unsafe" in said.lower():
             raise ModelError(
                 "the model has a Lambda layer, whose Python code the run has kept. Give --trust to run it, if you "
@@ -93,8 +94,8 @@ def _deserialize(config: Any, trust: bool) -> Any:
                 "(keras.saving.register_keras_serializable), as in --module jobs/mine.py."
             ) from error
         raise ModelError(
-            f"the model cannot be made again: {type(error).__name__}: {said} It was kept by Keras "
-            f"and this is Keras {keras.__version__}; give --module FILE where it has classes of the job's own."
+            f"the model cannot be made again, Keras {keras.__version__} says: {type(error).__name__}: {said} Where the "
+            "model has classes of the job's own, give the file that registers them, as in --module jobs/mine.py."
         ) from error
 
 

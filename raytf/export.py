@@ -212,12 +212,26 @@ def _holding(target: Storage, digest: str | None) -> versions.Version | None:
 def _load(run: Storage, finding: Finding, modules: tuple[str, ...], trust: bool) -> keras.Model:
     model, optimizer = architecture.rebuild(run, modules, trust)
     named = format.weights(model, optimizer)
-    found = durable.load(run, finding.name).tensors
-    parts = ("model/", "optimizer/") if optimizer is not None else ("model/",)
-    format.restore(named, {name: value for name, value in found.items() if name.startswith(parts)})
+    tensors = durable.load(run, finding.name).tensors
+    format.restore(named, _renamed(tensors, list(named)))
     if optimizer is not None:
         optimizer.finalize_variable_values(model.trainable_variables)
     return model
+
+
+def _renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+    """Tensors of model and optimizer by the names that they have here, found by their places.
+
+    The names of an optimizer's hold names of layers, which may be others than in the process that trained.
+    """
+    here = {_place(name): name for name in wanted}
+    parts = {part for part, _ in here}
+    return {here.get(_place(name), name): value for name, value in tensors.items() if _place(name)[0] in parts}
+
+
+def _place(name: str) -> tuple[str, str]:
+    part, _, rest = name.partition("/")
+    return part, rest.partition("/")[0]
 
 
 def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> versions.Version:
