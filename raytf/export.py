@@ -234,7 +234,19 @@ def _place(name: str) -> tuple[str, str]:
     return part, rest.partition("/")[0]
 
 
+def _name_inputs(model: keras.Model) -> None:
+    """Call inputs by their layers, so that clients find the same names in every version.
+
+    Keras numbers tensors without a name as they are made in a process; an input's layer is in the model's configuration.
+    """
+    for tensor in getattr(model, "inputs", None) or []:
+        made_by = getattr(getattr(tensor, "_keras_history", None), "operation", None)
+        if made_by is not None:
+            tensor.name = made_by.name
+
+
 def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> versions.Version:
+    _name_inputs(model)
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         saved = os.path.join(folder, "saved_model")
         with quiet():
@@ -252,6 +264,7 @@ def _keras_bytes(model: keras.Model) -> bytes:
 
 def _onnx_bytes(model: keras.Model) -> bytes:
     check_onnx()
+    _name_inputs(model)
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         file = os.path.join(folder, "model.onnx")
         with quiet():

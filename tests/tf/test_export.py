@@ -123,6 +123,8 @@ def test_a_checkpoint_becomes_a_version_with_the_same_bits_and_predictions(tmp_p
     expected = model(x, training=False)
     for name, value in expected.items() if isinstance(expected, dict) else [(next(iter(found)), expected)]:
         np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    of_the_end = SavedModel(export.export(model, Storage(str(tmp_path / "other")), 3)["saved_model"])
+    assert of_the_end.signatures[DEFAULT] == served.signatures[DEFAULT], "clients find the same names in every version"
     graph = (Path(done.place) / "saved_model.pb").read_bytes()
     assert signatures_of(graph)[DEFAULT] == served.signatures[DEFAULT]
 
