@@ -166,7 +166,8 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         beside = f" beside {strategy.helpers} CPUs for the parameter servers and the coordinator" if taken else ""
         raise ClusterError(
             f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
-            f"{beside}. Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or add nodes."
+            f"{beside}. Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or "
+            "add nodes."
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not on_cpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")

@@ -1,4 +1,7 @@
-"""The model's life after training: a SavedModel for TensorFlow Serving and a .keras file."""
+"""The model's life after training: versions for TensorFlow Serving, a .keras file, ONNX.
+
+The end of a run exports its model; later, any checkpoint can be exported, also of a run that goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,47 @@ import io
 import logging
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import keras
 
-from raytf.errors import JobError
-from raytf.model import run_user_code
+from raytf import architecture, runlog, versions
+from raytf.checkpoint import audit, durable, format
+from raytf.checkpoint.audit import Finding, State
+from raytf.errors import CheckpointError, ConfigError, JobError
+from raytf.goal import Goal
+from raytf.inventory import main_goal
+from raytf.model import run_user_code, weights_sha256
 from raytf.storage import Storage
 
-SAVED_MODEL, KERAS_FILE = "export/1", "model.keras"
+FOLDER, KERAS_FILE = "export", "model.keras"
+FORMATS = ("saved_model", "keras", "onnx")
+LAST, BEST = "last", "best"
 
 
-def export(model: keras.Model, run: Storage) -> dict[str, str]:
-    """Write `export/1/` (TensorFlow Serving's layout, signature `serving_default`) and `model.keras`.
+@dataclass(frozen=True)
+class Exported:
+    """What `export_run` did.
+
+    Attributes:
+        place: of the model, as a person would look for it.
+        version: number of the version; None for a file.
+        step: global steps that the weights have seen; None where nobody said it.
+        is_new: False where the newest version held these weights already.
+    """
+
+    place: str
+    version: int | None
+    step: int | None
+    is_new: bool = True
+
+
+def export(model: keras.Model, run: Storage, step: int) -> dict[str, str]:
+    """Export the model at the end of a run: the next version in `export/` (signature `serving_default`), `model.keras`.
+
+    Where the newest version holds these weights already, as after a run that died at its end, it stays the newest.
 
     Returns:
         What was written, name -> location.
@@ -27,20 +59,243 @@ def export(model: keras.Model, run: Storage) -> dict[str, str]:
         JobError: the model cannot be saved, for instance because a custom layer is not serializable.
         StorageError: storage refuses.
     """
+    target = run.child(FOLDER)
+    notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": weights_sha256(model)}
+    before = _holding(target, notes["weights_sha256"])
+    version = before or _publish(model, target, notes)
+    written = {"saved_model": target.locate(version.name)}
+    # A model without get_config can be served all the same.
+    with contextlib.suppress(JobError):
+        run.put(KERAS_FILE, _keras_bytes(model))
+        written["keras"] = run.locate(KERAS_FILE)
+    return written
+
+
+def export_run(
+    uri: str,
+    to: str | None = None,
+    step: str = LAST,
+    kind: str = "saved_model",
+    modules: tuple[str, ...] = (),
+    trust: bool = False,
+    say: Callable[[str], None] = print,
+) -> Exported:
+    """Export the weights of one of a run's checkpoints, or what the run has learned in the end.
+
+    Args:
+        uri: the run's folder.
+        to: folder of versions or files; `export/` of the run by default.
+        step: `last`, `best` or a number of global steps.
+        kind: saved_model, keras or onnx.
+        modules: names or files of modules that register classes which the model needs.
+        trust: run the Python code of Lambda layers.
+        say: told what is exported.
+
+    Raises:
+        ConfigError: there is no such run or checkpoint; it says which there are.
+        CheckpointError: the checkpoint is damaged.
+        ModelError: the model cannot be made again.
+        StorageError: storage refuses.
+    """
+    run = Storage(uri)
+    target = run.child(FOLDER) if to is None else Storage(to)
+    findings, result = audit.inspect(run), runlog.read_result(run)
+    if not findings and result is None:
+        raise ConfigError(
+            f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
+        )
+    final = result if step == LAST and _is_final(findings, result) else None
+    if final is not None and kind == "saved_model":
+        copied = _copy_final(run, target, final, say)
+        if copied is not None:
+            return copied
+    if final is not None and kind == "keras" and run.exists(KERAS_FILE):
+        say(f"step {final['steps']}, from the end of the run")
+        return _put_file(target, run.get(KERAS_FILE), final["steps"], kind)
+    finding = choose(findings, step)
+    say(f"step {finding.step}, from checkpoint {finding.name}")
+    model = _load(run, finding, modules, trust)
+    notes: dict[str, Any] = {"run": _name(run), "step": finding.step, "weights_sha256": weights_sha256(model)}
+    if kind == "saved_model":
+        before = _holding(target, notes["weights_sha256"])
+        version = before or _publish(model, target, notes)
+        return Exported(target.locate(version.name), version.number, finding.step, before is None)
+    data = _keras_bytes(model) if kind == "keras" else _onnx_bytes(model)
+    return _put_file(target, data, finding.step, kind)
+
+
+def choose(findings: list[Finding], step: str) -> Finding:
+    """The checkpoint to export.
+
+    Args:
+        findings: all checkpoints, the newest first.
+        step: `last`, `best` or a number.
+
+    Raises:
+        ConfigError: there is none such.
+        CheckpointError: it is damaged.
+    """
+    good = [finding for finding in findings if finding.state is State.WHOLE]
+    if not good:
+        raise ConfigError("the run has no whole checkpoint yet. `raytf verify RUN` says what it has.")
+    if step == LAST:
+        return good[0]
+    if step == BEST:
+        return _best(good)
+    steps = ", ".join(str(s) for s in sorted({finding.step for finding in good}))
+    if not step.isdigit():
+        raise ConfigError(f"--step {step}: expected a number of steps, last or best. There are checkpoints of {steps}.")
+    for finding in good:
+        if finding.step == int(step):
+            return finding
+    for finding in findings:
+        if finding.step == int(step) and finding.problems:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is damaged: {finding.problems[0]}. Whole are {steps}."
+            )
+    raise ConfigError(
+        f"--step {step}: there is no checkpoint of that step. There are those of {steps}; --keep keeps more."
+    )
+
+
+def _best(good: list[Finding]) -> Finding:
+    kept = next((f.document["best"] for f in good if f.document.get("best")), None)
+    if kept is not None:
+        # Which end of the metric is good, the flag said; the checkpoint that was kept has this very value.
+        value = Goal(kept[0], is_largest=True).value_at
+        found = next((f for f in good if value(f.step, f.document.get("history", [])) == kept[1]), None)
+        if found is not None:
+            return found
+    goal = main_goal(good[0].document.get("history", []))
+    if goal is None:
+        raise ConfigError("--step best: the run has no metric yet whose name tells what is good. Give a step.")
+    name = goal.best({f.name: goal.value_at(f.step, f.document.get("history", [])) for f in good})
+    if name is None:
+        raise ConfigError(
+            f"--step best: no checkpoint is of the end of an epoch, where {goal.metric} is known. Train with "
+            "--keep-best METRIC, or give a step."
+        )
+    return next(finding for finding in good if finding.name == name)
+
+
+def _is_final(findings: list[Finding], result: dict[str, Any] | None) -> bool:
+    """Whether the run's end is newer than its checkpoints: then it has the weights that callbacks restored."""
+    return result is not None and all(finding.step <= result["steps"] for finding in findings)
+
+
+def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Callable[[str], None]) -> Exported | None:
+    """Copy what the run's end has exported, of which nothing has to be made again; None where that is gone."""
+    own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
+    found = versions.whole(versions.look(own))
+    # Versions by a raytf that left no mark are of the run's end, the only one that was exported.
+    source = next((v for v in found if v.notes.get("weights_sha256", digest) == digest), None)
+    if source is None:
+        return None
+    say(f"step {step}, from the end of the run")
+    before = _holding(target, digest)
+    if before is None and target.locate("") == own.locate("") and source is found[0]:
+        before = source
+    if before is not None:
+        return Exported(target.locate(before.name), before.number, step, False)
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        saved, file = os.path.join(folder, "saved_model"), os.path.join(folder, KERAS_FILE)
+        versions.download(own, source, folder)
+        version = versions.publish(folder, target, {"run": _name(run), "step": step, "weights_sha256": digest})
+    return Exported(target.locate(version.name), version.number, step)
+
+
+def _holding(target: Storage, digest: str | None) -> versions.Version | None:
+    """The newest version, where it holds these weights."""
+    newest = next(iter(versions.whole(versions.look(target))), None)
+    return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
+
+
+def _load(run: Storage, finding: Finding, modules: tuple[str, ...], trust: bool) -> keras.Model:
+    model, optimizer = architecture.rebuild(run, modules, trust)
+    named = format.weights(model, optimizer)
+    tensors = durable.load(run, finding.name).tensors
+    format.restore(named, _renamed(tensors, list(named)))
+    if optimizer is not None:
+        optimizer.finalize_variable_values(model.trainable_variables)
+    return model
+
+
+def _renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+    """Tensors of model and optimizer by the names that they have here, found by their places.
+
+    The names of an optimizer's hold names of layers, which may be others than in the process that trained.
+    """
+    here = {_place(name): name for name in wanted}
+    parts = {part for part, _ in here}
+    return {here.get(_place(name), name): value for name, value in tensors.items() if _place(name)[0] in parts}
+
+
+def _place(name: str) -> tuple[str, str]:
+    part, _, rest = name.partition("/")
+    return part, rest.partition("/")[0]
+
+
+def _name_inputs(model: keras.Model) -> None:
+    """Call inputs by their layers, so that clients find the same names in every version.
+
+    Keras numbers tensors without a name as they are made in a process; an input's layer is in the model's configuration.
+    """
+    for tensor in getattr(model, "inputs", None) or []:
+        made_by = getattr(getattr(tensor, "_keras_history", None), "operation", None)
+        if made_by is not None:
+            tensor.name = made_by.name
+
+
+def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> versions.Version:
+    _name_inputs(model)
+    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
+        saved = os.path.join(folder, "saved_model")
         with quiet():
             run_user_code("model.export", lambda: model.export(saved, format="tf_saved_model", verbose=False))
-        run.delete(SAVED_MODEL)
-        run.put_tree(saved, SAVED_MODEL)
-        written = {"saved_model": run.locate(SAVED_MODEL)}
-        # A model without get_config can be served all the same.
-        with contextlib.suppress(JobError):
-            run_user_code("model.save", lambda: model.save(file))
-            with open(file, "rb") as stream:
-                run.put(KERAS_FILE, stream.read())
-            written["keras"] = run.locate(KERAS_FILE)
-        return written
+        return versions.publish(saved, target, notes)
+
+
+def _keras_bytes(model: keras.Model) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
+        file = os.path.join(folder, KERAS_FILE)
+        run_user_code("model.save", lambda: model.save(file))
+        with open(file, "rb") as stream:
+            return stream.read()
+
+
+def _onnx_bytes(model: keras.Model) -> bytes:
+    check_onnx()
+    _name_inputs(model)
+    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
+        file = os.path.join(folder, "model.onnx")
+        with quiet():
+            run_user_code("model.export", lambda: model.export(file, format="onnx", verbose=False))
+        with open(file, "rb") as stream:
+            return stream.read()
+
+
+def check_onnx() -> None:
+    """Refuse ONNX where what writes it is not installed.
+
+    Raises:
+        ConfigError: says what to install.
+    """
+    try:
+        import onnx  # noqa: F401
+        import tf2onnx  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"--format onnx needs {error.name}, which is not installed: pip install -c constraints.txt -e '.[onnx]'"
+        ) from error
+
+
+def _put_file(target: Storage, data: bytes, step: int, kind: str) -> Exported:
+    name = f"model-{step}.{kind}"
+    target.put(name, data)
+    return Exported(target.locate(name), None, step)
+
+
+def _name(run: Storage) -> str:
+    return run.locate("").rstrip("/").rpartition("/")[2]
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import exact, export, members, ranks, rates, warm
+from raytf import architecture, exact, export, members, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -239,7 +239,7 @@ class Worker:
         log = StepLog(self.storage, self.attempt)
         if chosen is not None and chosen.is_in_memory:
             log.restore(chosen.document["rows"])
-        note = functools.partial(write_attempt, self.storage, self.attempt, self.workers, state.step, time.time())
+        note = self._note(state.step)
         if self.rank == 0:
             # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
             threading.Thread(target=_try, args=[note], daemon=True, name="raytf-note").start()
@@ -274,6 +274,17 @@ class Worker:
             note,
             self._logs,
         )
+
+    def _note(self, step: int) -> Callable[[], None]:
+        """What writes down that this attempt has begun, and what of the model any export needs; rank 0 calls it."""
+        began = time.time()
+        described = architecture.describe(self.model, self.pipeline.sample()[0]) if self.rank == 0 else b""
+
+        def write() -> None:
+            write_attempt(self.storage, self.attempt, self.workers, step, began)
+            self.storage.put(architecture.FILE, described)
+
+        return write
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -462,7 +473,7 @@ class Worker:
             "restarts": len(attempts) - 1,
             "weights_sha256": models.weights_sha256(self.model),
             "history": self.state.history,
-            "export": export.export(self.model, self.storage),
+            "export": export.export(self.model, self.storage, self.state.step),
         }
         self.reporter.upload()
         return result

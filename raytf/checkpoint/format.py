@@ -5,6 +5,8 @@ Names do not depend on the number of workers. Random generators are not saved: t
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -14,12 +16,21 @@ from raytf.errors import CheckpointError
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Name -> variable, in one order for a given model."""
+    return _named(model, model.optimizer.variables, model.metrics_variables)
+
+
+def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
+    """As `variables`, without metrics, for a model that is not compiled; without an optimizer, without that."""
+    return _named(model, [] if optimizer is None else optimizer.variables, [])
+
+
+def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:
     seeds = {id(v) for v in models.seed_states(model)}
     named: dict[str, keras.Variable] = {}
     for part, found in (
         ("model", [v for v in model.variables if id(v) not in seeds]),
-        ("optimizer", model.optimizer.variables),
-        ("metrics", model.metrics_variables),
+        ("optimizer", optimizer),
+        ("metrics", metrics),
     ):
         taken = {id(v) for v in named.values()}
         own = [v for v in found if id(v) not in taken]

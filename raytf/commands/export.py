@@ -1,0 +1,69 @@
+"""`raytf export RUN`: a checkpoint of a run becomes a version for TensorFlow Serving, a .keras file or ONNX."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import tyro
+
+from raytf import quiet
+from raytf.errors import ConfigError
+from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+
+
+@dataclass(frozen=True)
+class Export:
+    """Export what a run has learned: as the next version folder of TensorFlow Serving, a .keras file or ONNX.
+
+    A version appears whole or not at all, so a server that polls the folder may run meanwhile. Where the newest version
+    holds the same weights, nothing is written.
+    """
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default; it may be training."""
+    step: str = "last"
+    """Which weights: last (the end of a finished run, else the newest checkpoint), best (the checkpoint with the best
+    value of --keep-best, or of the run's metric), or the step of a checkpoint."""
+    to: str | None = None
+    """Folder of versions, such as s3://bucket/models/mnist; by default export/ in the run's folder."""
+    format: Literal["saved_model", "keras", "onnx"] = "saved_model"
+    """saved_model writes TO/1, TO/2, ...; keras and onnx write the file TO/model-STEP.FORMAT."""
+    module: tuple[str, ...] = ()
+    """Files or modules that register the model's own layers, imported before the model is made again."""
+    trust: bool = False
+    """Run the Python code of Lambda layers that the run has kept."""
+    json: bool = False
+    """Print JSON instead of text."""
+
+
+def main(flags: Export) -> None:
+    """Run the command."""
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are copied; no GPU that trains shall be taken
+    run = Storage(flags.run)
+    within(PREFLIGHT_SECONDS, lambda: _check(run), run.locate(""))
+    if flags.to is not None:
+        Storage(flags.to).preflight()
+    quiet.load_tensorflow()
+    from raytf import export  # TensorFlow is not needed for --help
+
+    if flags.format == "onnx":
+        export.check_onnx()
+    said = (lambda text: None) if flags.json else (lambda text: print(f"exporting {text}", flush=True))
+    done = export.export_run(flags.run, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
+    if flags.json:
+        print(json.dumps(asdict(done), indent=1))
+    elif done.is_new:
+        print(f"{done.place}" + (f" is version {done.version}" if done.version is not None else ""))
+    else:
+        print(f"{done.place}, version {done.version}, holds these weights already; nothing to do")
+
+
+def _check(run: Storage) -> None:
+    if not run.list():
+        raise ConfigError(
+            f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
+            "lists them."
+        )

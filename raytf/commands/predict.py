@@ -1,0 +1,122 @@
+"""`raytf predict MODEL INPUT OUTPUT`: a prediction for each record of a data set, on Ray Data."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from raytf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict for every record of a data set and write the predictions beside its columns, in the order of the records.
+
+    The output appears when it is whole. Processes that die are replaced, and what they were doing is done again.
+    """
+
+    model: tyro.conf.Positional[str]
+    """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
+    input: tyro.conf.Positional[str]
+    """A file or folder, local, s3:// or gs://: Parquet, CSV, JSONL, images, one .npz, MNIST's IDX files; or digits or
+    mnist for their test images."""
+    output: tyro.conf.Positional[str]
+    """The file to write: .parquet, .csv or .jsonl; local, s3:// or gs://."""
+    version: int | None = None
+    """Version of the model; by default the newest."""
+    x: tuple[str, ...] = ()
+    """The column that the model takes; several columns of numbers become a vector; INPUT=COLUMN for a model with
+    several inputs. By default found by name."""
+    keep: str = "scalars"
+    """Columns of the input to write beside predictions: scalars (those without arrays), all, none, or A,B."""
+    classes: bool = False
+    """Write the class with the largest output, and that output as score, instead of all outputs."""
+    batch_size: int = 256
+    """Records that go through the model at once."""
+    workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
+    """Processes that hold the model, or the fewest and the most."""
+    cpus_per_worker: float = 1.0
+    """CPUs, and threads of TensorFlow, for each of them."""
+    gpus_per_worker: float = 0.0
+    """GPUs for each of them."""
+    overwrite: bool = False
+    """Replace an output that is there."""
+    verbose: bool = False
+    """Show the messages of TensorFlow and Ray too."""
+
+    def bounds(self) -> tuple[int, int]:
+        """(fewest, most) workers.
+
+        Raises:
+            ConfigError: a flag is wrong; it says what was expected.
+        """
+        low, colon, high = self.workers.partition(":")
+        numbers = [int(part) if part.isdigit() else 0 for part in (low, high if colon else low)]
+        if not 1 <= numbers[0] <= numbers[1]:
+            raise ConfigError(
+                f"--workers {self.workers}: expected a number such as 2, or the fewest and the most such as 1:4."
+            )
+        if self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size}: expected a number, 1 or more.")
+        if not self.cpus_per_worker > 0 or self.gpus_per_worker < 0:
+            raise ConfigError("--cpus-per-worker and --gpus-per-worker: expected a number above 0, and one from 0.")
+        return numbers[0], numbers[1]
+
+
+def main(flags: Predict) -> None:
+    """Run the command."""
+    bounds = flags.bounds()
+    from raytf.prediction import run  # Ray is not needed for --help
+    from raytf.prediction.columns import Options
+
+    plan = run.Plan(
+        flags.model,
+        flags.input,
+        flags.output,
+        flags.version,
+        Options(flags.x, flags.keep, flags.classes),
+        flags.batch_size,
+        bounds,
+        flags.cpus_per_worker,
+        flags.gpus_per_worker,
+        flags.overwrite,
+        flags.verbose,
+    )
+    began = time.monotonic()
+    with _Bar() as bar:
+        records = run.run(plan, bar.show, lambda text: print(text, flush=True))
+    print(f"{flags.output.partition('?')[0]}: {records:,} predictions in {time.monotonic() - began:.1f} s")
+
+
+class _Bar:
+    """How many records are done: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __enter__(self) -> _Bar:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        console = Console(file=sys.stdout, highlight=False)
+        self._bar = Progress("records", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console)
+        self._task = self._bar.add_task("records", total=None)
+        self._is_terminal = console.is_terminal
+        if self._is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._is_terminal:
+            self._bar.stop()
+
+    def show(self, done: int, total: int | None) -> None:
+        if self._is_terminal:
+            self._bar.update(self._task, completed=done, total=total)
+        elif time.monotonic() - self._last >= 5:
+            self._last = time.monotonic()
+            print(f"{done:,}{'' if total is None else f' of {total:,}'} records", flush=True)

@@ -1,0 +1,46 @@
+"""A connection to Ray for what is no training: the cluster of RAY_ADDRESS, or a Ray of this machine's own."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import ray
+
+from raytf import checks
+from raytf.errors import ClusterError
+
+
+@contextlib.contextmanager
+def ray_for(cpus: float, verbose: bool) -> Iterator[bool]:
+    """Connect; what was connected is disconnected at the end. Yields whether a Ray was started here.
+
+    Args:
+        cpus: that are needed: a machine may run more processes than it has cores, more slowly.
+        verbose: show Ray's messages.
+
+    Raises:
+        ClusterError: Ray does not answer.
+    """
+    if ray.is_initialized():
+        yield False
+        return
+    chatter: dict[str, Any] = {"logging_level": "INFO" if verbose else "ERROR", "log_to_driver": verbose}
+    address = os.environ.get("RAY_ADDRESS")  # `ray job submit` sets it
+    if address:
+        checks.check_address(address)
+        try:
+            ray.init(**chatter)
+        except (ConnectionError, RuntimeError) as error:
+            raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
+    else:
+        ray.init(
+            address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)), include_dashboard=False, **chatter
+        )
+    try:
+        yield not address
+    finally:
+        ray.shutdown()

@@ -1,0 +1,179 @@
+"""Predictions over Ray Data: a pool of actors that hold the model; the driver writes what they give, in order."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import ray
+import ray.data
+
+from raytf import quiet, versions
+from raytf.connecting import ray_for
+from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
+from raytf.prediction import columns, reading
+from raytf.prediction.columns import Options
+from raytf.prediction.sink import Sink
+from raytf.signature import DEFAULT, Signature
+from raytf.storage import Storage
+from raytf.versions import Version
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to predict, and with what.
+
+    Attributes:
+        version: of the model; None for the newest.
+        workers: fewest and most processes that hold the model.
+        cpus, gpus: of each.
+    """
+
+    model: str
+    source: str
+    output: str
+    version: int | None = None
+    options: Options = field(default_factory=Options)
+    batch_size: int = 256
+    workers: tuple[int, int] = (1, 1)
+    cpus: float = 1.0
+    gpus: float = 0.0
+    overwrite: bool = False
+    verbose: bool = False
+
+
+class Predictor:
+    """Holds the model in a process of Ray Data."""
+
+    def __init__(self, models: str, version: Version, options: Options, threads: int):
+        quiet.load_tensorflow()
+        from raytf.saved_model import SavedModel
+
+        storage = Storage(models)
+        place = nullcontext(storage.locate(version.name)) if storage.is_local else None
+        with place or tempfile.TemporaryDirectory(prefix="raytf-predict-") as folder:
+            if place is None:
+                versions.download(storage, version, folder)
+            self._model = SavedModel(folder, threads)
+        self._signature = _signature(self._model.signatures)
+        self._options = options
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        signature, options = self._signature, self._options
+        chosen = columns.sources(signature, batch, options.x)
+        given = {name: columns.tensor(chosen[name], batch, spec) for name, spec in signature.inputs.items()}
+        outputs = self._model.run(signature.name, given)
+        beside = {name: batch[name] for name in columns.kept(batch, options.keep)}
+        return {**beside, **columns.named(outputs, options.classes, list(beside))}
+
+
+def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str], None]) -> int:
+    """Predict for every record; their number.
+
+    Args:
+        show: told how many records are done, and of how many where that is known.
+        say: told what happens.
+
+    Raises:
+        RaytfError: one line that says what is wrong and how to mend it; then there is no output.
+    """
+    models, version = find(plan.model, plan.version)
+    sink = Sink(plan.output, plan.overwrite)
+    say(f"model {models.locate(version.name)}")
+    if not plan.verbose:
+        for name in ("ray.data", "ray.data._internal"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    with ray_for(plan.cpus * plan.workers[1] + 1, plan.verbose):
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = plan.verbose
+        context.print_on_execution_start = plan.verbose
+        context.execution_options.preserve_order = True
+        try:
+            return _run(plan, models, version, sink, show)
+        except RaytfError:
+            raise
+        except Exception as error:
+            raise explain(error) from error
+
+
+def find(uri: str, number: int | None) -> tuple[Storage, Version]:
+    """The folder of versions and the version to use.
+
+    Raises:
+        ConfigError: there is none such.
+    """
+    models, _, named = versions.models_of(uri)
+    if None not in (named, number) and named != number:
+        raise ConfigError(f"--version {number}: {uri} is version {named}.")
+    wanted = named if number is None else number
+    found = versions.look(models)
+    good = versions.whole(found)
+    for version in good:
+        if wanted in (None, version.number):
+            return models, version
+    there = ", ".join(str(version.number) for version in reversed(good)) or "none"
+    problem = next((f": {v.problem}" for v in found if v.problem and wanted in (None, v.number)), "")
+    raise ConfigError(
+        f"version {wanted or ''} is not in {models.locate('')}{problem}. There are {there}.".replace("  ", " ")
+    )
+
+
+def explain(error: BaseException) -> RaytfError:
+    """The error for people, out of what Ray Data wrapped it in."""
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        seen.append(at)
+        if isinstance(at, RaytfError):
+            return at
+        at = getattr(at, "cause", None) or at.__cause__ or at.__context__
+    for inner in reversed(seen):
+        if type(inner).__module__.startswith("pyarrow") or isinstance(inner, (OSError, ValueError)):
+            return DataError(f"the data cannot be read: {type(inner).__name__}: {one_line(inner, 300)}")
+    inner = seen[-1]
+    return ClusterError(f"Ray Data failed: {type(inner).__name__}: {one_line(inner, 400)}")
+
+
+def _run(plan: Plan, models: Storage, version: Version, sink: Sink, show: Callable[[int, int | None], None]) -> int:
+    data, total = reading.read(plan.source, lambda: _image_shape(models, version))
+    low, high = plan.workers
+    threads = max(1, round(plan.cpus))
+    predicted = data.map_batches(
+        Predictor,
+        fn_constructor_args=[models.root if models.is_local else models.uri, version, plan.options, threads],
+        batch_size=plan.batch_size,
+        batch_format="numpy",
+        compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high),
+        num_cpus=plan.cpus,
+        num_gpus=plan.gpus or None,
+    )
+    with sink:
+        show(0, total)
+        for batch in predicted.iter_batches(batch_size=None, batch_format="numpy"):
+            sink.add(batch)
+            show(sink.rows, total)
+    return sink.rows
+
+
+def _signature(signatures: dict[str, Signature]) -> Signature:
+    found = signatures.get(DEFAULT)
+    if found is None:
+        raise ModelError(f"the model has no signature {DEFAULT}; it has {', '.join(signatures)}.")
+    return found
+
+
+def _image_shape(models: Storage, version: Version) -> tuple[int, int, int]:
+    quiet.load_tensorflow()
+    from raytf.saved_model import signatures_of
+
+    signature = _signature(signatures_of(models.get(f"{version.name}/{versions.GRAPHS[0]}")))
+    shapes = [spec.shape for spec in signature.inputs.values() if spec.shape is not None and len(spec.shape) == 4]
+    if len(shapes) != 1 or None in shapes[0][1:]:
+        inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
+        raise ConfigError(f"the model takes {inputs}, which is no image of one size. Expected another kind of input.")
+    _, height, width, channels = shapes[0]
+    return int(height or 0), int(width or 0), int(channels or 0)

@@ -1,0 +1,154 @@
+"""Predictions as one file, Parquet, CSV or JSONL, that appears when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from raytf.errors import ConfigError, DataError, one_line
+from raytf.storage import Storage, explain
+
+_ENDINGS = (".parquet", ".csv", ".jsonl")
+
+
+class Sink:
+    """Takes batches in order; a context manager: the file appears at its end, unless that is an error.
+
+    Args:
+        uri: of the file; its ending says the format.
+        overwrite: replace one that is there.
+
+    Raises:
+        ConfigError: it is there, or its ending is not known.
+        StorageError: storage refuses.
+    """
+
+    def __init__(self, uri: str, overwrite: bool = False):
+        plain = uri.partition("?")[0] if "://" in uri else uri
+        self._ending = next((ending for ending in _ENDINGS if plain.lower().endswith(ending)), "")
+        if not self._ending:
+            raise ConfigError(f"{plain}: expected an output that ends with {', '.join(_ENDINGS)}.")
+        self._place = Storage(uri)
+        if not overwrite and self._place.exists(""):
+            raise ConfigError(
+                f"{self._place.locate('')} is there already. Give --overwrite to replace it, or another name."
+            )
+        base = plain.rstrip("/").rpartition("/")[0]
+        if not self._place.is_local:
+            Storage(f"{base}{uri[len(plain) :]}").preflight()
+        self.rows = 0
+        self._writer: Any = None
+        self._schema: Any = None
+
+    def __enter__(self) -> Sink:
+        # Beside the file where that is local, so that it can be renamed.
+        folder = os.path.dirname(self._place.root) if self._place.is_local else None
+        try:
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            handle, self._path = tempfile.mkstemp(prefix=f"{os.path.basename(self._place.root)}.tmp-", dir=folder)
+        except OSError as error:
+            raise explain("write", self._place.locate(""), error) from error
+        os.close(handle)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+            if kind is None:
+                self._appear()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def add(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Write records.
+
+        Raises:
+            DataError: they are of other kinds than those before.
+        """
+        table = pa.table(_columns(batch, flat=self._ending == ".csv"))
+        try:
+            if self._writer is None:
+                self._schema = table.schema
+                self._writer = self._open()
+            else:
+                table = table.cast(self._schema)
+            self._writer.write_table(table) if self._ending != ".jsonl" else self._write_lines(table)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
+            raise DataError(
+                f"a batch has other columns or kinds of values than the first: {one_line(error, 200)}"
+            ) from error
+        except OSError as error:
+            raise explain("write", self._path, error) from error
+        self.rows += table.num_rows
+
+    def _open(self) -> Any:
+        if self._ending == ".parquet":
+            return pq.ParquetWriter(self._path, self._schema)
+        if self._ending == ".csv":
+            return pacsv.CSVWriter(self._path, self._schema)
+        return open(self._path, "w", encoding="utf-8")
+
+    def _write_lines(self, table: pa.Table) -> None:
+        self._writer.writelines(json.dumps(row, default=_text) + "\n" for row in table.to_pylist())
+
+    def _appear(self) -> None:
+        if self._writer is None:
+            raise DataError("there are no records to predict for.")
+        if not self._place.is_local:
+            with open(self._path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                view = memoryview(data)
+                try:
+                    self._place.put("", view)
+                finally:
+                    view.release()
+            return
+        try:
+            with open(self._path, "rb") as stream:
+                os.fsync(stream.fileno())
+            os.chmod(self._path, 0o666 & ~_umask())
+            os.replace(self._path, self._place.root)
+        except OSError as error:
+            raise explain("write", self._place.root, error) from error
+
+
+def _umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def _columns(batch: Mapping[str, np.ndarray], flat: bool) -> dict[str, pa.Array]:
+    """Columns as Arrow has them; for CSV each number of a vector is a column of its own."""
+    found: dict[str, pa.Array] = {}
+    for name, value in batch.items():
+        if value.ndim == 1:
+            found[name] = pa.array(value)
+        elif flat:
+            rows = value.reshape(len(value), -1)
+            found.update({f"{name}_{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
+        else:
+            found[name] = _nested(value)
+    return found
+
+
+def _nested(value: np.ndarray) -> pa.Array:
+    if value.ndim == 1:
+        return pa.array(value)
+    return pa.FixedSizeListArray.from_arrays(_nested(value.reshape(-1, *value.shape[2:])), value.shape[1])
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,74 @@
+"""What a served model takes and gives: names, dtypes and shapes of a signature's tensors. No TensorFlow here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Of signatures that Keras and TensorFlow Serving take where none is named.
+DEFAULT = "serving_default"
+PREDICT = "tensorflow/serving/predict"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of a signature.
+
+    Attributes:
+        dtype: a numpy dtype's name; `string` for bytes.
+        shape: of the whole tensor, None for any size; None where not even the rank is known.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether the first dimension may have any size."""
+        return bool(self.shape) and self.shape is not None and self.shape[0] is None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of a shape can be given."""
+        if self.shape is None:
+            return True
+        return len(shape) == len(self.shape) and all(
+            want is None or have == want for have, want in zip(shape, self.shape, strict=True)
+        )
+
+    def text(self) -> str:
+        """For people: float32 [?,28,28,1]."""
+        return f"{self.dtype} {shape_text(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function of a SavedModel.
+
+    Attributes:
+        method: `tensorflow/serving/predict`, or another of TensorFlow Serving's.
+    """
+
+    name: str
+    method: str
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether records of several requests may be given at once."""
+        return all(spec.is_batched for spec in (*self.inputs.values(), *self.outputs.values()))
+
+
+def shape_text(shape: tuple[int | None, ...] | None) -> str:
+    """A shape for people: [?,28,28,1]."""
+    if shape is None:
+        return "[...]"
+    return "[" + ",".join("?" if size is None else str(size) for size in shape) + "]"
+
+
+def records(arrays: Mapping[str, np.ndarray]) -> int | None:
+    """The number of records that all arrays have; None where they differ."""
+    sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
+    return sizes.pop() if len(sizes) == 1 else None

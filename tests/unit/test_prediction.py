@@ -1,0 +1,208 @@
+"""Columns of a data set that feed a model, and a file of predictions that appears when it is whole."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from raytf.errors import ConfigError, DataError
+from raytf.prediction import columns
+from raytf.prediction.reading import kind_of
+from raytf.prediction.sink import Sink
+from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
+from raytf.storage import Storage
+
+IMAGES = np.zeros((4, 2, 2), np.uint8)
+FLAT = np.empty(4, object)
+FLAT[:] = [np.arange(4)] * 4
+NUMBERS = np.arange(4.0)
+NAMES = np.array(list("abcd"), object)
+
+
+def taking(**inputs: TensorSpec) -> Signature:
+    return Signature(DEFAULT, PREDICT, inputs, {"y": TensorSpec("float32", (None, 3))})
+
+
+IMAGE = taking(pixels=TensorSpec("float32", (None, 2, 2, 1)))
+VECTOR = taking(features_in=TensorSpec("float32", (None, 2)))
+TWO = taking(a=TensorSpec("float32", (None,)), b=TensorSpec("float32", (None, 2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("signature", "found", "x", "chosen"),
+    [
+        (IMAGE, {"pixels": IMAGES, "image": IMAGES}, (), {"pixels": ["pixels"]}),
+        (IMAGE, {"image": IMAGES, "label": NUMBERS}, (), {"pixels": ["image"]}),
+        (IMAGE, {"odd": FLAT, "label": NUMBERS}, (), {"pixels": ["odd"]}),
+        (IMAGE, {"odd": FLAT, "other": IMAGES}, ("other",), {"pixels": ["other"]}),
+        (VECTOR, {"u": NUMBERS, "v": NUMBERS, "name": NAMES}, (), {"features_in": ["u", "v"]}),
+        (VECTOR, {"u": NUMBERS, "v": NUMBERS, "w": NUMBERS}, ("w", "u"), {"features_in": ["w", "u"]}),
+        (TWO, {"a": NUMBERS, "b": IMAGES}, (), {"a": ["a"], "b": ["b"]}),
+        (TWO, {"u": NUMBERS, "v": IMAGES}, ("a=u", "b=v"), {"a": ["u"], "b": ["v"]}),
+    ],
+)
+def test_the_columns_of_a_model_are_found_or_named(signature, found, x, chosen):
+    assert columns.sources(signature, found, x) == chosen
+
+
+@pytest.mark.parametrize(
+    ("signature", "found", "x", "text"),
+    [
+        (IMAGE, {"u": NUMBERS, "v": NUMBERS}, (), r"pixels \(float32 \[\?,2,2,1\]\); there are u, v. Name it: --x"),
+        (IMAGE, {"u": IMAGES, "v": IMAGES}, (), "Name it: --x COLUMN"),
+        (IMAGE, {"u": IMAGES}, ("w",), "no column 'w' for the input pixels; there are u"),
+        (IMAGE, {"u": IMAGES}, ("z=u",), "the model has no such input. It has pixels"),
+        (TWO, {"a": NUMBERS}, ("a",), "Expected INPUT=COLUMN for a, b"),
+        (TWO, {"a": NUMBERS}, (), "input b"),
+        (TWO, {"a": NUMBERS}, ("a=a",), "there is no column 'b'"),
+    ],
+)
+def test_columns_that_cannot_be_told_are_refused(signature, found, x, text):
+    with pytest.raises(ConfigError, match=text):
+        columns.sources(signature, found, x)
+
+
+def test_columns_become_the_tensor_that_the_model_takes():
+    spec = IMAGE.inputs["pixels"]
+    for column in (IMAGES, FLAT):
+        made = columns.tensor(["c"], {"c": column}, spec)
+        assert (made.shape, made.dtype) == ((4, 2, 2, 1), np.float32)
+    pair = columns.tensor(["u", "v"], {"u": NUMBERS, "v": -NUMBERS}, VECTOR.inputs["features_in"])
+    assert pair.tolist() == [[i, -i] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (np.zeros((4, 3)), r"records of shape \[3\]. Expected float32 \[\?,2,2,1\]"),
+        (NAMES, "no number"),
+        (np.array([np.zeros(4), np.zeros(3)], object), "arrays of different shapes"),
+    ],
+)
+def test_columns_of_another_kind_are_refused(column, text):
+    with pytest.raises(DataError, match=text):
+        columns.tensor(["c"], {"c": column}, IMAGE.inputs["pixels"])
+
+
+@pytest.mark.parametrize(
+    ("keep", "names"),
+    [
+        ("scalars", ["label", "name"]),
+        ("all", ["label", "image", "flat", "name"]),
+        ("none", []),
+        ("name,image", ["name", "image"]),
+    ],
+)
+def test_what_is_written_beside_predictions(keep, names):
+    assert columns.kept({"label": NUMBERS, "image": IMAGES, "flat": FLAT, "name": NAMES}, keep) == names
+
+
+def test_a_column_to_keep_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match="no column 'z'; there are label"):
+        columns.kept({"label": NUMBERS}, "z")
+
+
+def test_outputs_have_names():
+    scores = np.float32([[0.1, 0.9], [0.7, 0.3]])
+    assert list(columns.named({"o": scores}, False, [])) == ["prediction"]
+    assert list(columns.named({"a": scores, "b": scores[:, :1]}, False, [])) == ["prediction_a", "prediction_b"]
+    assert columns.named({"o": scores[:, :1]}, True, [])["prediction"].shape == (2,)
+    classes = columns.named({"o": scores}, True, ["class"])
+    assert (classes["class_by_model"].tolist(), classes["score"].tolist()) == ([1, 0], scores.max(-1).tolist())
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["a/b.parquet", "_SUCCESS"], "parquet"),
+        (["x.CSV"], "csv"),
+        (["a.png", "b.jpg", "notes.json"], "images"),
+        (["t10k-images-idx3-ubyte.gz"], "idx"),
+        (["readme.md"], None),
+    ],
+)
+def test_what_files_hold(names, kind):
+    assert kind_of(names) == kind
+
+
+BATCHES = [
+    {"id": np.arange(3), "name": np.array(list("abc"), object), "p": np.arange(6, dtype=np.float32).reshape(3, 2)},
+    {"id": np.arange(3, 5), "name": np.array(list("de"), object), "p": np.float32([[6, 7], [8, 9]])},
+]
+
+
+def read(path: Path) -> list[dict]:
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = list(csv.DictReader(path.open()))
+    return [{"id": int(r["id"]), "name": r["name"], "p": [float(r["p_0"]), float(r["p_1"])]} for r in rows]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+def test_a_file_has_all_batches_in_order_and_appears_at_the_end(tmp_path: Path, ending):
+    path = tmp_path / "new" / f"p.{ending}"
+    with Sink(str(path)) as sink:
+        for batch in BATCHES:
+            sink.add(batch)
+            assert not path.exists()
+    assert read(path) == [{"id": i, "name": "abcde"[i], "p": [2.0 * i, 2.0 * i + 1]} for i in range(5)]
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o077 == 0o044
+
+
+def test_a_file_on_a_store_is_put_whole(s3, tmp_path: Path):
+    with Sink(s3("out/p.parquet")) as sink:
+        for batch in BATCHES:
+            sink.add(batch)
+        assert Storage(s3("out")).list() == []
+    assert Storage(s3("out")).list() == ["p.parquet"]
+    (tmp_path / "p.parquet").write_bytes(Storage(s3("out")).get("p.parquet"))
+    assert len(read(tmp_path / "p.parquet")) == 5
+
+
+def test_an_error_leaves_nothing_and_what_was_there(tmp_path: Path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("old")
+
+    def write() -> None:
+        with Sink(str(path), overwrite=True) as sink:
+            sink.add(BATCHES[0])
+            raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError):
+        write()
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+def test_a_batch_of_another_kind_is_an_error_and_no_file(tmp_path: Path):
+    def write() -> None:
+        with Sink(str(tmp_path / "p.parquet")) as sink:
+            sink.add(BATCHES[0])
+            sink.add({"id": np.array(["x"], object)})
+
+    with pytest.raises(DataError, match="other columns or kinds"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("p.txt", "ends with .parquet, .csv, .jsonl"), ("old.csv", "is there already. Give --overwrite")]
+)
+def test_outputs_that_are_refused(tmp_path: Path, name, text):
+    (tmp_path / "old.csv").write_text("")
+    with pytest.raises(ConfigError, match=text):
+        Sink(str(tmp_path / name))
+
+
+def test_no_records_are_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match="no records"), Sink(str(tmp_path / "p.csv")):
+        pass
+    assert list(tmp_path.iterdir()) == []
