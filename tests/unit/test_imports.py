@@ -115,6 +115,7 @@ def test_exported_names_are_locked():
         "WorkerSection",
         "cli",
         "fit",
+        "hold_out",
         "load_images",
         "local_rank",
         "local_size",
