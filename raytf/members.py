@@ -58,7 +58,9 @@ def table(strategy: str, workers: list[dict[str, Any]]) -> str:
     Args:
         workers: what `_about_me` says, by rank.
     """
-    shown = Table(title=f"{len(workers)} {'worker' if len(workers) == 1 else 'workers'}, {strategy}")
+    shown = Table(
+        title=f"{len(workers)} {'worker' if len(workers) == 1 else 'workers'}, {strategy}", title_justify="left"
+    )
     for name in ("rank", "local", "node", "address", "pid", "devices", "memory", "TF_CONFIG task"):
         shown.add_column(name, overflow="fold")
     for rank, worker in enumerate(workers):
