@@ -189,6 +189,8 @@ class Worker:
             self.identity |= exact.admit(
                 self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
             )
+            if self.devices.is_home_apart:  # a CPU's update of a GPU's gradients has other last bits than the GPU's
+                self.identity["updates"] = "made on the host's CPU"
 
     def _check_identity(self, found: Any) -> None:
         difference = differences(found.document["identity"], self.identity)

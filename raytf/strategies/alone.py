@@ -38,12 +38,11 @@ class Alone:
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """A strategy's devices, which add as the strategy does: with NCCL between GPUs, else on the device of the sum.
+    """A strategy's devices; what each has of a sum goes to one of them in one piece, and is added there.
 
     Args:
         home: where weights belong and sums are made.
     """
-
     names = strategy.extended.worker_devices
 
     def add(parts: list[list[tf.Tensor]], home: str) -> list[tf.Tensor]:

@@ -72,7 +72,7 @@ def test_the_sum_is_that_of_integers_whoever_owns_which_shard(values, cut, other
         assert abs(Fraction(float(got)) - exact) <= bound
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     values=hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS),
     cut=st.integers(0, 6),
