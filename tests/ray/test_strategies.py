@@ -80,6 +80,26 @@ def test_mnist_ends_alike_under_all_synchronous_strategies(start_there, mnist_di
         assert abs(accuracy - best) <= 0.005
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [MIRRORED, MWMS], ids=["mirrored", "multi-worker-mirrored"])
+def test_a_worker_that_is_killed_is_replaced_and_the_new_group_is_shown_as_it_is(start, flags, tmp_path: Path):
+    status = tmp_path / "status.json"
+    fixed = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--steps", 600, "--status-file", status)
+    job = start(MNIST_JOB, *fixed, *flags, "--show-cluster", "--checkpoint-every-steps", 20)
+    job.until(lambda: status.exists() and json.loads(status.read_text())["step"] >= 40, PATIENCE)
+    job.processes("RayTrainWorker")[0].kill()
+    output = job.wait(PATIENCE)
+    tables = re.findall(r"^\d+ workers?, \S+", output, re.MULTILINE)
+    assert len(tables) == 2
+    clusters = re.findall(r"^TF_CONFIG (.*)", output, re.MULTILINE)
+    if flags is MWMS:
+        assert len(set(clusters)) == 2, "the new group has other ports"
+    else:
+        assert set(clusters) == {"is not set: there is one process"}
+    assert result_of(tmp_path / "a")["restarts"] == 1
+    assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 601))
+
+
 def test_ranks_are_known_in_workers_and_rank_zero_alone_begins_writes_and_decides(tmp_path: Path):
     # Two nodes of one address: a local rank by address would be another one.
     with ElasticCluster(head_cpus=2, nodes=1) as cluster:
