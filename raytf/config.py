@@ -32,6 +32,9 @@ from raytf.sections import (
 #: global batches with 1, 2, 3 and 4 workers.
 MIN_LOGICAL_SHARDS = 4
 
+#: Logical shards whose 16-bit gradients keep 8 bits and a sign.
+MOST_COMPRESSED_SHARDS = 128
+
 _Flat = tyro.conf.OmitArgPrefixes
 
 
@@ -173,6 +176,11 @@ class TrainConfig:
             raise ConfigError(
                 f"--logical-devices {devices} with {shards} logical shards: a device without a shard has nothing to "
                 f"do. Give at most {shards} devices, or, for a new run, --logical-shards {devices} or more."
+            )
+        if self.compute.compress_gradients and shards > MOST_COMPRESSED_SHARDS:
+            raise ConfigError(
+                f"--compress-gradients with {shards} logical shards: their sum must fit 16 bits, which leaves each "
+                f"fewer than 8. Leave it out, or give --logical-shards {MOST_COMPRESSED_SHARDS} or fewer."
             )
         most = self.parts
         if shards < most:

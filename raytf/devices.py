@@ -16,9 +16,11 @@ class Devices(Protocol):
 
     Attributes:
         names: of those that compute, as TensorFlow names them; one at least.
+        is_home_apart: weights are on a device of another kind, which makes the updates.
     """
 
     names: Sequence[str]
+    is_home_apart: bool
 
     def spread(self, shards: int) -> list[range]:
         """Which of a worker's shards each device computes; devices that would have none are left out."""
@@ -41,6 +43,7 @@ class OneDevice:
     """The device that TensorFlow takes where nobody says which: the first GPU, else the CPU."""
 
     names: Sequence[str] = ("",)
+    is_home_apart = False
 
     def spread(self, shards: int) -> list[range]:
         return [range(shards)]
@@ -67,6 +70,7 @@ class LocalDevices:
     def __init__(self, names: Sequence[str], home: str, add: Callable[[list[list[tf.Tensor]], str], list[tf.Tensor]]):
         self.names: Sequence[str] = list(names)
         self._home, self._add = home, add
+        self.is_home_apart = _kind(home) != _kind(self.names[0])
 
     def spread(self, shards: int) -> list[range]:
         return assign(shards, min(shards, len(self.names)))
@@ -80,3 +84,8 @@ class LocalDevices:
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         # Evaluation has rows and no tensors.
         return parts[0] if len(parts) == 1 or not parts[0] else self._add(parts, self._home)
+
+
+def _kind(device: str) -> str:
+    """CPU of /job:localhost/replica:0/task:0/device:CPU:0."""
+    return device.split(":")[-2]

@@ -58,7 +58,8 @@ def table(strategy: str, workers: list[dict[str, Any]]) -> str:
     Args:
         workers: what `_about_me` says, by rank.
     """
-    shown = Table(title=f"{len(workers)} {'worker' if len(workers) == 1 else 'workers'}, {strategy}")
+    count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+    shown = Table(title=f"{count}, {strategy}", title_justify="left")
     for name in ("rank", "local", "node", "address", "pid", "devices", "memory", "TF_CONFIG task"):
         shown.add_column(name, overflow="fold")
     for rank, worker in enumerate(workers):

@@ -187,6 +187,8 @@ class Worker:
             self.identity |= exact.admit(
                 self.train_step, self.pipeline, self.config.batch.seed, self.group, job.augment
             )
+            if self.devices.is_home_apart:  # a CPU's update of a GPU's gradients has other last bits than the GPU's
+                self.identity["updates"] = "made on the host's CPU"
 
     def _make_step(self) -> Any:
         compute = self.config.compute

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplica
 
 from raytf.devices import Devices, LocalDevices
+from raytf.reduce import Layout
 
 
 class Alone:
@@ -38,19 +38,23 @@ class Alone:
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """A strategy's devices, which add as the strategy does: with NCCL between GPUs, else on the device of the sum.
+    """A strategy's devices; what each has of a sum goes to one of them in one piece, and is added there.
 
     Args:
         home: where weights belong and sums are made.
     """
+    names = strategy.extended.worker_devices
 
     def add(parts: list[list[tf.Tensor]], home: str) -> list[tf.Tensor]:
-        pairs: list[Any] = [(PerReplica(each), home) for each in zip(*parts, strict=True)]
-        # Without this, a scale of the values to be found would be looked for in the present replica: there is none.
-        reduced = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
-        return [tf.convert_to_tensor(strategy.experimental_local_results(value)[0]) for value in reduced]
+        flat = []
+        for name, tensors in zip(names, parts, strict=False):
+            with tf.device(name):  # one sum for all tensors
+                flat.append(tf.concat([tf.reshape(t, [-1]) for t in tensors], 0))
+        reduced = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, PerReplica(flat), home)
+        total = strategy.experimental_local_results(reduced)[0]
+        return Layout([t.shape for t in parts[0]]).split(tf.ensure_shape(total, flat[0].shape))
 
-    return LocalDevices(strategy.extended.worker_devices, home, add)
+    return LocalDevices(names, home, add)
 
 
 def compute_devices() -> Sequence[str]:

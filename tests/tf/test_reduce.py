@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.reduce import Exact, Float, Layout, exponent, power_of_two
+from raytf.reduce import Exact, Float, Layout, exponent, join, part, power_of_two
 
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
@@ -70,6 +70,46 @@ def test_the_sum_is_that_of_integers_whoever_owns_which_shard(values, cut, other
         unit = max(2 * largest, Fraction(2) ** -89) / 2 ** (31 - max(1, (shards - 1).bit_length()))
         bound = shards * unit + abs(exact) * Fraction(2) ** -24 + Fraction(2) ** -149
         assert abs(Fraction(float(got)) - exact) <= bound
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    values=hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS),
+    cut=st.integers(0, 6),
+    other=st.integers(0, 6),
+)
+def test_the_sum_of_16_bits_is_the_same_too_and_off_by_a_unit_of_theirs_at_most(values, cut, other):
+    shards = len(values)
+
+    def made():
+        return Exact(Layout([values.shape[1:]], [tf.float32]), shards, compressed=1)
+
+    whole = reduce_over([], values, made())
+    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values, made())
+    assert whole.tobytes() == split.tobytes()
+    largest = max(abs(Fraction(float(v))) for v in values.ravel())
+    for column, got in zip(values.T, whole, strict=True):
+        exact = sum((Fraction(float(v)) for v in column), Fraction(0))
+        unit = max(2 * largest, Fraction(2) ** -89) / 2 ** (15 - max(1, (shards - 1).bit_length()))
+        bound = shards * unit + abs(exact) * Fraction(2) ** -24 + Fraction(2) ** -149
+        assert abs(Fraction(float(got)) - exact) <= bound
+
+
+@given(
+    ranks=st.lists(st.lists(st.integers(-(2**12), 2**12 - 1), min_size=5, max_size=5), min_size=1, max_size=8),
+    count=st.integers(1, 5),
+)
+def test_joined_words_add_as_their_values_do(ranks, count):
+    values = np.array(ranks, np.int32)[:, :count]
+    words = tf.add_n([join(tf.constant(row)) for row in values])
+    assert words.shape == [-(-count // 2)]
+    np.testing.assert_array_equal(part(words, count).numpy(), values.sum(0))
+
+
+@pytest.mark.parametrize("extreme", [-(2**15), 2**15 - 1])
+def test_joined_words_hold_all_of_16_bits(extreme):
+    values = [extreme, 0, -1, extreme]
+    np.testing.assert_array_equal(part(join(tf.constant(values)), 4).numpy(), values)
 
 
 @given(st.floats(0, 2.0**127, width=32))

@@ -163,6 +163,24 @@ def test_float_reduction_would_not():
     assert len(hashes) > 1
 
 
+def test_gradients_of_16_bits_are_half_the_bytes_the_same_for_every_number_of_ranks_and_learn_as_well():
+    source, sent = ArraySource(X, Y, WEIGHT), []
+
+    def counted(parts):
+        sent.append(parts[0].nbytes)
+        return list(parts)
+
+    runs = [train(everything, source, 48, 4, 12, w, compress=True, order=counted)[0] for w in (1, 3)]
+    assert len({weights_sha256(model) for model, _ in runs}) == 1
+    assert len({losses.tobytes() for _, losses in runs}) == 1
+    small = set(sent)
+    model, losses = train(everything, source, 48, 4, 12, order=counted)[0]
+    weights = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
+    assert {size - saved for size in set(sent) - small for saved in small} == {2 * weights}
+    np.testing.assert_allclose(runs[0][1], losses, rtol=0.02)
+    assert weights_sha256(model) != weights_sha256(runs[0][0])
+
+
 def test_batch_norm_averages_over_shards_and_is_equal_on_all_ranks():
     ranks = train(everything, ArraySource(X * 5 + 3, Y), 48, 4, 4, 2)
     means = [model.layers[1].moving_mean.numpy() for model, _ in ranks]

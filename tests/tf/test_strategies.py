@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import keras
 import numpy as np
 import pytest
@@ -12,14 +14,16 @@ from raytf.callbacks import Callbacks
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
+from raytf.devices import LocalDevices
 from raytf.errors import ClusterError
 from raytf.evaluation import Evaluator
-from raytf.model import weights_sha256
+from raytf.model import build, seed_states, weights_sha256
 from raytf.placement import collected
-from raytf.sections import StrategySection
+from raytf.sections import ComputeSection, StrategySection
+from raytf.step import TrainStep
 from raytf.strategies import choose
 from raytf.strategies.interface import Group
-from tests.tf.ranks import train
+from tests.tf.ranks import World, train
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(205, 12)).astype("float32")
@@ -111,22 +115,28 @@ def test_every_device_computes_its_shards_and_one_makes_the_update(name: str, up
 
     with collected() as ops:
         train(plain, SOURCE, 48, 4, 3, devices=group.devices)
-    products = [op.device for op in ops if "MatMul" in op.kind]
-    assert {"CPU:0", "CPU:1", "CPU:2"} == set(products)
-    # Each has the same work to do: two products of the forward pass and three of the backward pass.
-    assert {products.count(device) for device in set(products)} == {len(products) // 3}
+    # Two products of the forward pass and three of the backward pass; two more when the model was built.
+    products = Counter(op.device for op in ops if "MatMul" in op.kind)
+    assert products == {"CPU:0": 7, "CPU:1": 5, "CPU:2": 5}
     assert {op.device for op in ops if "AssignSub" in op.kind or "AssignAdd" in op.kind} == {updates}
 
 
-def test_frozen_weights_are_copied_once_a_call_and_not_once_a_step():
-    devices = choose.make(StrategySection(strategy="mirrored")).devices
-    with collected() as ops:
-        train(model, SOURCE, 48, 4, 3, devices=devices)
-    # What is sent inside of the loop over steps has its name below that loop's.
-    sent = [op for op in ops if op.kind == "_Recv" and op.device == "CPU:1"]
-    assert sent
-    frozen = [op.name for op in ops if op.kind == "ReadVariableOp" and "while" not in op.name]
-    assert frozen, "nothing is read before the loop"
+def test_what_no_step_changes_is_known_before_the_steps():
+    plan = StepPlan(SOURCE.records, 48, 4)
+    pipeline = Pipeline(SOURCE, plan, range(4), seed=0)
+    made = build(model, pipeline.sample(), [SOURCE], ComputeSection(), seed=0)
+    pipeline.prepare(len(seed_states(made)), None)
+    template, specs = pipeline.template, pipeline.leaf_specs
+    step = TrainStep(made, plan, range(4), World(1).all_reduce(0), template, specs, 1, False, True)
+    pipeline.close()
+    fixed = step.micro.fixed()
+    assert [value is None for value in fixed.weights] == [True] * len(made.trainable_variables)
+    # The moving statistics of the normalization change; the frozen layer's kernel and bias do not.
+    named = zip(step.micro.states, fixed.states, strict=True)
+    assert {v.path.split("/")[-2] for v, value in named if value is not None} == {"frozen"}
+    read = step.micro.values(fixed)
+    assert all(value is not None for value in [*read.weights, *read.states])
+    assert [a is b for a, b in zip(read.states, fixed.states, strict=True)].count(True) == 2
 
 
 def test_without_a_tpu_there_is_one_clear_line():
@@ -135,6 +145,22 @@ def test_without_a_tpu_there_is_one_clear_line():
     ) as error:
         choose.make(StrategySection(strategy="tpu"))
     assert "\n" not in str(error.value)
+
+
+def test_a_home_of_another_kind_is_known():
+    gpus = ["/job:localhost/replica:0/task:0/device:GPU:0", "/job:localhost/replica:0/task:0/device:GPU:1"]
+    home = "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert LocalDevices(gpus, home, lambda parts, at: parts[0]).is_home_apart
+    assert not LocalDevices(gpus, gpus[0], lambda parts, at: parts[0]).is_home_apart
+    assert not choose.make(StrategySection(strategy="central-storage")).devices.is_home_apart
+
+
+def test_shards_are_spread_evenly_and_no_device_is_given_none():
+    devices = choose.make(StrategySection(strategy="mirrored")).devices
+    assert devices.spread(8) == [range(0, 2), range(2, 5), range(5, 8)]
+    assert devices.spread(3) == [range(0, 1), range(1, 2), range(2, 3)]
+    assert devices.spread(2) == [range(0, 1), range(1, 2)]
+    assert devices.spread(1) == [range(0, 1)]
 
 
 def test_logical_devices_are_there():

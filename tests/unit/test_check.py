@@ -127,13 +127,25 @@ def test_a_close_word_is_proposed():
         ("python j.py --workers 1:8 --use-gpu --storage=s3://b/r", job.Need(1, 8, 1.0, True, "s3://b/r")),
         ("python j.py --cpus_per_worker 4 --no-use-gpu", job.Need(2, 2, 4.0, False, "~/raytf-runs")),
         ("python j.py --use-gpu False", job.Need(2, 2, 1.0, False, "~/raytf-runs")),
+        ("python j.py --strategy mirrored", job.Need(1, 1, 1.0, None, "~/raytf-runs")),
+        ("python j.py --strategy mirrored --logical-devices 6", job.Need(1, 1, 6.0, False, "~/raytf-runs")),
+        ("python j.py --strategy one-device --use-gpu", job.Need(1, 1, 1.0, True, "~/raytf-runs")),
     ],
 )
 def test_what_a_command_asks_for(command, need):
     assert job.parse(command) == need
 
 
-@pytest.mark.parametrize("command", ["python j.py --workers 8:1", "python j.py --cpus-per-worker x", "python 'j.py"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python j.py --workers 8:1",
+        "python j.py --cpus-per-worker x",
+        "python 'j.py",
+        "python j.py --strategy all",
+        "python j.py --logical-devices two",
+    ],
+)
 def test_a_command_that_raytf_refuses(command):
     with pytest.raises(ConfigError, match=r"[Ee]xpected"):
         job.parse(command)

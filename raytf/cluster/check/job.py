@@ -6,10 +6,12 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from raytf import ways
 from raytf.cluster.check.finding import Finding, Path, error, warning
 from raytf.errors import ConfigError
-from raytf.sections import ClusterSection, RunSection
+from raytf.sections import ClusterSection, RunSection, StrategySection
 
 #: Folders that each node has for itself; others may be mounted by all.
 _OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
@@ -55,16 +57,24 @@ def parse(command: str) -> Need:
     except ValueError as problem:
         raise ConfigError(f"--job {command!r}: {problem}. Expected a command, quoted as for a shell.") from None
     cluster, run = ClusterSection(), RunSection()
-    workers = _flag(words, "--workers") or cluster.workers
-    least, most = ClusterSection(workers=workers).worker_range
+    devices = _flag(words, "--logical-devices")
+    if devices is not None and not devices.isdigit():
+        raise ConfigError(f"--job: --logical-devices {devices}: expected a number.")
+    strategy: Any = _flag(words, "--strategy") or StrategySection().strategy
+    way = StrategySection(strategy, logical_devices=None if devices is None else int(devices))
+    way.check()
+    least, most = ways.worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
     cpus = _flag(words, "--cpus-per-worker")
     gpu: bool | None = None
     if "--no-use-gpu" in words or _flag(words, "--use-gpu") == "False":
         gpu = False
     elif "--use-gpu" in words:
         gpu = True
+    if way.logical_devices is not None or strategy == "tpu":
+        gpu = False  # logical devices are CPUs; of TPUs a cluster's YAML says nothing here
     try:
-        return Need(least, most, float(cpus or cluster.cpus_per_worker), gpu, _flag(words, "--storage") or run.storage)
+        each = float(cpus or cluster.cpus_per_worker) * (way.logical_devices or 1)
+        return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage)
     except ValueError:
         raise ConfigError(f"--job: --cpus-per-worker {cpus}: expected a number.") from None
 

@@ -1,0 +1,105 @@
+"""What goes with a strategy, what it asks of the cluster, and how many workers it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytf import ways
+from raytf.config import TrainConfig
+from raytf.errors import ConfigError
+from raytf.sections import ClusterSection, StrategySection
+
+#: settings -> words of the message.
+REFUSED = [
+    ({"strategy": "horovod"}, ["--strategy horovod", "one of", "mirrored"]),
+    ({"communication": "mpi"}, ["--communication mpi", "auto, ring, nccl"]),
+    ({"strategy": "one-device", "workers": "4"}, ["--workers 4", "one-device", "one worker", "Leave out"]),
+    ({"strategy": "mirrored", "workers": "1:2"}, ["--workers 1:2", "mirrored", "multi-worker-mirrored"]),
+    ({"strategy": "tpu", "workers": "2"}, ["--workers 2", "tpu"]),
+    ({"strategy": "mirrored", "workers": "two"}, ["--workers two", "1:4"]),
+    ({"logical_devices": 2}, ["--logical-devices 2", "multi-worker-mirrored", "--workers", "--strategy mirrored"]),
+    ({"strategy": "one-device", "logical_devices": 2}, ["--logical-devices 2", "one-device"]),
+    ({"strategy": "parameter-server", "logical_devices": 2}, ["--logical-devices 2", "parameter-server"]),
+    ({"strategy": "mirrored", "logical_devices": 0}, ["--logical-devices 0", "1 or more"]),
+    ({"strategy": "mirrored", "logical_devices": 2, "use_gpu": True}, ["--logical-devices 2", "--use-gpu"]),
+    (
+        {"strategy": "mirrored", "logical_devices": 8, "logical_shards": 4},
+        ["--logical-devices 8", "4 logical shards", "--logical-shards 8"],
+    ),
+    ({"strategy": "mirrored", "communication": "ring"}, ["--communication ring", "mirrored", "network"]),
+    ({"communication": "nccl", "use_gpu": False}, ["--communication nccl", "GPU", "ring"]),
+    ({"strategy": "tpu", "use_gpu": True}, ["--use-gpu", "tpu"]),
+    ({"compress_gradients": True, "reduction": "float"}, ["--compress-gradients", "--reduction float", "order"]),
+    (
+        {"compress_gradients": True, "logical_shards": 256, "global_batch_size": 256},
+        ["--compress-gradients", "256 logical shards", "128"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED, ids=lambda case: str(case) if isinstance(case, dict) else "")
+def test_what_does_not_go_together_is_refused_in_one_line(settings, words):
+    with pytest.raises(ConfigError) as refused:
+        TrainConfig.of(**settings).check()
+    text = str(refused.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text
+
+
+GOOD = [
+    {"strategy": "mirrored"},
+    {"strategy": "mirrored", "logical_devices": 2},
+    {"strategy": "mirrored", "logical_devices": 3, "exact": True},
+    {"strategy": "mirrored", "workers": "1"},
+    {"strategy": "one-device", "exact": True, "compress_gradients": True},
+    {"strategy": "central-storage", "logical_devices": 2, "use_gpu": False},
+    {"communication": "ring", "workers": "1:4"},
+    {"communication": "nccl"},
+]
+
+
+@pytest.mark.parametrize("settings", GOOD, ids=str)
+def test_what_goes_together_is_not_refused(settings):
+    TrainConfig.of(**settings).check()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "expected"),
+    [
+        ("multi-worker-mirrored", None, (2, 2)),
+        ("multi-worker-mirrored", "1:4", (1, 4)),
+        ("parameter-server", None, (2, 2)),
+        *((name, workers, (1, 1)) for name in ways.ONE_WORKER for workers in (None, "1", "1:1")),
+    ],
+)
+def test_workers(strategy, workers, expected):
+    assert ways.worker_range(StrategySection(strategy), ClusterSection(workers)) == expected
+    assert TrainConfig.of(strategy=strategy, workers=workers).worker_range == expected
+
+
+@pytest.mark.parametrize(("devices", "shards"), [(None, 4), (2, 4), (4, 4), (5, 8), (8, 8)])
+def test_there_are_shards_for_all_logical_devices(devices, shards):
+    assert TrainConfig.of(strategy="mirrored", logical_devices=devices).logical_shards == shards
+
+
+#: Nodes with 2, 8 and no GPUs.
+NODES = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}, {"CPU": 64.0}]
+ASKED = [
+    ("multi-worker-mirrored", {}, False, NODES, {"CPU": 1.0}),
+    ("multi-worker-mirrored", {}, True, NODES, {"CPU": 1.0, "GPU": 1.0}),
+    ("one-device", {}, True, NODES, {"CPU": 1.0, "GPU": 1.0}),
+    ("mirrored", {}, True, NODES, {"CPU": 1.0, "GPU": 8.0}),
+    ("central-storage", {}, True, NODES, {"CPU": 1.0, "GPU": 8.0}),
+    ("mirrored", {}, True, [], {"CPU": 1.0, "GPU": 1.0}),
+    ("mirrored", {}, False, NODES, {"CPU": 1.0}),
+    ("mirrored", {"logical_devices": 3}, False, NODES, {"CPU": 3.0}),
+    ("central-storage", {"logical_devices": 2, "cpus_per_worker": 2.0}, False, [], {"CPU": 4.0}),
+    ("tpu", {}, False, [{"CPU": 240.0, "TPU": 4.0}], {"CPU": 1.0, "TPU": 4.0}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "settings", "use_gpu", "nodes", "expected"), ASKED)
+def test_what_each_worker_asks_for(strategy, settings, use_gpu, nodes, expected):
+    config = TrainConfig.of(strategy=strategy, **settings)
+    assert ways.resources(config.strategy, config.cluster, use_gpu, nodes) == expected
