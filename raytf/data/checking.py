@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from raytf.data import tree
@@ -21,12 +22,13 @@ from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, splits_
 from raytf.data.sources.parquet import ParquetSource, explained
 from raytf.data.sources.pixels import Decoder
 from raytf.data.sources.record_index import refuse_compressed
-from raytf.data.sources.schema import check_files, columns_of, read_schema
+from raytf.data.sources.schema import Schema, check_files, columns_of, read_schema
 from raytf.data.sources.tfrecord import is_tfrecord
 from raytf.errors import DataError
 
 #: Records that are looked at together.
 _BATCH = 1024
+_PIECE = 8 << 20
 #: Labels that are counted one by one.
 _MOST_LABELS = 1000
 
@@ -230,6 +232,7 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
         schema = read_schema(files.storage)
         if schema is not None:
             check_files(schema, files, whole=not files.is_single)
+            found.problems += _changed(schema, files)
     except DataError as error:
         found.blame(error, uri)
     # First of all what each file is made of: one that is damaged must not hide the others.
@@ -258,6 +261,17 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
         found.blame(error, uri)
         return
     _read(source, found, lambda share: progress(0.5 + 0.5 * share))
+
+
+def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
+    """Files whose bytes are not those that were written: Parquet protects its pages, but not what says where they are."""
+    for i, name in enumerate(files.names):
+        crc = 0
+        for at in range(0, files.sizes[i], _PIECE):
+            data = files.read(i, at, min(_PIECE, files.sizes[i] - at), whole=False)
+            crc = google_crc32c.extend(crc, bytes(data))
+        if crc != schema.files[name].crc32c:
+            yield files.locate(i), "its bytes are not those that were written (CRC-32C)"
 
 
 def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:

@@ -56,9 +56,9 @@ class ParquetSource(BlockSource):
     ):
         super().__init__(uri, window)
         found = Files(uri, (".parquet",))
+        schema = read_schema(found.storage)
         if not found.names:
             raise DataError(f"{uri}: there are no *.parquet files.")
-        schema = read_schema(found.storage)
         if schema is not None:
             check_files(schema, found, whole=not found.is_single)
         self.classes = None if schema is None else schema.classes

@@ -65,9 +65,9 @@ class TFRecordSource(BlockSource):
     ):
         super().__init__(uri, window)
         self._files = Files(uri, is_wanted=is_tfrecord)
+        schema = read_schema(self._files.storage)
         if not self._files.names:
             raise DataError(f"{uri}: there are no TFRecord files. Expected names that end in .tfrecord.")
-        schema = read_schema(self._files.storage)
         if schema is not None:
             check_files(schema, self._files, whole=not self._files.is_single)
         self._entries = index(self._files)

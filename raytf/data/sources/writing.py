@@ -157,7 +157,7 @@ class Folder:
         self._storage.put(SCHEMA, self._with_files().encode())
         self._storage.abort_uploads("", lambda name: True)
         if self._storage.is_local:  # what a killed process had begun
-            for left in glob.glob(f"{glob.escape(self._storage.root)}/part-*.tmp-*"):
+            for left in glob.glob(f"{glob.escape(self._storage.root)}/*.tmp-*"):
                 with contextlib.suppress(OSError):
                     os.unlink(left)
         self._storage.delete(UNFINISHED)
