@@ -7,7 +7,8 @@ Shows `raytf.on_workers`: a function of one part of the work, and a list of part
 the answer is the same to the last bit for every number of workers, however many of them are killed on the way.
 
 Expect the error to shrink as 1 / sqrt(n), so that the last column neither grows nor shrinks: it is 1.3 on average, and
-above 4.9 once in 370 lines. The defaults give WHAT.
+above 4.9 once in 370 lines. The defaults give
+3.1414434, which is 0.00015 off.
 """
 
 from dataclasses import dataclass, field
