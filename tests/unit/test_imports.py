@@ -98,6 +98,7 @@ def test_exported_names_are_locked():
         "TrainConfig",
         "cli",
         "fit",
+        "hold_out",
         "load_images",
         "read_steps",
     ]
