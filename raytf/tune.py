@@ -335,7 +335,10 @@ def _search(
 
 
 def _is_handed_on(name: str) -> bool:
-    return name in ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS") or name.startswith("RAY_TRAIN_")
+    """Whether a trial's command gets a variable of this one, in the place of what Ray gives its own processes."""
+    # The last one is how a job that was submitted has its workers get its files and variables.
+    own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return name in own or name.startswith("RAY_TRAIN_")
 
 
 def _scheduler(search: Search) -> Any:
