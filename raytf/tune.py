@@ -164,7 +164,9 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
     trials = _count(search, space)
     points = [_point(search, space, number) for number in range(trials)]
     for name in _OURS:
-        if name in space.names or any(f.split("=")[0] == f"--{name.replace('_', '-')}" for f in search.fixed):
+        if name in space.names or any(
+            f.split("=")[0].replace("_", "-") == f"--{name.replace('_', '-')}" for f in search.fixed
+        ):
             raise ConfigError(
                 f"--{name.replace('_', '-')} belongs to the search: every trial has its own. Give --name and --storage "
                 "of `raytf tune`."
@@ -243,6 +245,8 @@ def _cluster(values: dict[str, Any], parallel: int | None) -> Iterator[tuple[str
     """Connect to Ray, or start one here: its address, and how many workers of the job it has room for."""
     # Ray Tune's own words are not wanted, nor its files, nor its opinion on metrics.
     for name, value in {
+        # Trials have a few processes each that take no CPU; a Ray that is started here would warn of their number.
+        "RAY_worker_maximum_startup_concurrency": "16",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -331,7 +335,10 @@ def _search(
 
 
 def _is_handed_on(name: str) -> bool:
-    return name in ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS") or name.startswith("RAY_TRAIN_")
+    """Whether a trial's command gets a variable of this one, in the place of what Ray gives its own processes."""
+    # The last one is how a job that was submitted has its workers get its files and variables.
+    own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return name in own or name.startswith("RAY_TRAIN_")
 
 
 def _scheduler(search: Search) -> Any:

@@ -66,13 +66,14 @@ class Plan:
 class TrialRun(tune.Trainable):
     """Ray Tune's view of one trial.
 
-    Results have `score` and `epoch` where an epoch has ended; the last one has `outcome`, and `why` where it failed.
+    Results have `epoch` where one has ended, with `score`, or where that lacks what is `known`; the last one has
+    `outcome`, and `why` where it failed.
     """
 
     def setup(self, config: dict[str, Any], plan: Plan | None = None) -> None:
         assert plan is not None  # Ray Tune gives it
         self._plan, self._number = plan, int(config["trial"])
-        self._epochs: deque[dict[str, float]] = deque()
+        self._epochs: deque[dict[str, Any]] = deque()
         self._seen = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = self._again = 0
@@ -179,7 +180,8 @@ class TrialRun(tune.Trainable):
             epoch, value = int(logs["epoch"]) + 1, self._plan.goal.value(logs)
             if epoch > self._seen:
                 self._seen, self._again, self._killed = epoch, 0, 0
-                self._epochs.append({"epoch": epoch} if value is None else {"epoch": epoch, "score": value})
+                lacks = {"known": ", ".join(sorted(set(logs) - {"epoch", "step"}))}
+                self._epochs.append({"epoch": epoch, **(lacks if value is None else {"score": value})})
 
     def _finish(self) -> None:
         try:

@@ -52,6 +52,7 @@ class Watcher(tune.Callback):
         self._folder, self._points, self._over = folder, points, over
         self._board, self._view, self._stop = board, view, stop
         self._histories: dict[int, list[dict[str, float]]] = {}
+        self._has_told = False
 
     def __reduce__(self) -> Any:
         return (tune.Callback, ())  # as above
@@ -71,10 +72,19 @@ class Watcher(tune.Callback):
         row = self._board.rows[number]
         row.step = result["step"]
         if "epoch" in result and "outcome" not in result and result["epoch"] > row.epoch:
+            self._tell_what_lacks(number, result)
             row.epoch, row.value = result["epoch"], result.get("score")
             known = {k: result[k] for k in ("epoch", "score") if k in result}
             self._histories.setdefault(number, []).append(known)
         self._view.show()
+
+    def _tell_what_lacks(self, number: int, result: dict[str, Any]) -> None:
+        """Once, and while most of the search is still to come: a trial without the metric is a failed one."""
+        metric = self._board.goal.metric
+        if "known" in result and not self._has_told and not metric.startswith("test_"):
+            self._has_told = True
+            name, known = tune_record.run_name(number), result["known"]
+            self._view.say(f"note: epoch {result['epoch']} of {name} has no {metric}, but {known}; see --metric")
 
     def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         number, last = trial.config["trial"], trial.last_result
