@@ -59,8 +59,8 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
         return
     raise RunMismatchError(
         f"run {config.run.run!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose another "
-        "--run name."
+        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose "
+        "another --run name."
     )
 
 
