@@ -27,6 +27,8 @@ from raytf.retry import Cause, Failure, Retry
 #: Seconds in which a placement group that fits must have come to be, and between two looks at a cluster that is too
 #: small, and two words about it.
 _PLACE_SECONDS, _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 20.0, 0.5, 60.0
+#: Seconds in which Ray gives back what processes had that have ended.
+_FREE_SECONDS = 8.0
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
 #: What each parameter server and the coordinator take.
@@ -68,12 +70,12 @@ class Process:
         Raises:
             WorkerLostError: the address is that of another node, on which Ray did not start this process again.
         """
-        from raytf.strategies import parameter_server
+        from raytf.strategies import tf_server
 
         host = cluster[job][index].rpartition(":")[0].strip("[]")
         if ray.util.get_node_ip_address() != host:
             raise WorkerLostError(f"its node {host} is gone")
-        self._server = parameter_server.start_server(cluster, job, index, self._threads)
+        self._server = tf_server.start_server(cluster, job, index, self._threads)
         return ray.get_runtime_context().get_node_id()
 
     def live(self) -> None:
@@ -325,7 +327,7 @@ def _error_of(ref: Any) -> Exception | None:
 @contextlib.contextmanager
 def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Group]:
     """A group on as many workers as there is room for; waits where there is too little."""
-    config, told_at = job.config, float("-inf")
+    config, told_at, began = job.config, float("-inf"), time.monotonic()
     least, most = config.cluster.worker_range
     each = {"CPU": config.cluster.cpus_per_worker, **({"GPU": 1.0} if use_gpu else {})}
     helpers = config.strategy.helpers
@@ -335,6 +337,9 @@ def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Gro
             bundles = _reserve(each, workers, helpers) if workers >= least else None
             if bundles is not None:
                 break
+            if time.monotonic() - began < _FREE_SECONDS:  # what the last group had is free in a moment
+                time.sleep(_WAIT_SECONDS)
+                continue
             if time.monotonic() - told_at >= _WAIT_MESSAGE_SECONDS:
                 told_at = time.monotonic()
                 job.monitor.event.remote("waiting", {"possible": max(0, workers), "wanted": least})

@@ -29,23 +29,6 @@ MIN_PART_BYTES = 256 << 10
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")
 
 
-def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
-    """Run a TensorFlow server in this process, as long as it lives.
-
-    Args:
-        cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
-        job, index: the place of this one in it.
-        threads: within an operation.
-    """
-    config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=threads, inter_op_parallelism_threads=max(4, threads)
-    )
-    config.gpu_options.allow_growth = True
-    return tf.distribute.Server(
-        tf.train.ClusterSpec(cluster), job_name=job, task_index=index, protocol="grpc", config=config, start=True
-    )
-
-
 def connect(cluster: dict[str, list[str]]) -> tuple[Any, Any]:
     """The strategy and its coordinator, once all servers and workers answer; before any operation of TensorFlow."""
     # It warns of each call that the coordinator itself makes, which synchronous updates are.

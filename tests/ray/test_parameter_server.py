@@ -139,10 +139,23 @@ def test_callbacks_validation_augmentation_and_weights_work_alike(start: Callabl
 
 
 @pytest.mark.slow
-def test_too_few_places_are_waited_for_and_the_driver_takes_all_with_it(start: Callable[..., Job], tmp_path: Path):
-    run = start(MNIST_JOB, "--data", "digits", *SERVERS, "--epochs", 1000, "--storage", tmp_path, "--run", "a")
-    run.until(lambda: "samples/s" in run.output, PATIENCE)
-    found = run.processes("Parameter") + run.processes("Coordinator.")
-    assert len(found) == 4
-    run.process.kill()
-    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in found), "all have ended", 60)
+def test_a_group_waits_for_room_and_says_so_and_a_dead_driver_leaves_nothing(
+    start_there: Callable[..., Job], tmp_path: Path
+):
+    first = start_there(MNIST_JOB, "--data", "digits", *SERVERS, "--epochs", 9999, "--storage", tmp_path, "--run", "a")
+    first.until(lambda: "samples/s" in first.output, PATIENCE)
+    # The head has four CPUs, and two workers, a server and the coordinator take them.
+    flags = ("--data", "digits", *SERVERS, "--workers", "1:2", "--epochs", 1, "--storage", tmp_path, "--run", "b")
+    second = start_there(MNIST_JOB, *flags)
+    second.until(lambda: "waiting: the cluster has room for 0 workers beside 2 processes" in second.output, PATIENCE)
+    first.kill()
+    output = second.wait(PATIENCE)
+    assert "2 workers" in output
+    assert result_of(tmp_path / "b")["world_sizes"] == [2]
+
+
+def test_what_no_cluster_can_give_is_refused_at_once(start_there: Callable[..., Job], tmp_path: Path):
+    refused = start_there(MNIST_JOB, "--data", "digits", *SERVERS, "--ps", 3, "--storage", tmp_path)
+    assert refused.ended() == 2
+    (line,) = [line for line in refused.output.splitlines() if line.startswith("error:")]
+    assert "can give 0 at the most beside 4 CPUs for the parameter servers and the coordinator" in line

@@ -30,8 +30,8 @@ from raytf.testing.processes import free_port
 SERVER = """
 import json, os, sys, time
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-from raytf.strategies import parameter_server
-server = parameter_server.start_server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 1)
+from raytf.strategies import tf_server
+server = tf_server.start_server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 1)
 sys.stdin.read()  # ends with the parent
 os._exit(0)
 """
