@@ -237,7 +237,7 @@ def _place(name: str) -> tuple[str, str]:
 def _name_inputs(model: keras.Model) -> None:
     """Call inputs by their layers, so that clients find the same names in every version.
 
-    Keras numbers tensors without a name as they are made in a process; an input's layer is in the model's configuration.
+    Keras numbers tensors without a name as they are made in a process; an input's layer is in the configuration.
     """
     for tensor in getattr(model, "inputs", None) or []:
         made_by = getattr(getattr(tensor, "_keras_history", None), "operation", None)

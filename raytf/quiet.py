@@ -1,4 +1,4 @@
-"""TensorFlow without its chatter: what it writes while it is imported can be silenced in no other way."""
+"""Libraries without their chatter, where what they write can be silenced in no other way."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ def load_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if "tensorflow" in sys.modules:
         return
-    with _no_stderr():
+    with no_stderr():
         importlib.import_module("tensorflow")
         importlib.import_module("keras")
 
 
 @contextlib.contextmanager
-def _no_stderr() -> Iterator[None]:
+def no_stderr() -> Iterator[None]:
+    """Nothing that this process writes to standard error is seen, whoever writes it."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)

@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
+from raytf import quiet
 from raytf.connecting import ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
 from raytf.serving.replica import Replica, Settings
@@ -69,7 +70,8 @@ def run(plan: Plan, say: Callable[[str], None]) -> None:
     with ray_for(plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
         if is_local:
             check_port(plan.host, plan.port)
-        mine = _begin(plan)
+        # A Ray of one's own ends with all that runs on it; on a cluster, what was not started here stays.
+        mine = _begin(plan) and not is_local
         try:
             host, port = _where(plan)
             _check_room(name, say)
@@ -254,7 +256,8 @@ def _end(name: str, mine: bool, say: Callable[[str], None]) -> None:
     try:
         serve.delete(name)
         if mine:
-            serve.shutdown()
+            with quiet.no_stderr():  # Ray tells at length of tasks of actors that it was told to end
+                serve.shutdown()
         say(f"stopped after {time.monotonic() - began:.1f} s")
     except Exception as error:  # Ray may be what has failed, or was ended by the same signal
         say(f"Ray has ended before: {one_line(error, 200)}")
