@@ -131,7 +131,7 @@ def test_what_the_cluster_does_not_have_is_refused_before_a_worker_starts(start_
         ("--strategy", "mirrored", "--logical-devices", "64"): "error: --strategy mirrored is one worker with 64 CPU",
     }
     common = ("--data", "digits", "--storage", tmp_path, "--global-batch-size", "128", "--logical-shards", "64")
-    runs = [start_there(MNIST_JOB, *common, *flags) for flags in refused]
+    runs = [start_there(MNIST_JOB, *common, "--run", f"r{i}", *flags) for i, flags in enumerate(refused)]
     for run, (flags, text) in zip(runs, refused.items(), strict=True):
         assert run.ended(PATIENCE) == 2, flags
         assert text in run.output
