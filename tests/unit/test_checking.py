@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 from PIL import Image
 
 from raytf.data import ArraySource
@@ -94,7 +95,7 @@ def test_damaged_row_groups_and_footers_are_named(tmp_path):
         "part-00000.parquet: row group 1",
         "part-00002.parquet",
     ]
-    assert [why for _, why in found.problems][0] == "its bytes are not those that were written (CRC-32C)"
+    assert found.problems[0][1] == "its bytes are not those that were written (CRC-32C)"
 
 
 def test_damaged_images_are_named(tmp_path):
