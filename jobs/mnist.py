@@ -17,7 +17,7 @@ class Job:
     """Train a small convolutional network on handwritten digits."""
 
     data: str = "auto"
-    """auto (MNIST where it can be had, else digits), mnist, digits, or a path or URI: IDX, .npz, TFRecord, Parquet, images."""
+    """auto (MNIST, else digits), mnist, digits, or a path or URI of IDX, .npz, TFRecord, Parquet or image files."""
     learning_rate: float = 1e-3
     """Adam's learning rate."""
     batch_norm: bool = False
