@@ -20,7 +20,7 @@ class Job:
     """Train a small network on handwritten digits."""
 
     data: str = "auto"
-    """auto (MNIST where it can be had, else digits), mnist, digits, or a path or URI of IDX, .npz or Parquet files."""
+    """auto (MNIST, else digits), mnist, digits, or a path or URI of IDX, .npz, TFRecord, Parquet or image files."""
     model: Literal["softmax", "mlp", "cnn"] = "cnn"
     """softmax: one layer; mlp: a hidden layer of 500 units; cnn: two convolutions and a hidden layer."""
     learning_rate: float = 1e-3

@@ -84,11 +84,9 @@ class Findings:
                 self.labels.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
     def blame(self, error: DataError, place: str) -> None:
-        """Note a problem; what its text begins with is the place, where it is one."""
+        """Note a problem at a place, which may be what its text begins with."""
         text = str(error)
-        start, mark, rest = text.partition(": ")
-        known = mark and ("/" in start or "record" in start)
-        self.problems.append((start, rest) if known else (place, text))
+        self.problems.append((place, text.removeprefix(place).lstrip(": ") if text[len(place) :][:1] in ": " else text))
 
 
 def check(data: str, reading: Reading | None = None, progress: Progress = lambda share: None) -> list[Findings]:
@@ -264,7 +262,7 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
 
 
 def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
-    """Files whose bytes are not those that were written: Parquet protects its pages, but not what says where they are."""
+    """Files whose bytes are not those that were written. Parquet protects its pages, not what says where they are."""
     for i, name in enumerate(files.names):
         crc = 0
         for at in range(0, files.sizes[i], _PIECE):

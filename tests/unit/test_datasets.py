@@ -12,8 +12,10 @@ import pytest
 
 from raytf.data import load_images
 from raytf.data.datasets import read_idx
+from raytf.data.sources.frames import frame
 from raytf.errors import DataError
 from raytf.storage import Storage
+from tests.unit.data_files import examples, pictures, tfrecords
 
 
 def idx(array, code=0x08):
@@ -282,3 +284,44 @@ def test_mnist_without_a_network_says_what_to_do(tmp_path):
     said = load_in_process(tmp_path, "mnist")
     assert said.startswith("refused: --data mnist: no local copy")
     assert "--data digits" in said
+
+
+# TFRecords and image folders.
+
+
+def test_tfrecords_that_others_wrote(tmp_path):
+    """Raw bytes and a label, as the guides write them; a square of gray pixels."""
+    for split in ("train", "test"):
+        tfrecords(tmp_path / split)
+    images = load_images(str(tmp_path))
+    assert (images.name, images.image_shape, images.classes) == (f"TFRecord files in {tmp_path}", (4, 4, 1), 5)
+    x, y = images.train.take(np.array([7]))
+    assert (x.shape, x.max(), y.tolist()) == ((1, 4, 4, 1), 7, [2])
+
+
+@pytest.mark.parametrize("size", [None, (4, 4)])
+def test_image_folders(tmp_path, size):
+    pictures(tmp_path / "train", classes=("a", "b", "c"))
+    pictures(tmp_path / "test", classes=("c",))
+    images = load_images(str(tmp_path), size)
+    assert (images.image_shape, images.classes) == ((*(size or (6, 5)), 3), 3)
+    assert images.test.take(np.array([0]))[1].tolist() == [2]
+
+
+def test_tfrecords_and_image_folders_on_s3(s3, tmp_path):
+    for split in ("train", "test"):
+        tfrecords(tmp_path / "t" / split)
+        pictures(tmp_path / "i" / split)
+    Storage(s3()).put_tree(str(tmp_path), "d")
+    assert load_images(s3("d/t")).train.records == 13
+    assert load_images(s3("d/i")).image_shape == (6, 5, 3)
+
+
+def test_folders_that_lack_a_part_or_a_label(tmp_path):
+    tfrecords(tmp_path / "a" / "train")
+    refused(lambda: load_images(str(tmp_path / "a")), "a/test", "no TFRecord files")
+    for split in ("train", "test"):
+        (tmp_path / "b" / split).mkdir(parents=True)
+        records = examples(image=np.zeros((2, 4), np.uint8), label=np.float32([0.5, 1.5]))
+        (tmp_path / "b" / split / "a.tfrecord").write_bytes(frame(records))
+    refused(lambda: load_images(str(tmp_path / "b")), "labels are", "float32", "one whole number")

@@ -275,3 +275,15 @@ def test_gcs(gcs, data):
     base, mark, query = gcs.partition("?")
     source = TFRecordSource(f"{base}/d{mark}{query}", features=SPEC, order="blocks", block_bytes=400)
     assert source.take(np.array([12, 3]))[0].tobytes() == image[[12, 3]].tobytes()
+
+
+def test_large_images_are_by_blocks_and_in_small_windows_though_their_files_are_small(tmp_path):
+    """What they take when they are decoded counts: a worker holds windows of that."""
+    out = io.BytesIO()
+    Image.new("L", (2000, 2000)).save(out, "PNG")
+    encoded = np.frombuffer(out.getvalue(), np.uint8)
+    (tmp_path / "a.tfrecord").write_bytes(frame(examples(image=np.stack([encoded] * 70), label=np.arange(70))))
+    source = TFRecordSource(str(tmp_path))
+    assert source.block_sizes.sum() == 70
+    assert source.window == (64 << 20) // (4_000_000 + 8)
+    assert TFRecordSource(str(tmp_path), size=(28, 28)).block_sizes is None

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytf.data import ArraySource, ParquetSource, Spec, TFRecordSource, load_images
+from raytf.data.order import StepPlan, assign
+from raytf.data.pipeline import Pipeline
 from raytf.data.sources.record_index import INDEX
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
 from raytf.data.sources.writing import Layout, identity_of, named, write
@@ -172,6 +174,22 @@ def test_labels_and_classes_are_kept(tmp_path):
     images = ImageFolderSource(pictures(tmp_path / "i"))
     write(Storage(str(tmp_path / "p")), images, Layout("parquet", 30, 10), "me")
     assert ParquetSource(str(tmp_path / "p")).classes == ("cat", "dog")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_epochs_of_converted_mnist_are_those_of_its_idx_files(tmp_path, mnist_dir, world_size):
+    """Every record of two epochs, order included, as each of the workers sees them."""
+    images = load_images(str(mnist_dir))
+    layout = Layout.of("tfrecord", images.test.spec, images.test.records, 3 << 20, None)
+    write(Storage(str(tmp_path)), images.test, layout, "me")
+    plan = StepPlan(images.test.records, 96, 4)
+    for own in assign(4, world_size):
+        pair = [Pipeline(source, plan, own, seed=7) for source in (images.test, TFRecordSource(str(tmp_path)))]
+        for start in range(0, 2 * plan.steps_per_epoch):
+            one, other = (p.submit(start, start + 1).result() for p in pair)
+            assert [a.tobytes() for a in one.leaves] == [b.tobytes() for b in other.leaves]
+        for pipeline in pair:
+            pipeline.close()
 
 
 # The command.

@@ -14,6 +14,8 @@ from raytf.errors import ConfigError
 
 #: Records within which a source read block by block is shuffled.
 WINDOW_RECORDS = 8192
+#: Bytes of records within which a source is shuffled whose records are large, where nothing else is said.
+WINDOW_BYTES = 64 << 20
 #: Data of up to so many bytes are permuted record by record under `order="auto"`, as arrays are.
 SMALL_BYTES = 256 << 20
 
@@ -59,8 +61,10 @@ class Source(Protocol):
 
     name: str
     records: int
-    window: int
     spec: tuple[Any, Any, Any]
+
+    @property
+    def window(self) -> int: ...
 
     @property
     def block_sizes(self) -> np.ndarray | None: ...
@@ -98,6 +102,11 @@ def by_name(columns: str | Sequence[str] | None) -> Any:
 def record_bytes(spec: tuple[Any, Any, Any]) -> int:
     """Bytes of one record in memory."""
     return sum(leaf.bytes for _, leaf in tree.flatten(spec))
+
+
+def window_of(spec: tuple[Any, Any, Any]) -> int:
+    """Records within which a source is shuffled where nothing else is said: 8,192, or 64 MiB of them."""
+    return max(1, min(WINDOW_RECORDS, WINDOW_BYTES // max(1, record_bytes(spec))))
 
 
 def is_by_record(order: Order, size: int) -> bool:

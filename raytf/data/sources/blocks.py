@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from raytf.data.sources.base import Spec
+from raytf.data.sources.base import Order, Spec, is_by_record, record_bytes, window_of
 
 
 class BlockSource:
@@ -16,7 +16,7 @@ class BlockSource:
 
     Args:
         name: for messages.
-        window: records within which the order is shuffled after blocks were.
+        window: records within which the order is shuffled after blocks were; None for 8,192 or 64 MiB of them.
 
     Attributes:
         crc: tells these records and their order from others, where they are permuted by blocks; None elsewhere.
@@ -27,22 +27,29 @@ class BlockSource:
     #: What stays with the process that read it; open files cannot travel.
     _own: tuple[str, ...] = ("_cache", "_taken", "_used_up", "_cached_rows", "_rows_read")
 
-    def __init__(self, name: str, window: int):
-        self.name, self.window = name, window
+    def __init__(self, name: str, window: int | None):
+        self.name, self._window = name, window
         self._by_record = False
         self._shards = 0
         self._leaf_specs: list[Spec] = []
         self._forget()
 
-    def _lay_out(self, sizes: np.ndarray, by_record: bool = False) -> None:
-        """Say how many records each block has, and whether the order is one of records all the same."""
+    def _lay_out(self, sizes: np.ndarray) -> None:
+        """Say how many records each block has."""
         self._sizes = np.asarray(sizes, np.int64)
         self._starts = np.cumsum(self._sizes) - self._sizes
         self._largest = int(self._sizes.max(initial=0))
         self.records = int(self._sizes.sum())
-        self._by_record = by_record
-        if by_record:
-            self.window = 1
+
+    def _order_by(self, order: Order, size: int) -> None:
+        """Choose the order, once `spec` is there, for data of so many bytes on storage."""
+        self._by_record = is_by_record(order, max(size, self.records * record_bytes(self.spec)))
+
+    @property
+    def window(self) -> int:
+        if self._by_record:
+            return 1
+        return window_of(self.spec) if self._window is None else self._window
 
     def _read(self, b: int) -> list[np.ndarray]:
         """The leaves of a block, each [records, *shape], from storage."""

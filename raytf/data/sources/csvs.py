@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name, crc_of, is_by_record, record_bytes
+from raytf.data.sources.base import Order, Spec, by_name, crc_of
 from raytf.data.sources.blocks import BlockSource
 from raytf.data.sources.files import Files
 from raytf.errors import DataError, one_line
@@ -52,7 +52,7 @@ class CsvSource(BlockSource):
         sample_weight: the column of sample weights, or None.
         shape, dtype: of the vector that x=None makes, e.g. (28, 28, 1) and "uint8" for pixels.
         delimiter: between values; by default a comma, in .tsv files a tab.
-        window: records within which the order is shuffled after blocks were.
+        window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
         order: `records`, `blocks` of 1 MiB of text, or `auto`: `records` for files of up to 256 MiB together.
 
     Attributes:
@@ -72,7 +72,7 @@ class CsvSource(BlockSource):
         shape: tuple[int, ...] | None = None,
         dtype: str = "float32",
         delimiter: str | None = None,
-        window: int = WINDOW_RECORDS,
+        window: int | None = None,
         order: Order = "auto",
     ):
         super().__init__(uri, window)
@@ -96,9 +96,7 @@ class CsvSource(BlockSource):
         self._labels: tuple[float, float] | None = None
         self._blocks: list[_Block] = []
         self._scan()
-        self._lay_out(
-            np.array([b.records for b in self._blocks], np.int64), is_by_record(order, sum(self._files.sizes))
-        )
+        self._lay_out(np.array([b.records for b in self._blocks], np.int64))
         if not self.records:
             raise DataError(f"{uri}: the files hold no records.")
         self._shape = (len(vector),) if shape is None else tuple(shape)
@@ -108,10 +106,10 @@ class CsvSource(BlockSource):
         first = self._read(0)
         self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
+        self._order_by(order, sum(self._files.sizes))
         if not self._by_record:
             sizes = np.array(self._files.sizes)
             self.crc = crc_of([*(leaf[:16] for leaf in first), *(leaf[-16:] for leaf in self._read(-1)), sizes])
-        self._record_bytes = record_bytes(self.spec)
 
     def label_range(self) -> tuple[float, float] | None:
         return self._labels

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name, is_by_record
+from raytf.data.sources.base import Order, Spec, by_name
 from raytf.data.sources.blocks import BlockSource
 from raytf.data.sources.files import Files
 from raytf.errors import DataError, one_line
@@ -50,7 +50,7 @@ class NpzSource(BlockSource):
         x: name of the inputs' array, or a list of names (then inputs are a dict by name).
         y: of the targets' array or arrays, or None.
         sample_weight: of the sample weights' array, or None.
-        window: records within which the order is shuffled after blocks were.
+        window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
         order: `records`, `blocks` of 4 MiB, or `auto`: `records` for arrays of up to 256 MiB together.
 
     Raises:
@@ -64,7 +64,7 @@ class NpzSource(BlockSource):
         x: str | list[str] = "x",
         y: str | list[str] | None = "y",
         sample_weight: str | None = None,
-        window: int = WINDOW_RECORDS,
+        window: int | None = None,
         order: Order = "auto",
     ):
         super().__init__(uri, window)
@@ -83,9 +83,10 @@ class NpzSource(BlockSource):
             raise DataError(f"{uri}: there are no records.")
         size = sum(m.row_bytes for m in self._members)
         step = max(1, _BLOCK_BYTES // max(1, size))
-        self._lay_out(np.diff([*range(0, rows, step), rows]), is_by_record(order, rows * size))
+        self._lay_out(np.diff([*range(0, rows, step), rows]))
         self._leaf_specs = [Spec(m.shape[1:], m.dtype.newbyteorder("=").name) for m in self._members]
         self.spec = tree.unflatten(columns, self._leaf_specs)
+        self._order_by(order, rows * size)
         self._directory = [(name, info.CRC) for name, (info, _) in sorted(members.items())]
         if not self._by_record:
             self.crc = zlib.crc32(repr((self._directory, step)).encode())

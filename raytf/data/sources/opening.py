@@ -10,6 +10,7 @@ from raytf.data.sources import csvs, images
 from raytf.data.sources.base import Order, Source
 from raytf.data.sources.npz import NpzSource
 from raytf.data.sources.parquet import ParquetSource
+from raytf.data.sources.schema import UNFINISHED
 from raytf.data.sources.tfrecord import TFRecordSource, is_tfrecord
 from raytf.errors import DataError
 
@@ -68,6 +69,10 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
     for kind, wanted in endings:
         if any(base.endswith(wanted) for base in bases):
             return kind
+    if any(name.rpartition("/")[2] == UNFINISHED for name in names):
+        raise DataError(
+            f"{place}: a conversion into this folder has not ended. The same `raytf data convert` command goes on."
+        )
     raise DataError(
         f"{place}: there is nothing to read. Expected IDX files (train-images-idx3-ubyte.gz ...), *.tfrecord, "
         f"*.parquet, *.npz, *.csv, or folders with JPEG or PNG images. It has: {', '.join(bases[:6]) or 'nothing'}."

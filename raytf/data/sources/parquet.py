@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of, is_by_record, record_bytes
+from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of
 from raytf.data.sources.blocks import BlockSource
 from raytf.data.sources.files import Files
 from raytf.data.sources.schema import check_files, columns_of, read_schema
@@ -91,7 +91,7 @@ class ParquetSource(BlockSource):
         first = self._block(0)
         self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
-        self._lay_out(self._sizes, is_by_record(order, self.records * record_bytes(self.spec)))
+        self._order_by(order, 0)
         # What the footers tell of each row group, and the first records.
         self.crc = None if self._by_record else crc_of([leaf[:16] for leaf in first], self._footers_crc)
         self._forget()

@@ -9,7 +9,7 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources import frames
-from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of, is_by_record
+from raytf.data.sources.base import Order, Spec, crc_of
 from raytf.data.sources.blocks import BlockSource
 from raytf.data.sources.examples import Feature, Parser, feature, infer
 from raytf.data.sources.files import Files
@@ -39,9 +39,9 @@ class TFRecordSource(BlockSource):
         features: `Spec(shape, dtype)` of features by name, where the first record does not tell: of bytes that are
             numbers one after the other, which are taken for uint8 [length], and of shapes.
         size, channels, fit: of features that are JPEG or PNG; see ImageFolderSource.
-        window: records within which the order is shuffled after blocks were.
+        window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
         order: `records` permutes records as with arrays; `blocks` permutes blocks and shuffles within windows, which
-            object stores need for data larger than memory; `auto` is `records` for files of up to 256 MiB.
+            object stores need for data larger than memory; `auto` is `records` for up to 256 MiB, also when decoded.
         block_bytes: of a block; by default a 256th of the data, 256 KiB to 8 MiB.
 
     Raises:
@@ -59,7 +59,7 @@ class TFRecordSource(BlockSource):
         size: tuple[int, int] | None = None,
         channels: int | None = None,
         fit: Fit = "crop",
-        window: int = WINDOW_RECORDS,
+        window: int | None = None,
         order: Order = "auto",
         block_bytes: int | None = None,
     ):
@@ -74,14 +74,13 @@ class TFRecordSource(BlockSource):
         self._bounds = None if schema is None else schema.labels
         self.classes = None if schema is None else schema.classes
         total = sum(self._files.sizes)
-        by_record = is_by_record(order, total)
-        self._cut(block_bytes or min(_LARGEST_BLOCK, max(_LEAST_BLOCK, total // _BLOCKS)), by_record)
+        self._cut(block_bytes or min(_LARGEST_BLOCK, max(_LEAST_BLOCK, total // _BLOCKS)))
         if not self.records:
             raise DataError(f"{uri}: the TFRecord files hold no records.")
         columns = columns_of(schema, x, y, sample_weight, "label")
         names = [name for _, name in tree.flatten(columns)]
         known = {**({} if schema is None else schema.specs), **(features or {})}
-        first, place = self._first(), self._place(0, 0)
+        first, place = self._first(), self._place(self._blocks[0][0], 0)
         self._features = [_written(schema is not None, f) for f in infer(first, known, names, place)]
         self._parser = Parser(self._features)
         self._decoders: list[Decoder | None] = []
@@ -96,12 +95,13 @@ class TFRecordSource(BlockSource):
             f.spec if d is None else Spec(d.shape, "uint8") for f, d in zip(self._features, self._decoders, strict=True)
         ]
         self.spec = tree.unflatten(columns, self._leaf_specs)
-        some = self.reader(1).take(np.arange(1 if by_record else min(16, self.records)))
-        if not by_record:
+        self._order_by(order, total)
+        some = self.reader(1).take(np.arange(1 if self._by_record else min(16, self.records)))
+        if not self._by_record:
             self.crc = crc_of([*some, self._sizes, np.array([e.end_crc for e in self._entries])])
         self._forget()
 
-    def _cut(self, block_bytes: int, by_record: bool) -> None:
+    def _cut(self, block_bytes: int) -> None:
         """Cut files into blocks of about so many bytes."""
         self._blocks: list[tuple[int, int, int]] = []
         counts = [len(entry.lengths) for entry in self._entries]
@@ -110,7 +110,7 @@ class TFRecordSource(BlockSource):
             edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), counts[f]] if counts[f] else []
             self._blocks += [(f, a, b) for a, b in itertools.pairwise(edges)]
         self._first_of_file = np.cumsum(counts) - counts
-        self._lay_out(np.array([b - a for _, a, b in self._blocks], np.int64), by_record)
+        self._lay_out(np.array([b - a for _, a, b in self._blocks], np.int64))
 
     def _first(self) -> bytes:
         f, _, _ = self._blocks[0]
