@@ -79,7 +79,7 @@ def on_workers(
                 f"the function or a part cannot be sent to the workers: {type(error).__name__}: {one_line(error, 300)}."
                 " Create what cannot be pickled (open files, locks, models) inside the function."
             ) from error
-        sent, work = ray.put(function), [ray.put(part) for part in parts]
+        sent = ray.put(function)
         threads = max(1, int(section.cpus_per_worker))
         actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=int(use_gpu))(_Worker)
         options = actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
@@ -87,7 +87,7 @@ def on_workers(
         def start() -> Any:
             return options.remote(sent, threads)
 
-        crew = _Crew(start, work, min(section.worker_range[1], len(parts)), say)
+        crew = _Crew(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
             return crew.run(on_answer)
         except KeyboardInterrupt:
@@ -180,12 +180,12 @@ class _Crew:
 
     Args:
         start: starts a worker.
-        work: references to the parts.
+        work: the parts.
         most: workers at a time.
         say: takes a line for people.
     """
 
-    def __init__(self, start: Callable[[], Any], work: list[Any], most: int, say: Callable[[str], None]):
+    def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
         self._start, self._work, self._say = start, work, say
         self._parts: Parts[Any] = Parts(len(work))
         self._began = time.monotonic()

@@ -55,7 +55,12 @@ def test_a_part_that_ends_its_worker_once_is_computed_again(start_there, tmp_pat
         (("--fault", "unpicklable"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers: "),
         (("--fault", "unpicklable-part"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers"),
         (("--workers", "0"), EXIT_REFUSED, "error: --workers 0: expected a number"),
-        (("--workers", "9"), EXIT_REFUSED, "error: --workers 9 with 1 CPU each: this cluster can give 4 at the most"),
+        pytest.param(
+            ("--workers", "9"),
+            EXIT_REFUSED,
+            "error: --workers 9 with 1 CPU each: this cluster can give 4 at the most",
+            marks=pytest.mark.slow,  # a young cluster is given time to grow
+        ),
         (("--cpus-per-worker", "0"), EXIT_REFUSED, "error: --cpus-per-worker 0.0: expected a number above 0."),
     ],
 )
