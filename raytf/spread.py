@@ -7,11 +7,14 @@ computes it or how often it was begun; so a worker that is killed changes when t
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -89,11 +92,29 @@ def on_workers(
 
         crew = _Crew(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
-            return crew.run(on_answer)
+            with _ending_on_sigterm():
+                return crew.run(on_answer)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command begins anew.") from None
         finally:
             crew.dismiss()
+
+
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM, as `ray job stop` sends it, ends the work in order; Ray's own handler aborts the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _print(text: str) -> None:

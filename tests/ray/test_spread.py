@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -44,6 +45,21 @@ def test_a_part_that_ends_its_worker_once_is_computed_again(start_there, tmp_pat
     output = start_there(PARTS, "--fault", "exits-once", "--mark", tmp_path / "mark").wait()
     assert "a worker was lost in part 3; another one computes it" in output
     assert output.splitlines()[-1] == f"sum: {sum(number(part) for part in range(8)).hex()}"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (signal.SIGTERM, 143, "4 of 8 parts, 2 workers"),
+        pytest.param(signal.SIGINT, 130, "interrupted; the same command begins anew.", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: signal.Signals, code: int, says: str):
+    job = start_there(PARTS, "--fault", "waits", "--mark", tmp_path / "never")
+    job.until(lambda: "4 of 8 parts, 2 workers" in job.output)
+    job.process.send_signal(number)
+    assert job.ended() == code, job.output
+    assert job.output.splitlines()[-1] == says, job.output
 
 
 @pytest.mark.parametrize(
