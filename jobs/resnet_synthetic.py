@@ -10,9 +10,7 @@ The network is ResNet v1.5, as in tf_cnn_benchmarks: of depth 50 it has 25,557,0
 of the table; the first after a start, which compiles, is not counted.
 
 Expect the total to grow with the workers as long as each has a GPU or cores of its own: divide that of N workers by N
-times that of one for what is lost on the way.
-Two cores, busy with other work, made 8 images/s of 64 x 64 pixels with two workers and 2.5 with one, when they were
-busier still.
+times that of one for what is lost on the way. Two cores, busy with other work, made 8 images/s of 64 x 64 pixels.
 """
 
 from dataclasses import dataclass, field

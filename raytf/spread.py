@@ -7,11 +7,14 @@ computes it or how often it was begun; so a worker that is killed changes when t
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
+import signal
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -79,7 +82,7 @@ def on_workers(
                 f"the function or a part cannot be sent to the workers: {type(error).__name__}: {one_line(error, 300)}."
                 " Create what cannot be pickled (open files, locks, models) inside the function."
             ) from error
-        sent, work = ray.put(function), [ray.put(part) for part in parts]
+        sent = ray.put(function)
         threads = max(1, int(section.cpus_per_worker))
         actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=int(need.get("GPU", 0)))(_Worker)
         options = actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
@@ -87,13 +90,31 @@ def on_workers(
         def start() -> Any:
             return options.remote(sent, threads)
 
-        crew = _Crew(start, work, min(section.worker_range[1], len(parts)), say)
+        crew = _Crew(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
-            return crew.run(on_answer)
+            with _ending_on_sigterm():
+                return crew.run(on_answer)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command begins anew.") from None
         finally:
             crew.dismiss()
+
+
+@contextlib.contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM, as `ray job stop` sends it, ends the work in order; Ray's own handler aborts the process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _print(text: str) -> None:
@@ -180,12 +201,12 @@ class _Crew:
 
     Args:
         start: starts a worker.
-        work: references to the parts.
+        work: the parts.
         most: workers at a time.
         say: takes a line for people.
     """
 
-    def __init__(self, start: Callable[[], Any], work: list[Any], most: int, say: Callable[[str], None]):
+    def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
         self._start, self._work, self._say = start, work, say
         self._parts: Parts[Any] = Parts(len(work))
         self._began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -47,6 +48,21 @@ def test_a_part_that_ends_its_worker_once_is_computed_again(start_there, tmp_pat
 
 
 @pytest.mark.parametrize(
+    ("number", "code", "says"),
+    [
+        (signal.SIGTERM, 143, "4 of 8 parts, 2 workers"),
+        pytest.param(signal.SIGINT, 130, "interrupted; the same command begins anew.", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: signal.Signals, code: int, says: str):
+    job = start_there(PARTS, "--fault", "waits", "--mark", tmp_path / "never")
+    job.until(lambda: "4 of 8 parts, 2 workers" in job.output)
+    job.process.send_signal(number)
+    assert job.ended() == code, job.output
+    assert job.output.splitlines()[-1] == says, job.output
+
+
+@pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
         (("--fault", "raises"), EXIT_FAILED, "error: part 3 raised ZeroDivisionError: no darts (/"),
@@ -55,7 +71,12 @@ def test_a_part_that_ends_its_worker_once_is_computed_again(start_there, tmp_pat
         (("--fault", "unpicklable"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers: "),
         (("--fault", "unpicklable-part"), EXIT_REFUSED, "error: the function or a part cannot be sent to the workers"),
         (("--workers", "0"), EXIT_REFUSED, "error: --workers 0: expected a number"),
-        (("--workers", "9"), EXIT_REFUSED, "error: --workers 9 with 1 CPU each: this cluster can give 4 at the most"),
+        pytest.param(
+            ("--workers", "9"),
+            EXIT_REFUSED,
+            "error: --workers 9 with 1 CPU each: this cluster can give 4 at the most",
+            marks=pytest.mark.slow,  # a young cluster is given time to grow
+        ),
         (("--cpus-per-worker", "0"), EXIT_REFUSED, "error: --cpus-per-worker 0.0: expected a number above 0."),
     ],
 )
