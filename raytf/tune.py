@@ -142,7 +142,7 @@ def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
             ) from None
         if told_file.exists():
             return json.loads(told_file.read_text())
-    said = one_line(" ".join(c for c in (done.stderr or done.stdout).translate(_NO_FRAMES).split(" ")), 400)
+    said = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
     if done.returncode == 0:
         raise ConfigError(f"{job} did not tell its flags. Expected a job that ends with `raytf.cli(main)`.")
     raise ConfigError(f"{job} refuses {' '.join(given) or 'to start'}: {said}")

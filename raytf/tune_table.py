@@ -128,6 +128,10 @@ def table(board: Board) -> Table:
     return drawn
 
 
+def epochs_text(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
 def told(number: int, row: Row, goal: Goal) -> str:
     """A change of a trial as a line."""
     name = run_name(number)
@@ -136,7 +140,7 @@ def told(number: int, row: Row, goal: Goal) -> str:
             values = ", ".join(f"{k}={short(v)}" for k, v in row.parameters.items())
             return f"{name} starts: {values or 'the defaults'}"
         case "finished":
-            return f"{name} finished: {goal.metric} {row.value:.4f} after {row.epoch} epochs"
+            return f"{name} finished: {goal.metric} {row.value:.4f} after {epochs_text(row.epoch)}"
         case "stopped":
             return f"{name} stopped: {row.why}"
         case "failed":

@@ -11,7 +11,7 @@ from raytf import tune_record
 from raytf.errors import one_line
 from raytf.storage import Storage
 from raytf.tune_record import Outcome, Record
-from raytf.tune_table import Board, View, told
+from raytf.tune_table import Board, View, epochs_text, told
 
 
 class Told(tune.Stopper):
@@ -95,7 +95,7 @@ class Watcher(tune.Callback):
             outcome, value, why = Outcome(last["outcome"]), last.get("score"), last.get("why", "")
         else:
             outcome, value = Outcome.STOPPED, row.value
-            why = f"others were better after {row.epoch} epochs than {metric} {value:.4f}"
+            why = f"others were better after {epochs_text(row.epoch)} than {metric} {value:.4f}"
         self._settle(number, outcome, value, why, last.get("metrics", {}))
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
