@@ -390,7 +390,14 @@ def _cluster(config: TrainConfig) -> Iterator[bool]:
         return
     # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
     needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker + config.strategy.helpers
-    ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
+    try:
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
+    except Exception as error:  # Ray knows no other kind for it
+        raise ClusterError(
+            f"Ray could not be started on this machine: {one_line(error, 300)} The same command may succeed when the "
+            "machine is less busy.",
+            passes=True,
+        ) from error
     try:
         yield True
     finally:
