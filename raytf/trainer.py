@@ -229,7 +229,7 @@ def _train(
             saving_first(monitor, display.say, leave),
         ):
             if config.strategy.has_servers:
-                document = server_group.run(job, use_gpu, display.say)
+                document = _with_servers(job, use_gpu, display.say)
             else:
                 document = _fit(_trainer(job, run, use_gpu), monitor).return_value
     finally:
@@ -288,6 +288,14 @@ def _fit(trainer: Trainer, monitor: Any) -> Any:
         with contextlib.suppress(ray.exceptions.RayError):
             raise _ControllerLostError(ray.get(monitor.reached.remote(), timeout=10), one_line(error, 200)) from None
         raise _ray_failed(error) from None
+    except ray.exceptions.RayError as error:
+        raise _ray_failed(error) from None
+
+
+def _with_servers(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Any:
+    """Train with parameter servers; what it raises is for people."""
+    try:
+        return server_group.run(job, use_gpu, say)
     except ray.exceptions.RayError as error:
         raise _ray_failed(error) from None
 
