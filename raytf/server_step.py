@@ -82,14 +82,15 @@ class ServerStep:
         # Which weights have gradients and which states change is known only from a trace.
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
         models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
-        self.reduction = Float(self.micro.layout())
+        layout = self.micro.layout()
+        self.reduction = Float(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
         self.state = ServerState(strategy, model, self.micro.states, servers)
 
     def trace(self) -> None:
         """Nothing is traced ahead: the first call of each kind is."""
 
     def _signature(self, shards: int) -> list[Any]:
-        """Of leaves, seeds, counts and the batch's records, for some shards of K steps; counts of -1 mean full ones."""
+        """Of leaves and seeds, for K steps of some shards."""
         head = [None, shards, self._plan.micro_batch_size]
         return [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in self._specs],

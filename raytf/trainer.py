@@ -230,7 +230,7 @@ def _train(
             saving_first(monitor, display.say, leave),
         ):
             if config.strategy.has_servers:
-                document = server_group.run(job, "GPU" in resources, display.say)
+                document = _with_servers(job, "GPU" in resources, display.say)
             else:
                 document = _fit(_trainer(job, run, resources), monitor).return_value
     finally:
@@ -295,6 +295,14 @@ def _fit(trainer: Trainer, monitor: Any) -> Any:
         with contextlib.suppress(ray.exceptions.RayError):
             raise _ControllerLostError(ray.get(monitor.reached.remote(), timeout=10), one_line(error, 200)) from None
         raise _ray_failed(error) from None
+    except ray.exceptions.RayError as error:
+        raise _ray_failed(error) from None
+
+
+def _with_servers(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Any:
+    """Train with parameter servers; what it raises is for people."""
+    try:
+        return server_group.run(job, use_gpu, say)
     except ray.exceptions.RayError as error:
         raise _ray_failed(error) from None
 
@@ -387,7 +395,14 @@ def connected(config: TrainConfig) -> Iterator[bool]:
     devices = config.strategy.logical_devices or 1
     needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker * devices
     needed += config.strategy.helpers
-    ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
+    try:
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
+    except Exception as error:  # Ray knows no other kind for it
+        raise ClusterError(
+            f"Ray could not be started on this machine: {one_line(error, 300)} The same command may succeed when the "
+            "machine is less busy.",
+            passes=True,
+        ) from error
     try:
         yield True
     finally:
