@@ -57,6 +57,7 @@ def test_a_run_goes_on_under_another_strategy_and_computes_the_same_bits(start_t
         assert re.search(r"^CPU:0 \S*(MatMul|Conv2D)\S* ", path.read_text(), re.MULTILINE)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow  # the one above, and tests/tf/test_strategies.py, compare bits
 def test_mnist_ends_alike_under_all_synchronous_strategies(start_there, mnist_dir, tmp_path: Path):
     ways = {

@@ -15,6 +15,13 @@ def test_world_size_and_length_are_no_part_of_the_identity():
     assert differences(before, after) == ""
 
 
+def test_the_strategy_is_no_part_of_the_identity_and_16_bit_gradients_are():
+    before = batch_identity(TrainConfig.of(workers="2"), 100)
+    assert batch_identity(TrainConfig.of(strategy="mirrored", logical_devices=2, show_cluster=True), 100) == before
+    compressed = batch_identity(TrainConfig.of(compress_gradients=True), 100)
+    assert differences(before, compressed) == "--compress-gradients: nothing in storage, True now"
+
+
 def test_differences_name_the_flag_and_both_values():
     before = batch_identity(TrainConfig.of(seed=1), 100)
     after = batch_identity(TrainConfig.of(seed=2, global_batch_size=64), 90)
