@@ -92,29 +92,36 @@ def on_workers(
 
         crew = _Crew(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
-            with _ending_on_sigterm():
+            with _interruptible():
                 return crew.run(on_answer)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; the same command begins anew.") from None
         finally:
             crew.dismiss()
 
 
 @contextlib.contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM, as `ray job stop` sends it, ends the work in order; Ray's own handler aborts the process."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM, which `ray job stop` sends, end the work in order; Ray's own handler of SIGTERM aborts.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: with what a person reads, or the exit code.
+    """
+    told: list[int] = []
 
     def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        told.append(number)
+        raise KeyboardInterrupt  # of what a handler raises in the middle of a call, Ray passes on this alone
 
-    before = signal.signal(signal.SIGTERM, end)
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if in_main else None
     try:
         yield
+    except KeyboardInterrupt:
+        if told:
+            raise SystemExit(128 + told[0]) from None
+        raise KeyboardInterrupt("interrupted; the same command begins anew.") from None
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        if in_main:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _print(text: str) -> None:
