@@ -276,9 +276,6 @@ def test_predictions_for_a_data_set_are_beside_its_columns_in_order(predict, run
     np.testing.assert_array_equal(labels, test_images[1])
     assert abs((scores.argmax(-1) == labels).mean() - result_of(run)["metrics"]["test_accuracy"]) < 1e-6
 
-    output = predict("digits", tmp_path / "p.parquet").ended()
-    assert output == 2, "it is there already"
-
 
 def test_a_killed_process_costs_no_prediction(predict, tmp_path: Path, test_images):
     images = np.tile(np.array(test_images[0], np.uint8), (100, 1, 1, 1))
