@@ -331,6 +331,30 @@ def test_all_kinds_of_files_are_read(predict, run: Path, tmp_path: Path, test_im
 
 
 @pytest.mark.slow
+def test_more_requests_get_more_replicas(run: Path, tmp_path: Path):
+    one = serving(tmp_path / "serve.log", run, "--replicas", "1:2", "--target-requests", 1)
+    stop, outcomes = threading.Event(), []
+
+    def load() -> None:
+        while not stop.is_set():
+            outcomes.append(serve_load.run(one.url, 500, 16))
+
+    thread = threading.Thread(target=load)
+    try:
+        thread.start()
+        one.job.until(lambda: len(one.job.processes("ServeReplica")) == 2)
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+        one.job.process.send_signal(signal.SIGTERM)
+        code = one.job.ended()
+        one.job.close()
+    assert code == 0
+    assert outcomes
+    assert not any(outcome.errors for outcome in outcomes)
+
+
+@pytest.mark.slow
 def test_an_object_store_holds_models_and_predictions(run: Path, bucket, cluster: dict[str, str], tmp_path: Path):
     env = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"], **bucket.env)
     for flags in (
