@@ -10,8 +10,13 @@ from typing import Any
 
 import ray
 
-from raytf import checks
-from raytf.errors import ClusterError
+from raytf import checks, quiet
+from raytf.errors import ClusterError, one_line
+
+
+def is_connected() -> bool:
+    """Whether there is a Ray to use, so that none is started on this machine."""
+    return ray.is_initialized() or bool(os.environ.get("RAY_ADDRESS"))
 
 
 @contextlib.contextmanager
@@ -32,14 +37,20 @@ def ray_for(cpus: float, verbose: bool) -> Iterator[bool]:
     address = os.environ.get("RAY_ADDRESS")  # `ray job submit` sets it
     if address:
         checks.check_address(address)
-        try:
-            ray.init(**chatter)
-        except (ConnectionError, RuntimeError) as error:
-            raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
     else:
-        ray.init(
-            address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)), include_dashboard=False, **chatter
+        chatter |= {
+            "address": "local",
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
+            "include_dashboard": False,
+        }
+    try:
+        with contextlib.nullcontext() if verbose else quiet.no_stderr():
+            ray.init(**chatter)
+    except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
+        where = (
+            f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"
         )
+        raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error
     try:
         yield not address
     finally:

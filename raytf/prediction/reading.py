@@ -6,6 +6,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,19 +38,33 @@ def kind_of(names: list[str]) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def read(uri: str, image: Callable[[], tuple[int, int, int]]) -> tuple[Any, int | None]:
-    """A data set, and how many records it has where that is cheap to know.
+@dataclass(frozen=True)
+class Input:
+    """Something to read.
+
+    Attributes:
+        uri: as it was given.
+        kind: parquet, csv, json, npz, images, or idx, for which names of data sets stand, too.
+        files: how many are of that kind.
+    """
+
+    uri: str
+    kind: str
+    files: int
+
+
+def look(uri: str) -> Input:
+    """What is there to read; needs no Ray.
 
     Args:
         uri: a file or folder, local or on an object store, or digits or mnist, whose test images it stands for.
-        image: height, width and channels that the model takes; asked for images alone.
 
     Raises:
-        ConfigError, DataError: there is nothing that can be read; it says what can.
+        ConfigError: there is nothing that can be read; it says what can.
         StorageError: storage refuses.
     """
     if uri in _NAMED:
-        return _from_images(uri)
+        return Input(uri, "idx", 1)
     place = Storage(uri)
     is_file = place.exists("")
     names = [place.locate("")] if is_file else [file.name for file in place.files()]
@@ -63,11 +78,26 @@ def read(uri: str, image: Callable[[], tuple[int, int, int]]) -> tuple[Any, int 
             f"{place.locate('')} has no file that is read here, such as {names[0]}. Expected .parquet, .csv, .jsonl, "
             ".npz, images, or MNIST's IDX files."
         )
+    if kind == "npz" and not is_file:
+        raise ConfigError(f"{place.locate('')} is a folder of .npz files. Expected one file.")
+    return Input(uri, kind, sum(kind_of([name]) == kind for name in names))
+
+
+def read(given: Input, image: Callable[[], tuple[int, int, int]]) -> tuple[Any, int | None]:
+    """A data set, and how many records it has where that is cheap to know.
+
+    Args:
+        image: height, width and channels that the model takes; asked for images alone.
+
+    Raises:
+        ConfigError, DataError: it cannot be read.
+        StorageError: storage refuses.
+    """
+    kind = given.kind
     if kind == "idx":
-        return _from_images(uri)
+        return _from_images(given.uri)
+    place = Storage(given.uri)
     if kind == "npz":
-        if not is_file:
-            raise ConfigError(f"{place.locate('')} is a folder of .npz files. Expected one file.")
         return _from_arrays(_npz(place))
     filesystem, path = place.arrow()
     if kind == "images":
@@ -78,7 +108,7 @@ def read(uri: str, image: Callable[[], tuple[int, int, int]]) -> tuple[Any, int 
         data = ray.data.read_images(
             path, filesystem=filesystem, size=(height, width), mode=modes[channels], include_paths=True
         )
-        return data, sum(kind_of([name]) == "images" for name in names)
+        return data, given.files
     if kind == "parquet":
         data = ray.data.read_parquet(path, filesystem=filesystem)
         return data, data.count()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from raytf.connecting import ray_for
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.prediction import columns, reading
 from raytf.prediction.columns import Options
+from raytf.prediction.reading import Input
 from raytf.prediction.sink import Sink
 from raytf.signature import DEFAULT, Signature
 from raytf.storage import Storage
@@ -82,9 +84,11 @@ def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str]
         RaytfError: one line that says what is wrong and how to mend it; then there is no output.
     """
     models, version = find(plan.model, plan.version)
-    sink = Sink(plan.output, plan.overwrite)
+    sink, given = Sink(plan.output, plan.overwrite), reading.look(plan.source)
     say(f"model {models.locate(version.name)}")
     if not plan.verbose:
+        # Ray warns of the arguments that Ray Data gives its actors, which stay while it runs.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         for name in ("ray.data", "ray.data._internal"):
             logging.getLogger(name).setLevel(logging.ERROR)
     with ray_for(plan.cpus * plan.workers[1] + 1, plan.verbose):
@@ -93,7 +97,7 @@ def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str]
         context.print_on_execution_start = plan.verbose
         context.execution_options.preserve_order = True
         try:
-            return _run(plan, models, version, sink, show)
+            return _run(plan, models, version, given, sink, show)
         except RaytfError:
             raise
         except Exception as error:
@@ -138,8 +142,10 @@ def explain(error: BaseException) -> RaytfError:
     return ClusterError(f"Ray Data failed: {type(inner).__name__}: {one_line(inner, 400)}")
 
 
-def _run(plan: Plan, models: Storage, version: Version, sink: Sink, show: Callable[[int, int | None], None]) -> int:
-    data, total = reading.read(plan.source, lambda: _image_shape(models, version))
+def _run(
+    plan: Plan, models: Storage, version: Version, given: Input, sink: Sink, show: Callable[[int, int | None], None]
+) -> int:
+    data, total = reading.read(given, lambda: _image_shape(models, version))
     low, high = plan.workers
     threads = max(1, round(plan.cpus))
     predicted = data.map_batches(

@@ -19,7 +19,7 @@ from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
 from raytf import quiet
-from raytf.connecting import ray_for
+from raytf.connecting import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
 from raytf.serving.replica import Replica, Settings
 
@@ -66,10 +66,10 @@ def run(plan: Plan, say: Callable[[str], None]) -> None:
     """
     name = APP.format(name=plan.settings.name)
     logging.getLogger("ray.serve").setLevel(logging.INFO if plan.verbose else logging.ERROR)
-    # Not before Ray is there: it sets handlers of its own.
+    if not is_connected():
+        check_port(plan.host, plan.port)
+    # Handlers not before Ray is there: it sets some of its own.
     with ray_for(plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
-        if is_local:
-            check_port(plan.host, plan.port)
         # A Ray of one's own ends with all that runs on it; on a cluster, what was not started here stays.
         mine = _begin(plan) and not is_local
         try:

@@ -276,9 +276,6 @@ def test_predictions_for_a_data_set_are_beside_its_columns_in_order(predict, run
     np.testing.assert_array_equal(labels, test_images[1])
     assert abs((scores.argmax(-1) == labels).mean() - result_of(run)["metrics"]["test_accuracy"]) < 1e-6
 
-    output = predict("digits", tmp_path / "p.parquet").ended()
-    assert output == 2, "it is there already"
-
 
 def test_a_killed_process_costs_no_prediction(predict, tmp_path: Path, test_images):
     images = np.tile(np.array(test_images[0], np.uint8), (100, 1, 1, 1))
@@ -331,6 +328,30 @@ def test_all_kinds_of_files_are_read(predict, run: Path, tmp_path: Path, test_im
     assert table["label"].tolist() == labels.tolist()
     accuracy = float((table["class"] == table["label"]).mean())
     assert abs(accuracy - result_of(run)["metrics"]["test_accuracy"]) < 1e-6
+
+
+@pytest.mark.slow
+def test_more_requests_get_more_replicas(run: Path, tmp_path: Path):
+    one = serving(tmp_path / "serve.log", run, "--replicas", "1:2", "--target-requests", 1)
+    stop, outcomes = threading.Event(), []
+
+    def load() -> None:
+        while not stop.is_set():
+            outcomes.append(serve_load.run(one.url, 500, 16))
+
+    thread = threading.Thread(target=load)
+    try:
+        thread.start()
+        one.job.until(lambda: len(one.job.processes("ServeReplica")) == 2)
+    finally:
+        stop.set()
+        thread.join(PATIENCE)
+        one.job.process.send_signal(signal.SIGTERM)
+        code = one.job.ended()
+        one.job.close()
+    assert code == 0
+    assert outcomes
+    assert not any(outcome.errors for outcome in outcomes)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from raytf.errors import ConfigError, DataError
 from raytf.prediction import columns
-from raytf.prediction.reading import kind_of
+from raytf.prediction.reading import kind_of, look
 from raytf.prediction.sink import Sink
 from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from raytf.storage import Storage
@@ -128,6 +128,37 @@ def test_outputs_have_names():
 )
 def test_what_files_hold(names, kind):
     assert kind_of(names) == kind
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "count"),
+    [
+        (["a.png", "b/c.jpg", "notes.txt"], "images", 2),
+        (["x.parquet"], "parquet", 1),
+        (["t10k-images-idx3-ubyte"], "idx", 1),
+    ],
+)
+def test_a_folder_is_read_as_what_most_of_it_is(tmp_path: Path, files, kind, count):
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    found = look(str(tmp_path))
+    assert (found.kind, found.files) == (kind, count)
+
+
+@pytest.mark.parametrize(
+    ("files", "text"),
+    [
+        ([], "there is nothing in"),
+        (["a.md"], "no file that is read here"),
+        (["a.npz", "b.npz"], "a folder of .npz files"),
+    ],
+)
+def test_inputs_that_are_refused_before_ray_is_started(tmp_path: Path, files, text):
+    for file in files:
+        (tmp_path / file).touch()
+    with pytest.raises(ConfigError, match=text):
+        look(str(tmp_path))
 
 
 BATCHES = [
