@@ -245,8 +245,8 @@ def _cluster(values: dict[str, Any], parallel: int | None) -> Iterator[tuple[str
     """Connect to Ray, or start one here: its address, and how many workers of the job it has room for."""
     # Ray Tune's own words are not wanted, nor its files, nor its opinion on metrics.
     for name, value in {
-        # Trials have a few processes each that take no CPU; a Ray that is started here would warn of their number.
-        "RAY_worker_maximum_startup_concurrency": "16",
+        # Trials have processes that take no CPU; a Ray that is started here would warn of eight on two cores.
+        "RAY_worker_maximum_startup_concurrency": str(max(4, os.cpu_count() or 1)),
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
