@@ -1,11 +1,11 @@
-"""A connection to Ray for what is no training: the cluster of RAY_ADDRESS, or a Ray of this machine's own."""
+"""A connection to Ray: the one there is, the cluster of RAY_ADDRESS, or a Ray of this machine's own."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -20,12 +20,14 @@ def is_connected() -> bool:
 
 
 @contextlib.contextmanager
-def ray_for(cpus: float, verbose: bool) -> Iterator[bool]:
+def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -> Iterator[bool]:
     """Connect; what was connected is disconnected at the end. Yields whether a Ray was started here.
 
     Args:
-        cpus: that are needed: a machine may run more processes than it has cores, more slowly.
+        cpus: tells how many are needed, where Ray is started here: a machine may run more processes than it has cores,
+            more slowly.
         verbose: show Ray's messages.
+        dashboard: start it with Ray.
 
     Raises:
         ClusterError: Ray does not answer.
@@ -40,8 +42,8 @@ def ray_for(cpus: float, verbose: bool) -> Iterator[bool]:
     else:
         chatter |= {
             "address": "local",
-            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
-            "include_dashboard": False,
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
+            "include_dashboard": dashboard,
         }
     try:
         with contextlib.nullcontext() if verbose else quiet.no_stderr():

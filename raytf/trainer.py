@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import shlex
 import time
@@ -19,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytf import checks, inputs, runlog, server_group, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
+from raytf.connecting import ray_for
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.driver import Book, add_times, booked, driver_event, exported, listening
@@ -372,38 +372,12 @@ def connected(config: TrainConfig) -> Iterator[bool]:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # Only nodes that answer are asked for workers; where they cannot start all the same, look anew.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
-    if ray.is_initialized():
-        yield False
-        return
-    chatter: dict[str, Any] = {
-        "logging_level": "INFO" if config.run.verbose else "ERROR",
-        "log_to_driver": config.run.verbose,
-    }
-    address = os.environ.get("RAY_ADDRESS")  # `ray job submit` sets it
-    if address:
-        checks.check_address(address)
-        try:
-            ray.init(**chatter)
-        except (ConnectionError, RuntimeError) as error:
-            raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
-        try:
-            yield False
-        finally:
-            ray.shutdown()
-        return
+    with ray_for(lambda: _cpus(config), config.run.verbose, dashboard=True) as local:
+        yield local
+
+
+def _cpus(config: TrainConfig) -> float:
     # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
     devices = config.strategy.logical_devices or 1
-    needed = checks.check_memory(config, _WORKER_BYTES) * config.cluster.cpus_per_worker * devices
-    needed += config.strategy.helpers
-    try:
-        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, math.ceil(needed)), **chatter)
-    except Exception as error:  # Ray knows no other kind for it
-        raise ClusterError(
-            f"Ray could not be started on this machine: {one_line(error, 300)} The same command may succeed when the "
-            "machine is less busy.",
-            passes=True,
-        ) from error
-    try:
-        yield True
-    finally:
-        ray.shutdown()
+    workers = checks.check_memory(config, _WORKER_BYTES)
+    return workers * config.cluster.cpus_per_worker * devices + config.strategy.helpers

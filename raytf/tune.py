@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import signal
 import subprocess
@@ -26,7 +25,7 @@ from raytf import tune_record
 from raytf.command import DESCRIBE
 from raytf.config import TrainConfig
 from raytf.elastic import fitting
-from raytf.errors import ClusterError, ConfigError, one_line
+from raytf.errors import ConfigError, one_line
 from raytf.goal import Goal
 from raytf.storage import Storage
 from raytf.tune_record import Outcome, Record
@@ -257,33 +256,18 @@ def _cluster(values: dict[str, Any], parallel: int | None) -> Iterator[tuple[str
         os.environ.setdefault(name, value)
     import ray
 
-    from raytf import checks
+    from raytf.connecting import ray_for
 
     config = TrainConfig.of(workers=values["workers"], cpus_per_worker=values["cpus_per_worker"])
     low, high = config.cluster.worker_range
     cpus = config.cluster.cpus_per_worker
-    address = os.environ.get("RAY_ADDRESS")
-    if address:
-        checks.check_address(address)
-    own = max(os.cpu_count() or 1, math.ceil(cpus * max(high, low * (parallel or 1))))
-    try:
-        ray.init(
-            address=address or "local",
-            num_cpus=None if address else own,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
-    except (ConnectionError, RuntimeError) as error:
-        raise ClusterError(f"cannot connect to Ray at RAY_ADDRESS={address}: {error}") from error
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    try:
+    with ray_for(lambda: cpus * max(high, low * (parallel or 1)), verbose=False, dashboard=True):
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         total = ray.cluster_resources()
         uses_gpu = values.get("use_gpu") is not False and total.get("GPU", 0) > 0
         need = {"CPU": cpus, **({"GPU": 1.0} if uses_gpu else {})}
         room = sum(fitting(node["Resources"], need) for node in ray.nodes() if node["Alive"])
         yield ray.get_runtime_context().gcs_address, room
-    finally:
-        ray.shutdown()
 
 
 def _search(

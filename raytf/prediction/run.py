@@ -91,7 +91,7 @@ def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str]
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         for name in ("ray.data", "ray.data._internal"):
             logging.getLogger(name).setLevel(logging.ERROR)
-    with ray_for(plan.cpus * plan.workers[1] + 1, plan.verbose):
+    with ray_for(lambda: plan.cpus * plan.workers[1] + 1, plan.verbose):
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = plan.verbose
         context.print_on_execution_start = plan.verbose

@@ -69,7 +69,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> None:
     if not is_connected():
         check_port(plan.host, plan.port)
     # Handlers not before Ray is there: it sets some of its own.
-    with ray_for(plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
+    with ray_for(lambda: plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
         # A Ray of one's own ends with all that runs on it; on a cluster, what was not started here stays.
         mine = _begin(plan) and not is_local
         try:
