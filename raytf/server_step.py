@@ -20,8 +20,8 @@ from raytf.aggregation import Aggregation, Arrival
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
+from raytf.micro import MicroBatch, Values, loop_shards
 from raytf.reduce import Float
-from raytf.step import MicroBatch, Values, loop_shards
 from raytf.strategies.parameter_server import ServerState
 
 #: Calls for each worker: one that it computes, and one that lies ready.
