@@ -10,13 +10,11 @@ checks itself; --noise moves the points off the line. Kill a worker meanwhile: n
 the run goes on from its last checkpoint. docs/parameter-server.md has the rest.
 """
 
-import json
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import raytf
-from raytf.storage import Storage
 
 #: Of w and b. With the usual noise and number of points the best line itself is off by about 0.002.
 WITHIN = 0.05
@@ -60,30 +58,15 @@ def main(job: Job) -> None:
     if not job.noise >= 0:
         raise raytf.ConfigError(f"--noise {job.noise}: expected 0 or more.")
 
-    def callbacks(files: str):
-        import keras
-
-        class WriteLine(keras.callbacks.Callback):
-            """Leaves w and b as files/line.json in the run's folder."""
-
-            def on_train_end(self, logs=None):
-                w, b = (float(value.ravel()[0]) for value in self.model.get_weights())
-                with open(f"{files}/line.json", "w") as file:
-                    json.dump({"w": w, "b": b}, file)
-
-        return [WriteLine()]
-
-    config = job.train.lasting(epochs=5)
     result = raytf.fit(
         lambda: build(job.learning_rate),
         points(job.records, job.noise, seed=1),
         test=points(1000, job.noise, seed=2),
-        config=config,
-        callbacks=callbacks,
+        config=job.train.lasting(epochs=5),
     )
-    line = json.loads(Storage(config.storage_uri).child(config.run.run).get("files/line.json"))
-    print(f"w = {line['w']:.4f} (2), b = {line['b']:.4f} (10), {result.document.get('updates', result.steps)} updates")
-    if abs(line["w"] - 2) > WITHIN or abs(line["b"] - 10) > WITHIN:
+    w, b = (float(value.ravel()[0]) for value in result.load_model().get_weights())
+    print(f"w = {w:.4f} (2), b = {b:.4f} (10), {result.document.get('updates', result.steps)} updates")
+    if abs(w - 2) > WITHIN or abs(b - 10) > WITHIN:
         raise raytf.JobError(f"the line was not found: expected w and b within {WITHIN}. Give more --epochs.")
 
 

@@ -19,7 +19,7 @@ import keras
 from raytf import architecture, runlog, versions
 from raytf.checkpoint import audit, durable, format
 from raytf.checkpoint.audit import Finding, State
-from raytf.errors import CheckpointError, ConfigError, JobError
+from raytf.errors import CheckpointError, ConfigError, JobError, ModelError
 from raytf.goal import Goal
 from raytf.inventory import main_goal
 from raytf.model import run_user_code, weights_sha256
@@ -69,6 +69,24 @@ def export(model: keras.Model, run: Storage, step: int) -> dict[str, str]:
         run.put(KERAS_FILE, _keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
     return written
+
+
+def load(run: Storage) -> keras.Model:
+    """The model as a run left it at its end.
+
+    Raises:
+        ModelError: the run left none.
+    """
+    if not run.exists(KERAS_FILE):
+        raise ModelError(
+            f"{run.locate('')} holds no {KERAS_FILE}: the run has not finished, or its model cannot be saved as one, "
+            "for instance because a custom layer has no get_config."
+        )
+    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
+        file = os.path.join(folder, KERAS_FILE)
+        with open(file, "wb") as out:
+            out.write(run.get(KERAS_FILE))
+        return run_user_code("loading the model", lambda: keras.saving.load_model(file))
 
 
 def export_run(

@@ -15,7 +15,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, inputs, runlog, server_group, warm, ways
+from raytf import checks, inputs, quiet, runlog, server_group, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -56,6 +56,18 @@ class Result:
     path: str
     weights_sha256: str
     document: dict[str, Any]
+
+    def load_model(self) -> Any:
+        """The trained keras.Model, in this process, which imports TensorFlow for it.
+
+        Raises:
+            ModelError: the run left none.
+            JobError: Keras cannot load it, for instance because of a custom layer that is not registered here.
+        """
+        quiet.load_tensorflow()
+        from raytf import export
+
+        return export.load(Storage(self.path))
 
 
 def fit(
