@@ -99,7 +99,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
 
 
 def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start_there: Callable[..., Job], tmp_path: Path):
-    flags = ("--storage", tmp_path, "--run", "line", "--checkpoint-every-seconds", 1000, "--records", 200_000)
+    flags = ("--storage", tmp_path, "--run", "line", "--checkpoint-every-seconds", 1000, "--records", 100_000)
     run = start_there(LINE_JOB, *flags, "--epochs", 3)
     run.until(lambda: "samples/s" in run.output, PATIENCE)
     run.process.terminate()
@@ -113,7 +113,7 @@ def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start_there: 
     assert float(found[1]) == pytest.approx(2, abs=0.05)
     assert float(found[2]) == pytest.approx(10, abs=0.05)
     document: dict[str, Any] = result_of(tmp_path / "line")
-    assert document["updates"] == document["steps"] == 3 * 3125
+    assert document["updates"] == document["steps"] == 3 * 1563
 
 
 @pytest.mark.slow
