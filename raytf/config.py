@@ -220,6 +220,11 @@ class TrainConfig:
             ("--exact", self.compute.exact, why_exact),
             ("--mixed-precision float16", self.compute.mixed_precision == "float16",
              "the loss scale would be one more number that all workers write at once; bfloat16 needs none"),
+            ("--compress-gradients", self.compute.compress_gradients,
+             "gradients go from each worker to the servers, which take them as they are"),
+            ("--log-device-placement", self.strategy.log_device_placement,
+             "workers are TensorFlow servers, which tell nobody where they put an operation; gradients are computed on "
+             "the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"),
             ("--snapshot-every-steps", bool(self.checkpoints.snapshot_every_steps),
              "the state lives on the servers, and is copied to storage alone; --checkpoint-every-steps says when"),
             ("--replace-stragglers", self.cluster.replace_stragglers,

@@ -78,6 +78,7 @@ class Coordinator(Worker):
         self._told_at = self._accounted_at = time.monotonic()
         #: Seconds that a worker takes for a step, about; 0 as long as that is not known.
         self._mean_seconds = 0.0
+        self._latest: Outcome | None = None
 
     def _join(self) -> Any:
         self._strategy, self._coordinator = parameter_server.connect(self._cluster)
@@ -89,6 +90,7 @@ class Coordinator(Worker):
         return len(self._cluster["worker"])
 
     def _make_step(self) -> Any:
+        self._rate = self._make_rate()
         strategy, servers = self.config.strategy, len(self._cluster["ps"])
         args = (
             self._strategy,
@@ -99,6 +101,7 @@ class Coordinator(Worker):
             self.pipeline.leaf_specs,
             servers,
             self.config.compute.jit,
+            self._rate,
         )
         if strategy.sync_replicas:
             return SyncStep(*args, parts=self.config.parts, workers=self.workers)
@@ -144,7 +147,7 @@ class Coordinator(Worker):
         """Train an epoch's steps up to `stop`, or until a callback ends the run; nothing is under way afterwards."""
         ahead: deque[Future[Call]] = deque()
         asked, began = self.state.step, time.monotonic()
-        until, is_quiet_wanted = self._next_save(asked, stop), False
+        until, is_quiet_wanted = self._next_quiet(asked, stop), False
         while self.state.step < stop and not (self.state.stopped_early and not self._under_way):
             while not is_quiet_wanted and asked < until and len(ahead) < _PREFETCH:
                 end = self.plan.call_end(asked, self.call_steps, until)
@@ -160,18 +163,30 @@ class Coordinator(Worker):
                 self.saving.act(flags)
                 continue
             self._count_time(began)
+            self._show_kept_histograms()
             if flags[Flag.WANT_SAVE] or flags[Flag.PARK]:
                 self._take()
             self.saving.act(flags)
             if flags[Flag.PARK]:
                 self._park()
-            until, is_quiet_wanted, began = self._next_save(asked, stop), False, time.monotonic()
+            until, is_quiet_wanted, began = self._next_quiet(asked, stop), False, time.monotonic()
         self._count_time(began)
 
-    def _next_save(self, step: int, stop: int) -> int:
-        """The step up to which calls are handed out: then a checkpoint is due by its steps, or it is `stop`."""
-        every = self.saving.cadence.every_steps
-        return min(stop, (step // every + 1) * every) if every else stop
+    def _next_quiet(self, step: int, stop: int) -> int:
+        """The step up to which calls are handed out: then something is due by the step, or it is `stop`."""
+        due = (self.saving.cadence.every_steps, self.config.run.histograms_every)
+        return min([stop, *((step // every + 1) * every for every in due if every)])
+
+    def _show_histograms(self, outcome: Outcome) -> None:
+        """Kept for the quiet moment: until then the mirror's weights are those of an earlier one."""
+        self._latest = outcome
+
+    def _show_kept_histograms(self) -> None:
+        every = self.config.run.histograms_every
+        if every and self.state.step % every == 0 and self._latest is not None:
+            self._take()
+            super()._show_histograms(self._latest)
+        self._latest = None
 
     def _count_time(self, began: float) -> None:
         self.state.train_seconds += time.monotonic() - began
@@ -230,9 +245,11 @@ class Coordinator(Worker):
         self.train_step.micro.add_metrics(told.rows[:, 1:].sum(0))
         steps = call.stop - call.start
         losses = told.rows[:, 0]
+        # Of the call's last step; those before it differ by little.
+        self.model.optimizer.iterations.assign(call.stop - 1 + self._extra)
+        rates = np.full(steps, float(self._rate.value()), np.float32)
         self.model.optimizer.iterations.assign(call.stop + self._extra)
-        rates = np.full(steps, float(self.model.optimizer.learning_rate), np.float32)
-        outcome = Outcome(losses, rates, told.finite, vector({}), [])
+        outcome = Outcome(losses, rates, told.finite, vector({}), list(told.gradients))
         self._check_finite(call, outcome)
         seconds = (now - self._accounted_at) if self._trained else 0.0
         self._accounted_at = now

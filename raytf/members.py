@@ -1,4 +1,4 @@
-"""`--show-cluster`: who the workers of a group are, as a table."""
+"""`--show-cluster`: who the processes of a group are, as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import psutil
 import ray
-import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
 
@@ -37,8 +36,13 @@ def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None
         local_rank: of this worker.
         say: for the user, as a whole.
     """
-    everyone = gather(group, json.dumps(_about_me(local_rank)).encode())
-    say(table(strategy, [json.loads(each) for each in everyone]))
+    everyone = gather(group, json.dumps({"local_rank": local_rank} | about_me()).encode())
+    say(table(f"{count(len(everyone), 'worker')}, {strategy}", [json.loads(each) for each in everyone]))
+
+
+def count(number: int, what: str) -> str:
+    """Such as 2 workers."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def gather(group: Ranks, data: bytes) -> list[bytes]:
@@ -52,50 +56,62 @@ def gather(group: Ranks, data: bytes) -> list[bytes]:
     return [row[:length].astype(np.uint8).tobytes() for row, length in zip(rows, lengths, strict=True)]
 
 
-def table(strategy: str, workers: list[dict[str, Any]]) -> str:
+def table(title: str, processes: list[dict[str, Any]]) -> str:
     """Lines for the terminal.
 
     Args:
-        workers: what `_about_me` says, by rank.
+        title: above it.
+        processes: what `about_me` says; those with a `local_rank` are all workers there are, by rank.
     """
-    count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
-    shown = Table(title=f"{count}, {strategy}", title_justify="left")
-    for name in ("rank", "local", "node", "address", "pid", "devices", "memory", "TF_CONFIG task"):
+    shown = Table(title=title, title_justify="left")
+    has_ranks = all("local_rank" in process for process in processes)
+    for name in (*(("rank", "local") if has_ranks else ()), "node", "address", "pid", "devices", "memory"):
         shown.add_column(name, overflow="fold")
-    for rank, worker in enumerate(workers):
-        cells = [rank, worker["local_rank"], worker["node"][:8], worker["address"], worker["pid"]]
-        task = json.loads(worker["tf_config"] or "{}").get("task")
+    shown.add_column("TF_CONFIG task", overflow="fold")
+    for rank, process in enumerate(processes):
+        cells = [rank, process["local_rank"]] if has_ranks else []
+        cells += [process["node"][:8], process["address"], process["pid"]]
+        task = json.loads(process["tf_config"] or "{}").get("task")
         config = f"{task['type']} {task['index']}" if task else "none"
-        shown.add_row(*map(str, cells), "\n".join(worker["devices"]), worker["memory"], config)
+        shown.add_row(*map(str, cells), "\n".join(process["devices"]), process["memory"], config)
     out = io.StringIO()
     Console(file=out, width=_WIDTH).print(shown)
-    cluster = json.loads(workers[0]["tf_config"] or "{}").get("cluster")
+    cluster = json.loads(processes[0]["tf_config"] or "{}").get("cluster")
     told = f"TF_CONFIG cluster: {json.dumps(cluster)}" if cluster else "TF_CONFIG is not set: there is one process"
     return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), told])
 
 
-def _about_me(local_rank: int) -> dict[str, Any]:
+def about_me(serves: bool = False) -> dict[str, Any]:
+    """Of this process, as JSON can hold it.
+
+    Args:
+        serves: it has a TensorFlow server, whose devices a list of logical ones would take a second time.
+    """
     memory = psutil.virtual_memory()
     return {
-        "local_rank": local_rank,
         "node": ray.get_runtime_context().get_node_id(),
         "address": ray.util.get_node_ip_address(),
         "pid": os.getpid(),
-        "devices": _devices(),
+        "devices": _devices(serves),
         "memory": f"{memory.available / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free",
         "tf_config": os.environ.get("TF_CONFIG", ""),
     }
 
 
-def _devices() -> list[str]:
+def _devices(serves: bool) -> list[str]:
     """Those that compute: accelerators where there are any, else CPUs."""
+    import tensorflow as tf  # not for the driver, which prints the table
+
+    found_by = tf.config.list_physical_devices if serves else tf.config.list_logical_devices
     kinds = ("TPU", "GPU", "CPU")
-    found = next(devices for kind in kinds if (devices := tf.config.list_logical_devices(kind)))
+    found = next(devices for kind in kinds if (devices := found_by(kind)))
     return [f"{d.device_type}:{d.name.rpartition(':')[2]}{_details(d)}" for d in found]
 
 
 def _details(device: Any) -> str:
     if device.device_type != "GPU":
         return ""
+    import tensorflow as tf
+
     physical = tf.config.list_physical_devices("GPU")[int(device.name.rpartition(":")[2])]
     return f" {tf.config.experimental.get_device_details(physical).get('device_name', '')}".rstrip()

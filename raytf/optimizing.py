@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 
 import keras
@@ -31,6 +32,12 @@ class LearningRate:
         self._is_constant = isinstance(own, keras.Variable)
         if law is not None and self._is_constant:
             own.assign(own * law.factor)
+
+    def of_copy(self, optimizer: keras.optimizers.Optimizer) -> LearningRate:
+        """The same law for a copy of the optimizer, made of it as it is now: a constant rate is not scaled again."""
+        other = copy.copy(self)
+        other._optimizer, other._inner = optimizer, getattr(optimizer, "inner_optimizer", optimizer)
+        return other
 
     def value(self) -> tf.Tensor:
         """The rate of the step that comes next, float32."""

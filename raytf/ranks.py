@@ -37,7 +37,8 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Workers of the run now; another number after a resize. Devices of one worker do not count."""
+    """Workers of the run now; another number after a resize. Devices of one worker do not count, nor do workers of
+    parameter servers, which do not run your code: there it is 1, and this process is the coordinator."""
     return _find("size").size
 
 

@@ -233,9 +233,10 @@ class StrategySection:
     """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
     --cpus-per-worker."""
     show_cluster: bool = False
-    """Show each worker's node, devices, memory and TF_CONFIG whenever workers start."""
+    """Show each process's node, devices, memory and TF_CONFIG whenever workers start."""
     log_device_placement: bool = False
-    """Show on which device each operation of the training step runs; the whole list is in the run's folder."""
+    """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
+    parameter servers, which do not tell."""
     ps: int | None = None
     """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
     take one CPU each."""

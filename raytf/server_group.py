@@ -9,6 +9,7 @@ either dies, all end and a new group begins with the newest checkpoint. They bel
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raytf import members
 from raytf.elastic import fitting
 from raytf.errors import ClusterError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.job import Job
@@ -64,8 +66,18 @@ class Process:
         host, port = get_address_and_port()
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> str:
-        """Begin to serve; Ray's id of the node.
+    def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Take a place in the cluster; what `--show-cluster` shows of this process.
+
+        Args:
+            cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
+            job, index: the place in it.
+        """
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        return members.about_me(serves=True)
+
+    def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Join the cluster and begin to serve.
 
         Raises:
             WorkerLostError: the address is that of another node, on which Ray did not start this process again.
@@ -76,7 +88,7 @@ class Process:
         if ray.util.get_node_ip_address() != host:
             raise WorkerLostError(f"its node {host} is gone")
         self._server = tf_server.start_server(cluster, job, index, self._threads)
-        return ray.get_runtime_context().get_node_id()
+        return self.join(cluster, job, index)
 
     def live(self) -> None:
         """Never returns."""
@@ -248,11 +260,19 @@ class Group:
         self._cluster = {"chief": [chief], "ps": others[:servers], "worker": others[servers:]}
         starts = [(p, "ps", i) for i, p in enumerate(self._servers)]
         starts += [(p, "worker", i) for i, p in enumerate(self._workers)]
-        ray.get([p.serve.remote(self._cluster, kind, i) for p, kind, i in starts], timeout=_START_SECONDS)
+        joined = [self._chief.join.remote(self._cluster, "chief", 0)]
+        joined += [p.serve.remote(self._cluster, kind, i) for p, kind, i in starts]
+        self._show(ray.get(joined, timeout=_START_SECONDS))
         watched = {p.live.remote(): (kind, i) for p, kind, i in starts}
         result = self._chief.coordinate.remote(self._job, self._cluster)
         watched[result] = ("chief", 0)
         return self._watch(watched, result)
+
+    def _show(self, processes: list[dict[str, Any]]) -> None:
+        if self._job.config.strategy.show_cluster:
+            servers = members.count(len(self._servers), "parameter server")
+            title = f"{members.count(len(self._workers), 'worker')}, {servers} and the coordinator, parameter-server"
+            self._say(members.table(title, processes))
 
     def _watch(self, watched: dict[Any, tuple[str, int]], result: Any) -> dict[str, Any] | None:
         missing: set[int] = set()
@@ -268,7 +288,7 @@ class Group:
                 if kind == "worker":
                     self._replace(i, error, watched, missing)
                 elif kind == "again":
-                    self._came_back(i, error, watched, missing)
+                    self._came_back(i, ref, error, watched, missing)
                 elif error is None:
                     return ray.get(ref)
                 else:
@@ -292,11 +312,13 @@ class Group:
         watched[self._workers[i].serve.remote(self._cluster, "worker", i)] = ("again", i)
 
     def _came_back(
-        self, i: int, error: Exception | None, watched: dict[Any, tuple[str, int]], missing: set[int]
+        self, i: int, ref: Any, error: Exception | None, watched: dict[Any, tuple[str, int]], missing: set[int]
     ) -> None:
         if error is None:
             missing.discard(i)
             self._say(f"worker {i} is back")
+            if self._job.config.strategy.show_cluster:
+                self._say(members.table(f"worker {i}, started again", [ray.get(ref)]))
             watched[self._workers[i].live.remote()] = ("worker", i)
             return
         if isinstance(error, ray.exceptions.ActorUnavailableError):  # it died once more while it started

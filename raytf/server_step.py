@@ -7,7 +7,7 @@ that are read from the servers and an update that is made there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
 from raytf.micro import MicroBatch, Values, loop_shards
+from raytf.optimizing import LearningRate
 from raytf.reduce import Float
+from raytf.step import Outcome
 from raytf.strategies.parameter_server import ServerState
 
 #: Calls for each worker: one that it computes, and one that lies ready.
@@ -46,10 +48,12 @@ def fetch(value: Any) -> Any:
 
 
 class Told(NamedTuple):
-    """What a call tells: rows [K, 1 + M] of loss and metrics, and whether gradients were finite [K]."""
+    """What a call tells: rows [K, 1 + M] of loss and metrics, whether gradients were finite [K], and the gradients of
+    its last step, where they came together."""
 
     rows: np.ndarray
     finite: np.ndarray
+    gradients: Sequence[np.ndarray] = ()
 
 
 class ServerStep:
@@ -62,6 +66,10 @@ class ServerStep:
         template, specs: structure and leaves of a batch.
         servers: how many there are.
         jit: compile gradients with XLA.
+        rate: of the mirror's optimizer; by default as that is.
+
+    Attributes:
+        probe_function: the traced micro-batch, a concrete function whose graph tells all operations.
     """
 
     def __init__(
@@ -74,6 +82,7 @@ class ServerStep:
         specs: list[Spec],
         servers: int,
         jit: bool,
+        rate: LearningRate | None = None,
     ):
         self._coordinator, self._plan, self._specs = coordinator, plan, specs
         self.micro = MicroBatch(model, template, training=True, jit=jit)
@@ -81,13 +90,18 @@ class ServerStep:
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
         # Which weights have gradients and which states change is known only from a trace.
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
-        models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
+        self.probe_function = models.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         self.reduction = Float(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
-        self.state = ServerState(strategy, model, self.micro.states, servers)
+        self.state = ServerState(strategy, model, self.micro.states, servers, rate)
 
     def trace(self) -> None:
         """Nothing is traced ahead: the first call of each kind is."""
+
+    def named_gradients(self, outcome: Outcome) -> dict[str, Any]:
+        """The gradients that a call has told, by the path of their weight."""
+        paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
+        return dict(zip(paths, outcome.gradients, strict=True)) if outcome.gradients else {}
 
     def _signature(self, shards: int) -> list[Any]:
         """Of leaves and seeds, for K steps of some shards."""
@@ -236,7 +250,8 @@ class SyncStep(ServerStep):
         summed = [np.sum([taken[p][0][i] for p in sorted(taken)], 0) for i in range(len(taken[0][0]))]
         rows = [taken[p][1] for p in sorted(taken)]
         self._update([tf.constant(t) for t in summed], [tf.constant(b) for b in taken[0][3]])
-        return Told(np.sum(rows, 0)[None], np.array([all(taken[p][2] for p in taken)]))
+        finite = np.array([all(taken[p][2] for p in taken)])
+        return Told(np.sum(rows, 0)[None], finite, summed[: len(self.micro.with_gradient)])
 
     def _schedule(self, call: Call, part: int) -> Future[Any]:
         shards = self._ranges[part]

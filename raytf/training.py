@@ -93,7 +93,7 @@ class Worker:
         place = place_on_node(self.group)
         ranks.take(ranks.Place(self.rank, self.world_size, *place))
         self.reporter = Reporter(job, self.storage, self.rank, self.workers, self.attempt)
-        if self.config.strategy.show_cluster:
+        if self.config.strategy.show_cluster and not self.config.strategy.has_servers:  # the driver shows those
             members.show(self.group, self.config.strategy.strategy, place[0], self.reporter.say)
         watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
         self.sources: Sources = ray.get(job.sources)
@@ -192,7 +192,6 @@ class Worker:
 
     def _make_step(self) -> Any:
         compute = self.config.compute
-        law = rates.law(self.config.rate, self.plan.global_batch_size, self.plan.steps_per_epoch)
         return TrainStep(
             self.model,
             self.plan,
@@ -205,9 +204,14 @@ class Worker:
             compute.reduction == "fixed",
             compute.compress_gradients,
             self.devices,
-            LearningRate(self.model.optimizer, law),
+            self._make_rate(),
             keeps_gradients=self.config.run.histograms_every > 0,
         )
+
+    def _make_rate(self) -> LearningRate:
+        """The rate of the model's optimizer, which is scaled by this; that of a checkpoint comes after."""
+        law = rates.law(self.config.rate, self.plan.global_batch_size, self.plan.steps_per_epoch)
+        return LearningRate(self.model.optimizer, law)
 
     def _check_identity(self, found: Any) -> None:
         difference = differences(found.document["identity"], self.identity)

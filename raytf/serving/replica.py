@@ -17,8 +17,9 @@ from starlette.responses import Response
 from raytf import quiet
 from raytf.errors import ModelError
 from raytf.serving import api
-from raytf.serving.api import Call, Refusal
+from raytf.serving.api import Call
 from raytf.serving.choice import Policy
+from raytf.serving.refusals import Refusal
 from raytf.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from raytf import versions
 from raytf.errors import ModelError, RaytfError, StorageError
 from raytf.saved_model import SavedModel
-from raytf.serving.api import Refusal
 from raytf.serving.choice import Policy
+from raytf.serving.refusals import Refusal
 from raytf.storage import Storage
 from raytf.versions import Version
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from raytf.aggregation import rows, spread
 from raytf.errors import ModelError
+from raytf.optimizing import LearningRate
 
 #: A variable is cut into parts of at least so many bytes.
 MIN_PART_BYTES = 256 << 10
@@ -48,6 +49,7 @@ class ServerState:
         model: the mirror, built and compiled; its values are those to begin with.
         states: variables of its layers that training changes.
         servers: how many there are.
+        rate: of the mirror's optimizer; by default as that is.
 
     Attributes:
         applied: updates that the servers have seen; it is added to, so it loses none.
@@ -57,7 +59,14 @@ class ServerState:
         ModelError: the optimizer has variables that cannot be told apart.
     """
 
-    def __init__(self, strategy: Any, model: keras.Model, states: Sequence[keras.Variable], servers: int):
+    def __init__(
+        self,
+        strategy: Any,
+        model: keras.Model,
+        states: Sequence[keras.Variable],
+        servers: int,
+        rate: LearningRate | None = None,
+    ):
         self._strategy, self._model, self._states = strategy, model, list(states)
         weights = list(model.trainable_variables)
         cuts = [self._cut(v, servers) for v in weights]
@@ -79,6 +88,7 @@ class ServerState:
                 )
             self._held = [self._place(anchors[next(places)], _value(v), v, f"state_{i}") for i, v in enumerate(states)]
             self.optimizer = _like(model.optimizer)
+        self._rate = (rate or LearningRate(model.optimizer, None)).of_copy(self.optimizer)
         self._pairs = self._pair(weights)
         self._read = tf.function(lambda: [p.value.read_value() for p in self._flat()], autograph=False)
         self.push()
@@ -111,7 +121,8 @@ class ServerState:
 
         def apply(given: list[tf.Tensor]) -> None:
             # A traced tensor has no device, and the strategy asks for it; a copy in here has that of the replica.
-            self.optimizer.apply([tf.identity(g) for g in given], parts)
+            with self._rate.applied(self._rate.value()):
+                self.optimizer.apply([tf.identity(g) for g in given], parts)
 
         self._strategy.run(apply, args=(pieces,))
         self.applied.assign_add(1)
@@ -141,12 +152,6 @@ class ServerState:
             for part, piece in zip(parts, pieces, strict=True):
                 part.value.assign(piece)
         self.applied.assign(int(_value(self._model.optimizer.iterations)))
-
-    def push_rate(self) -> None:
-        """Give the servers the mirror's learning rate, where it is a number."""
-        rate = self._model.optimizer._learning_rate
-        if isinstance(rate, keras.Variable):
-            self.optimizer._learning_rate.value.assign(_value(rate))
 
     def places(self) -> list[tuple[str, str, int]]:
         """(weight, device, bytes) of each part."""

@@ -47,7 +47,8 @@ def step_of(run: Job, status: Path) -> int:
 def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job], tmp_path: Path, mnist_dir: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
     flags = ("--data", mnist_dir, *SERVERS, "--ps", 1, "--workers", 2, "--epochs", 2, "--global-batch-size", 64)
-    flags += ("--checkpoint-every-steps", 150, "--storage", tmp_path, "--run", "a", "--status-file", status)
+    flags += ("--show-cluster", "--status-file", status)
+    flags += ("--checkpoint-every-steps", 150, "--storage", tmp_path, "--run", "a")
     run = start(MNIST_JOB, *flags)
 
     run.until(lambda: step_of(run, status) >= 100, PATIENCE)
@@ -60,6 +61,9 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     # No restart of the group: the same coordinator and server, in the same attempt.
     assert len(attempts(folder)) == 1
     assert "restored" not in run.output
+    assert run.output.count("2 workers, 1 parameter server and the coordinator, parameter-server") == 1
+    assert all(f" {task} " in run.output for task in ("chief 0", "ps 0", "worker 0", "worker 1"))
+    assert ", started again" in run.output  # the table of the one that is back
 
     run.until(lambda: manifests(folder)[-1:] >= [450], PATIENCE)
     saved = manifests(folder)[-1]
@@ -118,12 +122,16 @@ def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start_there: 
 
 @pytest.mark.slow
 def test_synchronous_replicas_learn_what_the_default_strategy_learns(start: Callable[..., Job], tmp_path: Path):
-    flags = ("--data", "digits", "--steps", 60, "--logical-shards", 4, "--storage", tmp_path)
+    flags = ("--data", "digits", "--steps", 60, "--logical-shards", 4, "--storage", tmp_path, "--histograms-every", 30)
+    flags += ("--scale-learning-rate", "linear", "--base-batch-size", 64, "--warmup-epochs", 2)
     start(MNIST_JOB, *flags, "--workers", 1, "--run", "plain").wait(PATIENCE)
     aggregated = ("--sync-replicas", "--replicas-to-aggregate", 2, "--workers", 3, "--ps", 2)
     start(MNIST_JOB, *flags, *SERVERS, *aggregated, "--run", "sync").wait(PATIENCE)
     plain, sync = (raytf.read_steps(str(tmp_path / name)) for name in ("plain", "sync"))
     np.testing.assert_allclose(sync["loss"], plain["loss"], atol=1e-4)
+    np.testing.assert_allclose(sync["learning_rate"], plain["learning_rate"], rtol=1e-6)
+    assert sync["learning_rate"][0] < sync["learning_rate"][-1]
+    assert list((tmp_path / "sync" / "tensorboard").glob("events*"))
     first, second = (result_of(tmp_path / name) for name in ("plain", "sync"))
     assert second["updates"] == 60
     assert second["metrics"]["test_loss"] == pytest.approx(first["metrics"]["test_loss"], abs=1e-4)

@@ -21,6 +21,8 @@ from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
 from raytf.model import build, seed_states
+from raytf.optimizing import LearningRate
+from raytf.rates import RateLaw
 from raytf.sections import ComputeSection
 from raytf.server_step import AsyncStep, SyncStep
 from raytf.step import TrainStep
@@ -58,6 +60,10 @@ def rich() -> keras.Model:
     optimizer.exclude_from_weight_decay(var_names=["bias"])
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     return model
+
+
+#: Twice the model's own rate, after a warm-up from that.
+LAW = RateLaw(2.0, 8)
 
 
 class Counter(keras.Model):
@@ -143,6 +149,40 @@ def main() -> None:
             "weights": (keras.ops.convert_to_numpy(mirror.count) / 0.5).tolist(),
             "iterations": int(mirror.optimizer.iterations),
         }
+
+        # Scaled and warmed up: a schedule, aggregated, as a plain step has it.
+        plain, pipeline, plan = make(rich, 4)
+        rate, args = LearningRate(plain.optimizer, LAW), (pipeline.template, pipeline.leaf_specs)
+        step = TrainStep(plain, plan, range(4), tf.identity, *args, 1, False, False, rate=rate)
+        expected = [step(pipeline.submit(s, s + 1).result(), np.zeros(1)) for s in range(steps)]
+        mirror, pipeline, plan = make(rich, 4)
+        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        sync = SyncStep(*own, LearningRate(mirror.optimizer, LAW), parts=3, workers=3)
+        rows = [sync.submit(pipeline.submit(s, s + 1).result()).result() for s in range(steps)]
+        sync.state.pull()
+        told["scaled"] = {
+            "loss difference": max(abs(r.rows[0, 0] - e.losses[0]) for r, e in zip(rows, expected, strict=True)),
+            "difference": max(float(np.abs(a - b).max()) for a, b in zip(values(mirror), values(plain), strict=True)),
+            "gradients": {path: list(g.shape) for path, g in sync.named_gradients(rows[-1]).items()},
+            "weights": {w.path: list(w.shape) for w in mirror.trainable_variables},
+        }
+
+        # A constant rate, asynchronous, and a resume in the middle of the warm-up, into a mirror that is made anew.
+        told["moved"], saved = [], None
+        for begin, end in ((0, 5), (5, 12)):
+            mirror, pipeline, plan = make(counter, 1)
+            rate = LearningRate(mirror.optimizer, LAW)
+            own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+            counted = AsyncStep(*own, rate, workers=3)
+            for variable, value in zip([*mirror.weights, *mirror.optimizer.variables], saved or [], strict=False):
+                variable.assign(value)
+            counted.state.push()
+            for s in range(begin, end):
+                counted.submit(pipeline.submit(s, s + 1).result()).result()
+                counted.state.pull()
+                told["moved"].append(float(mirror.count[0]))
+            saved = values(mirror)
+        told["law"] = [0.5 * LAW.factor * LAW.share(s) for s in range(12)]
 
         # What comes back is what was sent, cut and put together.
         mirror, pipeline, plan = make(rich, 4)

@@ -57,7 +57,7 @@ class Run:
         self.pipeline, self.rates = pipeline, []
         rate = LearningRate(self.model.optimizer, law)
         leaves = pipeline.template, pipeline.leaf_specs
-        self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, 1, False, True, rate)
+        self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, 1, False, True, rate=rate)
         self.named = format.variables(self.model) | self.step.reduction.state()
 
     def train(self, begin: int, end: int) -> Run:

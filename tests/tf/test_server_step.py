@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raytf.testing.processes import environment
@@ -48,6 +49,19 @@ def test_no_asynchronous_update_is_lost(told: dict[str, Any]):
     found = told["async"]
     # Keras's own counter would have lost some; each of the weights has seen all.
     assert found == {"applied": 210, "weights": [210.0] * 4, "iterations": 210}
+
+
+def test_a_scaled_schedule_with_a_warm_up_is_that_of_a_plain_step(told: dict[str, Any]):
+    assert told["scaled"]["loss difference"] < 1e-4
+    assert told["scaled"]["difference"] < 5e-4
+
+
+def test_a_constant_rate_is_scaled_once_and_warmed_up_by_updates_also_after_a_resume(told: dict[str, Any]):
+    np.testing.assert_allclose(told["moved"], np.cumsum(told["law"]), rtol=1e-6)
+
+
+def test_aggregated_gradients_are_told_for_histograms(told: dict[str, Any]):
+    assert told["scaled"]["gradients"] == told["scaled"]["weights"]
 
 
 def test_what_comes_back_from_the_servers_is_what_was_sent(told: dict[str, Any]):

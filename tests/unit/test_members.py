@@ -19,8 +19,8 @@ def worker(index: int, config: dict | None) -> dict:
 
 def test_each_worker_has_a_row_and_the_cluster_a_line():
     cluster = {"worker": ["10.0.0.0:1", "10.0.0.1:2"]}
-    lines = members.table("multi-worker-mirrored", [worker(0, cluster), worker(1, cluster)]).splitlines()
-    assert lines[0] == "2 workers, multi-worker-mirrored"
+    lines = members.table("2 workers", [worker(0, cluster), worker(1, cluster)]).splitlines()
+    assert lines[0] == "2 workers"
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "10.0.0." in line and "│" in line]
     assert rows[1] == ["1", "0", "1abcdef0", "10.0.0.1", "101", "GPU:0 A100", "7.0 of 8.0 GiB free", "worker 1"]
     assert [row[0] for row in rows] == ["0", "1"]
@@ -29,9 +29,23 @@ def test_each_worker_has_a_row_and_the_cluster_a_line():
 
 
 def test_one_process_has_no_tf_config():
-    lines = members.table("mirrored", [worker(0, None)]).splitlines()
+    lines = members.table("1 worker, mirrored", [worker(0, None)]).splitlines()
     assert lines[0] == "1 worker, mirrored"
     assert lines[-1] == "TF_CONFIG is not set: there is one process"
+
+
+def test_processes_of_a_group_with_servers_are_told_by_their_task_and_have_no_rank():
+    cluster = {"chief": ["h:1"], "ps": ["h:2"], "worker": ["h:3"]}
+    processes = [worker(i, cluster) for i in range(3)]
+    for process, job in zip(processes, cluster, strict=True):
+        del process["local_rank"]
+        process["tf_config"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
+    lines = members.table("1 worker, 1 parameter server and the coordinator", processes).splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "10.0.0." in line and "│" in line]
+    assert [row[-1] for row in rows] == ["chief 0", "ps 0", "worker 0"]
+    assert rows[1][:3] == ["1abcdef0", "10.0.0.1", "101"]
+    assert "rank" not in "".join(lines)
+    assert lines[-1] == f"TF_CONFIG cluster: {json.dumps(cluster)}"
 
 
 class Thread:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.data import ArraySource, CsvSource, MappingSource, NpzSource, Spec
-from raytf.data.sources import csvs, fingerprint, npz
+from raytf.data.sources import fingerprint
 from raytf.errors import DataError
 from raytf.storage import Storage
 
@@ -39,9 +39,8 @@ def table(tmp_path):
 
 @pytest.mark.parametrize("block", [10, 40, 1 << 20])
 @pytest.mark.parametrize("order", ["records", "blocks"])
-def test_csv(table, monkeypatch, block, order):
-    monkeypatch.setattr(csvs, "_BLOCK_BYTES", block)
-    source = again(CsvSource(table, order=order))
+def test_csv(table, block, order):
+    source = again(CsvSource(table, order=order, block_bytes=block))
     assert (source.records, source.spec) == (42, (Spec((2,), "float32"), Spec((), "int64"), None))
     assert source.label_range() == (0, 2)
     assert (source.block_sizes is None) == (order == "records")
@@ -80,18 +79,15 @@ def test_csv_lines_are_found_whatever_quotes_hold(tmp_path_factory, texts, block
     with path.open("w", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL)
         writer.writerows([("n", "label"), *enumerate(texts)])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csvs, "_BLOCK_BYTES", block)
-        source = CsvSource(str(path), x="n")
-        ids = np.random.default_rng(0).permutation(len(texts))
-        n, label = source.take(ids)
+    source = CsvSource(str(path), x="n", block_bytes=block)
+    ids = np.random.default_rng(0).permutation(len(texts))
+    n, label = source.take(ids)
     assert n.tolist() == ids.tolist()
     assert [source.classes[i] for i in label] == [texts[i] for i in ids]
 
 
-def test_csv_a_worker_reads_its_blocks_only(table, monkeypatch):
-    monkeypatch.setattr(csvs, "_BLOCK_BYTES", 40)
-    source = again(CsvSource(table, order="blocks"))
+def test_csv_a_worker_reads_its_blocks_only(table):
+    source = again(CsvSource(table, order="blocks", block_bytes=40))
     reader = source.reader(1)
     reader.take(np.arange(5))
     assert 5 <= source.rows_read < 15
@@ -145,10 +141,9 @@ def arrays(n=50):
 
 @pytest.mark.parametrize("order", ["records", "blocks"])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz(tmp_path, monkeypatch, save, order):
-    monkeypatch.setattr(npz, "_BLOCK_BYTES", 400)
+def test_npz(tmp_path, save, order):
     save(tmp_path / "a.npz", **arrays())
-    source = again(NpzSource(str(tmp_path / "a.npz"), sample_weight="w", order=order))
+    source = again(NpzSource(str(tmp_path / "a.npz"), sample_weight="w", order=order, block_bytes=400))
     assert source.spec == (Spec((3, 2), "float32"), Spec((), "int64"), Spec((), "float64"))
     assert (source.block_sizes is None) == (order == "records")
     ids = np.array([49, 0, 7, 7, 48])
@@ -156,10 +151,9 @@ def test_npz(tmp_path, monkeypatch, save, order):
         assert got.tobytes() == wanted[ids].tobytes()
 
 
-def test_npz_rows_are_read_alone_where_they_are_not_packed(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "_BLOCK_BYTES", 400)
+def test_npz_rows_are_read_alone_where_they_are_not_packed(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays())
-    source = again(NpzSource(str(tmp_path / "a.npz"), order="blocks"))
+    source = again(NpzSource(str(tmp_path / "a.npz"), order="blocks", block_bytes=400))
     source.reader(1).take(np.arange(10))
     assert source.rows_read < 50
     small = NpzSource(str(tmp_path / "a.npz"))
@@ -204,13 +198,12 @@ def test_npz_that_is_not_there(tmp_path):
     refused(lambda: NpzSource(str(tmp_path / "nowhere.npz")), "nowhere.npz")
 
 
-def test_npz_on_s3(s3, tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "_BLOCK_BYTES", 400)
+def test_npz_on_s3(s3, tmp_path):
     np.savez(tmp_path / "a.npz", **arrays())
     np.savez_compressed(tmp_path / "b.npz", **arrays())
     Storage(s3()).put_tree(str(tmp_path), "d")
     for name in ("a", "b"):
-        x, y = again(NpzSource(s3(f"d/{name}.npz"))).take(np.array([49, 3]))
+        x, y = again(NpzSource(s3(f"d/{name}.npz"), block_bytes=400)).take(np.array([49, 3]))
         assert (x.tobytes(), y.tolist()) == (arrays()["x"][[49, 3]].tobytes(), [0, 3])
 
 

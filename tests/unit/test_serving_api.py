@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from raytf.serving import api
-from raytf.serving.api import Refusal, Route
+from raytf.serving.api import Route
+from raytf.serving.refusals import Refusal
 from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 

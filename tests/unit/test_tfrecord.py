@@ -13,8 +13,11 @@ from raytf.data import ArraySource, Spec, TFRecordSource
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import fingerprint
+from raytf.data.sources.base import SMALL_BYTES, is_by_record
+from raytf.data.sources.files import Files
 from raytf.data.sources.frames import frame
-from raytf.data.sources.record_index import INDEX
+from raytf.data.sources.record_index import INDEX, Entry, index
+from raytf.data.sources.tfrecord import is_tfrecord
 from raytf.errors import ConfigError, DataError
 from raytf.storage import Storage
 from tests.unit.data_files import examples, tfrecords
@@ -41,10 +44,10 @@ def test_any_order_gives_what_was_written(data, order):
     assert source.take(np.zeros(0, np.int64))[0].shape == (0, 4, 4, 1)
 
 
-def test_small_data_are_permuted_as_arrays_are_and_large_ones_by_blocks(data, monkeypatch):
+def test_small_data_are_permuted_as_arrays_are_and_large_ones_by_blocks(data):
     assert TFRecordSource(data[0]).block_sizes is None
-    monkeypatch.setattr("raytf.data.sources.base.SMALL_BYTES", 100)
-    source = TFRecordSource(data[0], block_bytes=200)
+    assert (is_by_record("auto", SMALL_BYTES), is_by_record("auto", SMALL_BYTES + 1)) == (True, False)
+    source = TFRecordSource(data[0], order="blocks", block_bytes=200)
     assert source.block_sizes.sum() == 13
     assert len(source.block_sizes) > 3
     assert source.window == 8192
@@ -131,11 +134,21 @@ def test_encoded_images_are_decoded_and_resized(tmp_path, form):
 # The index.
 
 
-def test_the_index_is_made_once_and_read_afterwards(data, tmp_path, monkeypatch):
+def unscanned(uri: str) -> int:
+    """Records by the index alone."""
+
+    def fail(files: Files, i: int) -> Entry:
+        raise AssertionError(f"{files.locate(i)} was gone through")
+
+    return sum(len(entry.lengths) for entry in index(Files(uri, is_wanted=is_tfrecord), scan=fail))
+
+
+def test_the_index_is_made_once_and_read_afterwards(data, tmp_path):
+    with pytest.raises(AssertionError, match="was gone through"):
+        unscanned(data[0])
     TFRecordSource(data[0])
     assert (tmp_path / "d" / INDEX).exists()
-    monkeypatch.setattr("raytf.data.sources.record_index._scan", None)
-    assert TFRecordSource(data[0]).records == 13
+    assert unscanned(data[0]) == 13
 
 
 def test_a_damaged_index_is_made_again(data, tmp_path):
@@ -187,8 +200,7 @@ def test_an_index_is_kept_elsewhere_where_nobody_may_write(data, tmp_path, monke
     (tmp_path / "d" / INDEX).mkdir()  # root may write anywhere, but not here
     assert TFRecordSource(data[0]).records == 13
     assert len(list((tmp_path / "cache" / "raytf" / "index").iterdir())) == 1
-    monkeypatch.setattr("raytf.data.sources.record_index._scan", None)
-    assert TFRecordSource(data[0]).records == 13
+    assert unscanned(data[0]) == 13
 
 
 # Damage.

@@ -26,6 +26,7 @@ class Need:
         cpus: of each worker.
         gpu: whether each wants a GPU; None where it takes what the cluster has.
         storage: where its runs are kept.
+        helpers: processes beside the workers, of one CPU each: parameter servers and their coordinator.
     """
 
     least: int
@@ -33,6 +34,7 @@ class Need:
     cpus: float
     gpu: bool | None
     storage: str
+    helpers: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,17 @@ def parse(command: str) -> Need:
     devices = _flag(words, "--logical-devices")
     if devices is not None and not devices.isdigit():
         raise ConfigError(f"--job: --logical-devices {devices}: expected a number.")
-    strategy: Any = _flag(words, "--strategy") or StrategySection().strategy
-    way = StrategySection(strategy, logical_devices=None if devices is None else int(devices))
+    servers = _flag(words, "--ps")
+    if servers is not None and not (servers.isdigit() and int(servers)):
+        raise ConfigError(f"--job: --ps {servers}: expected a number, 1 or more.")
+    # A job with --ps alone is of parameter servers by itself, as jobs/linear_regression.py is.
+    default = StrategySection().strategy if servers is None else "parameter-server"
+    strategy: Any = _flag(words, "--strategy") or default
+    way = StrategySection(
+        strategy,
+        logical_devices=None if devices is None else int(devices),
+        ps=None if servers is None else int(servers),
+    )
     way.check()
     least, most = ways.worker_range(way, ClusterSection(workers=_flag(words, "--workers")))
     cpus = _flag(words, "--cpus-per-worker")
@@ -74,7 +85,7 @@ def parse(command: str) -> Need:
         gpu = False  # logical devices are CPUs; of TPUs a cluster's YAML says nothing here
     try:
         each = float(cpus or cluster.cpus_per_worker) * (way.logical_devices or 1)
-        return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage)
+        return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers)
     except ValueError:
         raise ConfigError(f"--job: --cpus-per-worker {cpus}: expected a number.") from None
 
@@ -120,12 +131,22 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
             "Give --cpus-per-worker a smaller number, or take larger machines.",
         )
         return
-    reach = _reach(rooms, fits, most_nodes)
+    reach = _reach(rooms, fits, most_nodes, need)
+    beside = f", beside {need.helpers} CPUs for parameter servers and their coordinator" if need.helpers else ""
+    if reach < 1:
+        yield error(
+            "job-never-starts",
+            where,
+            f"the job wants at least {need.least} workers{beside}, and this cluster has room for none",
+            "The job waits forever.",
+            "Take larger machines, or raise max_workers.",
+        )
+        return
     if reach < need.least:
         yield error(
             "job-never-starts",
             where,
-            f"the job wants at least {need.least} workers, and this cluster has room for {reach}",
+            f"the job wants at least {need.least} workers{beside}, and this cluster has room for {reach}",
             "The job waits forever.",
             f"Give --workers 1:{reach}, or raise max_workers.",
         )
@@ -133,7 +154,7 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
         yield warning(
             "job-never-full",
             where,
-            f"the job takes up to {need.most} workers, and this cluster has room for {reach}",
+            f"the job takes up to {need.most} workers{beside}, and this cluster has room for {reach}",
             "It trains with fewer than it was meant to have.",
             f"Give --workers {need.least}:{reach}, or raise max_workers.",
         )
@@ -156,14 +177,19 @@ def _workers(room: Room, cpus: float, gpu: bool) -> int:
     return min(by_cpu, int(room.gpus)) if gpu else by_cpu
 
 
-def _reach(rooms: Sequence[Room], fits: dict[str, int], most_nodes: int | None) -> int:
+def _reach(rooms: Sequence[Room], fits: dict[str, int], most_nodes: int | None, need: Need) -> int:
     """The most workers, with the roomiest nodes taken first."""
-    left, total = most_nodes, 0
+    left, total, spare = most_nodes, 0, 0
     for room in sorted(rooms, key=lambda r: -fits[r.name]):
-        if room.name == "head":  # counts against no limit
-            total += fits[room.name]
-            continue
         count = room.nodes if left is None else min(room.nodes, left)
+        if room.name == "head":  # counts against no limit
+            count = 1
+        elif left is not None:
+            left -= count
         total += count * fits[room.name]
-        left = None if left is None else left - count
-    return total
+        if math.isfinite(room.cpus):
+            spare += count * max(0, int(room.cpus - need.cpus * fits[room.name] + 1e-9))
+    # The other helpers take the place of workers: so many for each, or several for the place of one.
+    missing = max(0, need.helpers - spare)
+    fewer = math.ceil(missing / int(need.cpus)) if need.cpus >= 1 else missing * math.ceil(1 / need.cpus)
+    return max(0, total - fewer)

@@ -53,7 +53,8 @@ class CsvSource(BlockSource):
         shape, dtype: of the vector that x=None makes, e.g. (28, 28, 1) and "uint8" for pixels.
         delimiter: between values; by default a comma, in .tsv files a tab.
         window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
-        order: `records`, `blocks` of 1 MiB of text, or `auto`: `records` for files of up to 256 MiB together.
+        order: `records`, `blocks`, or `auto`: `records` for files of up to 256 MiB together.
+        block_bytes: of text in a block.
 
     Attributes:
         classes: the texts of y in the order of their numbers, or None where y holds numbers.
@@ -74,8 +75,10 @@ class CsvSource(BlockSource):
         delimiter: str | None = None,
         window: int | None = None,
         order: Order = "auto",
+        block_bytes: int = _BLOCK_BYTES,
     ):
         super().__init__(uri, window)
+        self._block_bytes = block_bytes
         self._files = Files(uri, ENDINGS)
         if not self._files.names:
             raise DataError(f"{uri}: there are no *.csv files.")
@@ -203,7 +206,7 @@ class CsvSource(BlockSource):
         size, parity = self._files.sizes[f], 0
         rest, at = b"", begin
         while begin < size:
-            length = min(_BLOCK_BYTES, size - begin)
+            length = min(self._block_bytes, size - begin)
             data = bytes(self._files.read(f, begin, length, whole=False))
             ends, parity = _line_ends(np.frombuffer(data, np.uint8), parity)
             begin += length

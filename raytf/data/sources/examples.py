@@ -173,10 +173,11 @@ class Parser:
 
     Args:
         features: what to take; of encoded images the bytes are handed out.
+        groups: up to so many lengths of records are taken at once, each.
     """
 
-    def __init__(self, features: Sequence[Feature]):
-        self.features = list(features)
+    def __init__(self, features: Sequence[Feature], groups: int = _GROUPS):
+        self.features, self._groups = list(features), groups
 
     def parse(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, place: Callable[[int], str]
@@ -195,7 +196,7 @@ class Parser:
         out: list[Any] = [[b""] * n if f.encoded else np.empty((n, *f.spec.shape), f.spec.dtype) for f in self.features]
         kinds = np.unique(lengths)
         rest: Sequence[int] = range(n)
-        if len(kinds) <= _GROUPS and not any(f.encoded for f in self.features):
+        if len(kinds) <= self._groups and not any(f.encoded for f in self.features):
             left = [self._parse_alike(data, starts, np.flatnonzero(lengths == k), int(k), out) for k in kinds]
             rest = np.sort(np.concatenate(left)).tolist() if left else []
         view: Any = memoryview(data)  # type: ignore[arg-type]

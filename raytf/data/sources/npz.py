@@ -51,7 +51,8 @@ class NpzSource(BlockSource):
         y: of the targets' array or arrays, or None.
         sample_weight: of the sample weights' array, or None.
         window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
-        order: `records`, `blocks` of 4 MiB, or `auto`: `records` for arrays of up to 256 MiB together.
+        order: `records`, `blocks`, or `auto`: `records` for arrays of up to 256 MiB together.
+        block_bytes: of a block.
 
     Raises:
         DataError: no .npz file, a missing array, or one that holds no numbers or another number of records.
@@ -66,6 +67,7 @@ class NpzSource(BlockSource):
         sample_weight: str | None = None,
         window: int | None = None,
         order: Order = "auto",
+        block_bytes: int = _BLOCK_BYTES,
     ):
         super().__init__(uri, window)
         self._files = Files(uri)
@@ -82,7 +84,7 @@ class NpzSource(BlockSource):
         if not rows:
             raise DataError(f"{uri}: there are no records.")
         size = sum(m.row_bytes for m in self._members)
-        step = max(1, _BLOCK_BYTES // max(1, size))
+        step = max(1, block_bytes // max(1, size))
         self._lay_out(np.diff([*range(0, rows, step), rows]))
         self._leaf_specs = [Spec(m.shape[1:], m.dtype.newbyteorder("=").name) for m in self._members]
         self.spec = tree.unflatten(columns, self._leaf_specs)

@@ -77,11 +77,14 @@ def decode(data: bytes) -> dict[str, Entry]:
         return {}
 
 
-def index(files: Files, say: Callable[[str], None] | None = None) -> list[Entry]:
+def index(
+    files: Files, say: Callable[[str], None] | None = None, scan: Callable[[Files, int], Entry] | None = None
+) -> list[Entry]:
     """An entry for each file: from the index that there is, or by going through the files, once.
 
     Args:
         say: told where much has to be read; by default standard error.
+        scan: goes through one of the files; by default it reads all of that.
 
     Raises:
         DataError: a file is damaged, or compressed.
@@ -97,7 +100,7 @@ def index(files: Files, say: Callable[[str], None] | None = None) -> list[Entry]
     if size > _SILENT_BYTES:
         text = f"raytf: reading {size / 2**30:.1f} GiB of {files.storage.locate('')} once, to find its records"
         (say or (lambda line: print(line, file=sys.stderr, flush=True)))(text)
-    for i, entry in zip(missing, files.map(lambda i: _scan(files, i), missing), strict=True):
+    for i, entry in zip(missing, files.map(lambda i: (scan or _scan)(files, i), missing), strict=True):
         entries[i] = entry
     found = [entry for entry in entries if entry is not None]
     if missing:
