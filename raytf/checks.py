@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -15,6 +14,7 @@ from raytf import ceiling, runlog, ways
 from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
+from raytf.elastic import fitting, possible_workers
 from raytf.errors import CheckpointError, ClusterError, ConfigError, RunMismatchError
 from raytf.job import batch_identity, differences, strategy_identity
 from raytf.storage import Storage
@@ -102,8 +102,8 @@ def check_memory(config: TrainConfig, worker_bytes: int) -> int:
     wanted, most = config.worker_range
     if wanted > fits:
         raise ClusterError(
-            f"--workers {config.cluster.workers}: this machine's {total / 2**30:.0f} GiB of memory hold about {fits} "
-            f"workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, or a cluster."
+            f"--workers {config.cluster.workers or wanted}: this machine's {total / 2**30:.0f} GiB of memory hold "
+            f"about {fits} workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, or a cluster."
         )
     return min(fits, most)
 
@@ -144,17 +144,17 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     use_gpu = not on_cpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
     if use_gpu and not gpus and is_known:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
-    wanted, alive, taken = config.worker_range[0], _alive(), _taken(config)
+    wanted, alive, helpers = config.worker_range[0], _alive(), strategy.helpers
     cpu = ways.resources(strategy, cluster, False, alive)
     need = ways.resources(strategy, cluster, use_gpu, alive)
-    if use_gpu and cluster.use_gpu is None and _fits(need, most) < wanted <= _fits(cpu, most) - taken:
+    if use_gpu and cluster.use_gpu is None and _fits(need, most, helpers) < wanted <= _fits(cpu, most, helpers):
         too_few = f"too few for {wanted} workers" if need["GPU"] == 1 else "with too few CPUs beside them"
         mend = f"--workers {gpus:g} uses it" if need["GPU"] == 1 else "fewer --cpus-per-worker use them"
         say(f"this cluster has {gpus:g} GPU, {too_few}: training on CPUs; {mend}")
         use_gpu, need = False, cpu
     if strategy.communication == "nccl" and not use_gpu:
         raise ConfigError(ways.NCCL_WITHOUT_GPU)
-    fits = max(0, _fits(need, most) - taken)
+    fits = _fits(need, most, helpers)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
         if strategy.strategy in ways.ONE_WORKER:
@@ -163,16 +163,22 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
                 f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
                 "machine."
             )
-        beside = f" beside {strategy.helpers} CPUs for the parameter servers and the coordinator" if taken else ""
+        beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
+        mends = [f"--workers {fits}"] if fits else []
+        mends += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * use_gpu
         raise ClusterError(
             f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
-            f"{beside}. Use --workers {max(1, fits)}, fewer --cpus-per-worker, {'--no-use-gpu, ' if use_gpu else ''}or "
-            "add nodes."
+            f"{beside}. Use {', '.join(mends)}, or add nodes."
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not on_cpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
     if not use_gpu and strategy.strategy in ways.ALL_DEVICES and strategy.logical_devices is None:
         say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
+    if need.get("GPU", 0) > config.logical_shards:
+        say(
+            f"{need['GPU']:g} GPUs and {config.logical_shards} logical shards: a GPU without a shard has nothing to "
+            f"do. For a new run, --logical-shards {need['GPU']:g} uses them all"
+        )
     return need
 
 
@@ -190,7 +196,7 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
     while True:
         waited = time.monotonic() - begin
         is_late = waited >= max(_SETTLE_SECONDS, _YOUNG_SECONDS - _age())
-        if local or most or _fits(need, None) - _taken(config) >= wanted or is_late:
+        if local or most or _fits(need, None, config.strategy.helpers) >= wanted or is_late:
             return ray.cluster_resources(), most, found is not Growth.UNKNOWN
         time.sleep(0.5)
 
@@ -203,19 +209,19 @@ def _age() -> float:
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
-def _taken(config: TrainConfig) -> int:
-    """Workers that would fit where the processes beside them are."""
-    return math.ceil(config.strategy.helpers / config.cluster.cpus_per_worker)
-
-
-def _fits(need: dict[str, float], most: dict[str, float] | None) -> int:
+def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int) -> int:
+    """Workers that nodes hold, or may hold once the cluster has grown, beside some helpers."""
     nodes = _alive()
-    now = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in nodes)
+    now = _room(nodes, need, helpers)
     if not most:
         return now
     heads = [node for node in nodes if "node:__internal_head__" in node]
-    head = sum(int(min(node.get(k, 0) // v for k, v in need.items())) for node in heads)
-    return max(now, head + int(min(most.get(k, 0) // v for k, v in need.items())))
+    return max(now, _room([*heads, most], need, helpers))
+
+
+def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -> int:
+    alone = sum(fitting(node, need) for node in nodes)
+    return max(0, possible_workers(nodes, need, helpers, alone)) if helpers else alone
 
 
 def _alive() -> list[dict[str, float]]:

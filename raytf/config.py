@@ -135,12 +135,16 @@ class TrainConfig:
             ("--max-failures", self.cluster.max_failures, -1),
             ("--hang-seconds", self.cluster.hang_seconds, 0),
             ("--logical-devices", self.strategy.logical_devices, 1),
+            ("--ps", self.strategy.ps, 1),
+            ("--replicas-to-aggregate", self.strategy.replicas_to_aggregate, 1),
+            ("--base-batch-size", self.rate.base_batch_size, 1),
+            ("--warmup-epochs", self.rate.warmup_epochs, 0),
         ):
             if value is None:
                 continue
             if isinstance(value, str) or not value >= least:
                 raise ConfigError(f"{flag} {value}: expected a number, {least} or more.")
-            if not flag.endswith("-seconds") and value != int(value):
+            if not flag.endswith(("-seconds", "--warmup-epochs")) and value != int(value):
                 raise ConfigError(f"{flag} {value}: expected a whole number.")
         for flag, choice, known in (
             ("--mixed-precision", self.compute.mixed_precision, get_args(MixedPrecision)),
@@ -201,11 +205,9 @@ class TrainConfig:
     @property
     def parts(self) -> int:
         """Most processes among which one batch is divided."""
-        if not self.strategy.has_servers:
-            return self.cluster.worker_range[1]
-        return (
-            (self.strategy.replicas_to_aggregate or self.cluster.worker_range[1]) if self.strategy.sync_replicas else 1
-        )
+        if self.strategy.has_servers and not self.strategy.sync_replicas:
+            return 1
+        return self.strategy.replicas_to_aggregate or self.worker_range[1]
 
     def _check_for_servers(self) -> None:
         """Refuse what does nothing, or cannot be had, with parameter servers."""

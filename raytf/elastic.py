@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
@@ -13,6 +13,8 @@ SETTLE_SECONDS = 4.0
 PATIENCE_SECONDS = 8.0
 #: Seconds before a node with notice goes at which a run that cannot leave it saves once more.
 LAST_SAVE_SECONDS = 10.0
+#: What a parameter server takes, and the process that hands out the work.
+HELPER = {"CPU": 1.0}
 
 
 def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
@@ -23,6 +25,29 @@ def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
         each: of one worker, some of it above 0.
     """
     return int(min(free.get(name, 0) // amount for name, amount in each.items() if amount))
+
+
+def possible_workers(free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: int, most: int) -> int:
+    """Workers that fit beside the helpers into what nodes have free, at most `most`; -1 where not even those fit.
+
+    Args:
+        free: of each node.
+        each: of one worker.
+        helpers: processes of one CPU each.
+    """
+    for workers in range(most, -1, -1):
+        left, placed = [dict(node) for node in free], True
+        for need in [each] * workers + [HELPER] * helpers:
+            # Tightest first: what a worker leaves on a node may still do for a helper.
+            homes = sorted((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0))
+            if not homes:
+                placed = False
+                break
+            for name, amount in need.items():
+                homes[0][name] = homes[0].get(name, 0) - amount
+        if placed:
+            return workers
+    return -1
 
 
 class Move(enum.Enum):

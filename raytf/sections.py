@@ -177,10 +177,8 @@ class RateSection:
             raise ConfigError(
                 f"--scale-learning-rate {self.scale_learning_rate}: expected one of {', '.join(get_args(RateScaling))}."
             )
-        if self.base_batch_size != int(self.base_batch_size) or self.base_batch_size < 1:
-            raise ConfigError(f"--base-batch-size {self.base_batch_size}: expected a whole number, 1 or more.")
-        if not 0 <= self.warmup_epochs < float("inf"):
-            raise ConfigError(f"--warmup-epochs {self.warmup_epochs}: expected a number of epochs, 0 or more.")
+        if self.warmup_epochs == float("inf"):
+            raise ConfigError("--warmup-epochs inf: expected a number of epochs.")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytf import members
-from raytf.elastic import fitting
+from raytf.elastic import HELPER, possible_workers
 from raytf.errors import ClusterError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
@@ -33,8 +33,6 @@ _PLACE_SECONDS, _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 20.0, 0.5, 60.0
 _FREE_SECONDS = 8.0
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
-#: What each parameter server and the coordinator take.
-_HELPER = {"CPU": 1.0}
 
 
 class Process:
@@ -193,29 +191,6 @@ def classify(error: Exception, lost: str) -> Failure:
     if isinstance(inner, StorageError):
         return Failure(Cause.STORAGE, one_line(inner, 200).rstrip("."))
     return Failure(Cause.OTHER, f"the group was lost ({type(inner).__name__}: {one_line(inner, 160)})")
-
-
-def possible_workers(free: list[dict[str, float]], each: dict[str, float], helpers: int, most: int) -> int:
-    """Workers that fit beside the helpers into what nodes have free, at most `most`; -1 where not even those fit.
-
-    Args:
-        free: of each node.
-        each: of one worker.
-        helpers: processes of one CPU each.
-    """
-    for workers in range(most, -1, -1):
-        left, placed = [dict(node) for node in free], True
-        for need in [each] * workers + [_HELPER] * helpers:
-            # Tightest first: what a worker leaves on a node may still do for a helper.
-            homes = sorted((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0))
-            if not homes:
-                placed = False
-                break
-            for name, amount in need.items():
-                homes[0][name] = homes[0].get(name, 0) - amount
-        if placed:
-            return workers
-    return -1
 
 
 class Group:
@@ -379,7 +354,7 @@ def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Gro
 
 
 def _bundles(each: dict[str, float], workers: int, helpers: int) -> Any:
-    return placement_group([_HELPER] * helpers + [each] * workers, strategy="SPREAD")
+    return placement_group([HELPER] * helpers + [each] * workers, strategy="SPREAD")
 
 
 def _release(bundles: Any) -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from raytf.elastic import possible_workers
 from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
 from raytf.retry import Cause, Retry
-from raytf.server_group import classify, possible_workers
+from raytf.server_group import classify
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
 
