@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 from tensorflow.core.protobuf import saved_model_pb2
 
 from raytf.errors import ModelError, one_line
 from raytf.signature import DEFAULT, Signature, TensorSpec
+from raytf.versions import GRAPHS
 
 #: A signature that TensorFlow adds for itself.
 _INTERNAL = "__saved_model_init_op"
@@ -38,8 +39,10 @@ class SavedModel:
             set_threads(threads)
         try:
             self._model = tf.saved_model.load(folder)
-            with open(os.path.join(folder, "saved_model.pb"), "rb") as stream:
-                definitions = _definitions(stream.read())
+            # TensorFlow takes the first of them that is there.
+            graph = next(name for name in GRAPHS if os.path.exists(os.path.join(folder, name)))
+            with open(os.path.join(folder, graph), "rb") as stream:
+                definitions = _definitions(graph, stream.read())
         except Exception as error:  # whatever the files of others make TensorFlow raise
             raise ModelError(f"{folder} cannot be loaded: {type(error).__name__}: {one_line(error, 300)}") from error
         self._functions = dict(self._model.signatures)
@@ -91,14 +94,17 @@ def set_threads(threads: int) -> None:
         pass  # it has
 
 
-def signatures_of(graph: bytes) -> dict[str, Signature]:
-    """Signatures by name, out of a `saved_model.pb` alone."""
-    return {name: _signature(name, definition) for name, definition in _definitions(graph).items()}
+def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
+    """Signatures by name, out of a `saved_model.pb` or `saved_model.pbtxt` alone."""
+    return {key: _signature(key, definition) for key, definition in _definitions(name, graph).items()}
 
 
-def _definitions(graph: bytes) -> dict[str, Any]:
+def _definitions(name: str, graph: bytes) -> dict[str, Any]:
     found = saved_model_pb2.SavedModel()
-    found.ParseFromString(graph)
+    if name.endswith(".pbtxt"):
+        text_format.Parse(graph, found)
+    else:
+        found.ParseFromString(graph)
     chosen = next((g for g in found.meta_graphs if "serve" in g.meta_info_def.tags), found.meta_graphs[0])
     return {name: chosen.signature_def[name] for name in sorted(chosen.signature_def) if name != _INTERNAL}
 

@@ -58,8 +58,11 @@ class Version:
 
 def number_of(name: str) -> int | None:
     """The version that a folder's name stands for; None where it is none."""
-    number = int(name) if name.isascii() and name.isdigit() else None
-    return number if number is not None and number <= _MOST else None
+    if not (name.isascii() and name.isdigit()):
+        return None
+    digits = name.lstrip("0") or "0"
+    number = int(digits) if len(digits) <= len(str(_MOST)) else _MOST + 1
+    return number if number <= _MOST else None
 
 
 def look(models: Storage, known: Iterable[Version] = ()) -> list[Version]:

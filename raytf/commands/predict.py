@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from raytf.errors import ConfigError
+from raytf.serving.choice import bounds
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Predict:
     model: tyro.conf.Positional[str]
     """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
     input: tyro.conf.Positional[str]
-    """A file or folder, local, s3:// or gs://: Parquet, CSV, JSONL, images, one .npz, MNIST's IDX files; or digits or
-    mnist for their test images."""
+    """A file or folder, local, s3:// or gs://: Parquet, CSV, JSONL, TFRecords, images, one .npz, MNIST's IDX files; or
+    digits or mnist for their test images."""
     output: tyro.conf.Positional[str]
     """The file to write: .parquet, .csv or .jsonl; local, s3:// or gs://."""
     version: int | None = None
@@ -35,6 +36,8 @@ class Predict:
     """Columns of the input to write beside predictions: scalars (those without arrays), all, none, or A,B."""
     classes: bool = False
     """Write the class with the largest output, and that output as score, instead of all outputs."""
+    fit: Literal["crop", "stretch"] = "crop"
+    """How an image file of another shape gets that of the model: cut from its middle, or distorted; as in training."""
     batch_size: int = 256
     """Records that go through the model at once."""
     workers: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
@@ -54,22 +57,17 @@ class Predict:
         Raises:
             ConfigError: a flag is wrong; it says what was expected.
         """
-        low, colon, high = self.workers.partition(":")
-        numbers = [int(part) if part.isdigit() else 0 for part in (low, high if colon else low)]
-        if not 1 <= numbers[0] <= numbers[1]:
-            raise ConfigError(
-                f"--workers {self.workers}: expected a number such as 2, or the fewest and the most such as 1:4."
-            )
+        workers = bounds("--workers", self.workers)
         if self.batch_size < 1:
             raise ConfigError(f"--batch-size {self.batch_size}: expected a number, 1 or more.")
         if not self.cpus_per_worker > 0 or self.gpus_per_worker < 0:
             raise ConfigError("--cpus-per-worker and --gpus-per-worker: expected a number above 0, and one from 0.")
-        return numbers[0], numbers[1]
+        return workers
 
 
 def main(flags: Predict) -> None:
     """Run the command."""
-    bounds = flags.bounds()
+    workers = flags.bounds()
     from raytf.prediction import run  # Ray is not needed for --help
     from raytf.prediction.columns import Options
 
@@ -80,11 +78,12 @@ def main(flags: Predict) -> None:
         flags.version,
         Options(flags.x, flags.keep, flags.classes),
         flags.batch_size,
-        bounds,
+        workers,
         flags.cpus_per_worker,
         flags.gpus_per_worker,
         flags.overwrite,
         flags.verbose,
+        flags.fit,
     )
     began = time.monotonic()
     with _Bar() as bar:

@@ -13,6 +13,8 @@ from raytf.signature import Signature, TensorSpec
 
 #: Where the one input of a model is looked for, when no column has its name.
 _USUAL = ("image", "x", "x_test", "features")
+#: Of records of which not all features can be read at once, what is kept by default.
+_LABELS = ("label", "id")
 SCALARS, ALL, NONE = "scalars", "all", "none"
 
 
@@ -71,6 +73,47 @@ def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence
                 f"there is no column {missing[0] if missing else name!r} for the input {name}; there are {there}."
             )
     return chosen
+
+
+def image_of(signature: Signature) -> tuple[int, int, int] | None:
+    """Height, width and channels of the one input of a model that is an image; None where there is none such."""
+    shapes = [spec.shape for spec in signature.inputs.values() if spec.shape is not None and len(spec.shape) == 4]
+    if len(shapes) != 1 or None in shapes[0][1:]:
+        return None
+    _, height, width, channels = shapes[0]
+    return int(height or 0), int(width or 0), int(channels or 0)
+
+
+def features(signature: Signature, options: Options, there: Sequence[str]) -> list[str]:
+    """Features that are read of records which nobody has described: those of the model, and those that are kept.
+
+    Args:
+        there: names of all.
+
+    Raises:
+        ConfigError: one of them is not there, or it cannot be told; it says which there are.
+    """
+    wanted = [part.partition("=")[2] or part for part in options.x]
+    if not wanted and all(name in there for name in signature.inputs):
+        wanted = list(signature.inputs)
+    elif not wanted:
+        wanted = [name for name in _USUAL if name in there][:1]
+    listed = ", ".join(sorted(there)) or "none"
+    if not wanted:
+        raise ConfigError(
+            f"no feature is plainly the model's input {', '.join(signature.inputs)}; there are {listed}. Name it: --x "
+            "FEATURE."
+        )
+    if options.keep == ALL:
+        wanted += there
+    elif options.keep == SCALARS:
+        wanted += [name for name in _LABELS if name in there]
+    elif options.keep != NONE:
+        wanted += options.keep.split(",")
+    for name in wanted:
+        if name not in there:
+            raise ConfigError(f"there is no feature {name!r}; there are {listed}.")
+    return list(dict.fromkeys(wanted))
 
 
 def tensor(names: Sequence[str], columns: Mapping[str, np.ndarray], spec: TensorSpec) -> np.ndarray:

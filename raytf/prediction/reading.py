@@ -1,20 +1,31 @@
-"""Data sets to predict for, as Ray Data reads them: Parquet, CSV, JSONL, images, .npz, and what jobs call by name."""
+"""Data sets to predict for, as Ray Data reads them: what training reads, JSONL, and what jobs call by name."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow.csv as pacsv
 import ray
 import ray.data
 
+from raytf.data import tree
 from raytf.data.datasets import load_images
+from raytf.data.sources import TFRecordSource, images
+from raytf.data.sources.base import by_name, record_bytes
+from raytf.data.sources.files import Files
+from raytf.data.sources.pixels import Decoder, Fit
+from raytf.data.sources.schema import read_schema
+from raytf.data.sources.tfrecord import features_of, is_tfrecord
 from raytf.errors import ConfigError, DataError, one_line
+from raytf.prediction import columns
+from raytf.prediction.columns import Options
+from raytf.signature import Signature
 from raytf.storage import Storage
 
 #: Ending of a file's name -> what it holds.
@@ -22,20 +33,28 @@ _KINDS = {
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".csv", ".csv.gz"), "csv"),
     **dict.fromkeys((".jsonl", ".json", ".jsonl.gz"), "json"),
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp", ".gif"), "images"),
+    **dict.fromkeys(images.ENDINGS, "images"),
     ".npz": "npz",
 }
 _NAMED = ("digits", "mnist")
-#: Records of a block of arrays in memory; a few for each worker make a bar that moves.
-_BLOCK = 4096
+#: Records of a block, and bytes of a large one's; a few for each worker make a bar that moves.
+_BLOCK, _BLOCK_BYTES = 4096, 32 << 20
+#: Of a CSV file that is looked at for the types of its columns.
+_TYPED_BYTES = 128 << 20
 
 
-def kind_of(names: list[str]) -> str | None:
+def kind_of(names: Sequence[str]) -> str | None:
     """What most of some files hold; None where raytf reads none of them."""
-    found = Counter(kind for name in names for end, kind in _KINDS.items() if name.lower().endswith(end))
+    found = Counter(kind for kind in map(_kind, names) if kind is not None)
     if not found and any(re.search(r"idx\d-ubyte", name) for name in names):
         return "idx"
     return found.most_common(1)[0][0] if found else None
+
+
+def _kind(name: str) -> str | None:
+    if is_tfrecord(name):
+        return "tfrecord"
+    return next((kind for end, kind in _KINDS.items() if name.lower().endswith(end)), None)
 
 
 @dataclass(frozen=True)
@@ -44,13 +63,17 @@ class Input:
 
     Attributes:
         uri: as it was given.
-        kind: parquet, csv, json, npz, images, or idx, for which names of data sets stand, too.
-        files: how many are of that kind.
+        kind: parquet, csv, json, npz, tfrecord, images, or idx, for which names of data sets stand, too.
+        folder: where its files lie.
+        names: of those of that kind, in the order of their records; those of folders by name.
+        sizes: bytes of each.
     """
 
     uri: str
     kind: str
-    files: int
+    folder: str = ""
+    names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
 
 def look(uri: str) -> Input:
@@ -61,66 +84,109 @@ def look(uri: str) -> Input:
 
     Raises:
         ConfigError: there is nothing that can be read; it says what can.
+        DataError: `raytf data convert` has not ended there.
         StorageError: storage refuses.
     """
     if uri in _NAMED:
-        return Input(uri, "idx", 1)
-    place = Storage(uri)
-    is_file = place.exists("")
-    names = [place.locate("")] if is_file else [file.name for file in place.files()]
-    if not names:
-        raise ConfigError(
-            f"there is nothing in {place.locate('')}. Expected a file or a folder of files to predict for."
-        )
-    kind = kind_of(names)
+        return Input(uri, "idx")
+    files = Files(uri, is_wanted=lambda name: True)
+    place = Storage(uri).locate("")
+    if not files.names:
+        raise ConfigError(f"there is nothing in {place}. Expected a file or a folder of files to predict for.")
+    kind = kind_of(files.names)
     if kind is None:
         raise ConfigError(
-            f"{place.locate('')} has no file that is read here, such as {names[0]}. Expected .parquet, .csv, .jsonl, "
-            ".npz, images, or MNIST's IDX files."
+            f"{place} has no file that is read here, such as {files.names[0]}. Expected .parquet, .csv, .jsonl, "
+            ".tfrecord, .npz, JPEG or PNG images, or MNIST's IDX files."
         )
-    if kind == "npz" and not is_file:
-        raise ConfigError(f"{place.locate('')} is a folder of .npz files. Expected one file.")
-    return Input(uri, kind, sum(kind_of([name]) == kind for name in names))
+    if kind == "npz" and not files.is_single:
+        raise ConfigError(f"{place} is a folder of .npz files. Expected one file.")
+    if kind in ("parquet", "tfrecord"):
+        read_schema(files.storage)
+    chosen = [i for i, name in enumerate(files.names) if _kind(name) == kind]
+    return Input(uri, kind, files.uri, tuple(files.names[i] for i in chosen), tuple(files.sizes[i] for i in chosen))
 
 
-def read(given: Input, image: Callable[[], tuple[int, int, int]]) -> tuple[Any, int | None]:
+def read(given: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> tuple[Any, int | None]:
     """A data set, and how many records it has where that is cheap to know.
 
     Args:
-        image: height, width and channels that the model takes; asked for images alone.
+        signature: of the model; asked for where the data depend on it.
+        fit: how an image of another shape gets that of the model.
 
     Raises:
         ConfigError, DataError: it cannot be read.
         StorageError: storage refuses.
     """
-    kind = given.kind
-    if kind == "idx":
-        return _from_images(given.uri)
-    place = Storage(given.uri)
-    if kind == "npz":
-        return _from_arrays(_npz(place))
-    filesystem, path = place.arrow()
-    if kind == "images":
-        height, width, channels = image()
-        modes = {1: "L", 3: "RGB", 4: "RGBA"}
-        if channels not in modes:
-            raise ConfigError(f"the model takes images of {channels} channels. Expected 1, 3 or 4 to read image files.")
-        data = ray.data.read_images(
-            path, filesystem=filesystem, size=(height, width), mode=modes[channels], include_paths=True
-        )
-        return data, given.files
-    if kind == "parquet":
-        data = ray.data.read_parquet(path, filesystem=filesystem)
+    if given.kind == "idx":
+        source = load_images(given.uri).test
+        image, label = source.take(np.arange(source.records))
+        return _from_arrays({"image": image, "label": label})
+    if given.kind == "npz":
+        return _from_arrays(_npz(Storage(given.uri)))
+    if given.kind == "tfrecord":
+        return _from_tfrecords(given, signature(), options, fit)
+    if given.kind == "images":
+        return _from_images(given, signature(), fit)
+    filesystem, folder = Storage(given.folder).arrow()
+    # Ray would read all files of a folder, whatever they hold, and in an order of its own.
+    paths = [f"{folder}/{name}" for name in given.names]
+    if given.kind == "parquet":
+        data = ray.data.read_parquet(paths, filesystem=filesystem, file_extensions=None)
         return data, data.count()
-    if kind == "csv":
-        return ray.data.read_csv(path, filesystem=filesystem), None
-    return ray.data.read_json(path, filesystem=filesystem, lines=True), None
+    if given.kind == "csv":
+        reading = pacsv.ReadOptions(use_threads=False, block_size=_typed_bytes(given))
+        return ray.data.read_csv(paths, filesystem=filesystem, read_options=reading), None
+    return ray.data.read_json(paths, filesystem=filesystem, file_extensions=None), None
 
 
-def _from_images(uri: str) -> tuple[Any, int]:
-    source = load_images(uri).test
-    image, label = source.take(np.arange(source.records))
-    return _from_arrays({"image": image, "label": label})
+def _typed_bytes(given: Input) -> int:
+    """Of a CSV file that are read as one: a column's type is that of its values there, and none other may follow."""
+    is_plain = all(not name.lower().endswith(".gz") for name in given.names)
+    return min(_TYPED_BYTES, max(1 << 20, *given.sizes)) if is_plain else _TYPED_BYTES
+
+
+def _from_images(given: Input, signature: Signature, fit: Fit) -> tuple[Any, int]:
+    shape = columns.image_of(signature)
+    if shape is None or shape[2] not in (1, 3):
+        inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
+        raise ConfigError(
+            f"the model takes {inputs}, which is no image of one size, gray or in colours. Expected another kind of "
+            "input."
+        )
+    files = Files(given.uri, is_wanted=_is_image)
+    decoder = Decoder(shape[:2], shape[2], fit, resizes=True)
+
+    def take(held: tuple[Files, Decoder], ids: np.ndarray) -> dict[str, np.ndarray]:
+        files, decode = held
+        places = [files.locate(i) for i in ids.tolist()]
+        pairs = zip(ids.tolist(), places, strict=True)
+        shown = files.map(lambda pair: decode(files.read(pair[0], 0, files.sizes[pair[0]]), pair[1]), pairs)
+        return {"image": np.stack(list(shown)), "path": np.array(places, object)}
+
+    return _by_number(len(files.names), int(np.prod(shape)), (files, decoder), take)
+
+
+def _is_image(name: str) -> bool:
+    return _kind(name) == "images"
+
+
+def _from_tfrecords(given: Input, signature: Signature, options: Options, fit: Fit) -> tuple[Any, int]:
+    """What training reads of them: what `raytf data convert` has described, else features by their names."""
+    shape = columns.image_of(signature)
+    pixels: dict[str, Any] = {"size": shape and shape[:2], "channels": shape and shape[2], "fit": fit}
+    schema = read_schema(Storage(given.folder))
+    if schema is not None:
+        names, source = schema.names(), TFRecordSource(given.uri, **pixels)
+    else:
+        wanted = columns.features(signature, options, features_of(given.uri))
+        names = [name for _, name in tree.flatten(by_name(wanted))]
+        source = TFRecordSource(given.uri, wanted, None, **pixels)
+
+    def take(held: TFRecordSource, ids: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(names, held.take(ids), strict=True))
+
+    return _by_number(source.records, record_bytes(source.spec), source, take)
 
 
 def _npz(place: Storage) -> dict[str, np.ndarray]:
@@ -144,13 +210,27 @@ def _npz(place: Storage) -> dict[str, np.ndarray]:
 
 def _from_arrays(arrays: dict[str, np.ndarray]) -> tuple[Any, int]:
     records = len(next(iter(arrays.values())))
-    stored = ray.put(arrays)
 
-    def take(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        held = ray.get(stored)
-        return {name: array[batch["id"]] for name, array in held.items()}
+    def take(held: dict[str, np.ndarray], ids: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[ids] for name, array in held.items()}
 
-    blocks = max(1, -(-records // _BLOCK))
+    return _by_number(records, 0, arrays, take)
+
+
+def _by_number(
+    records: int, each: int, held: Any, take: Callable[[Any, np.ndarray], dict[str, np.ndarray]]
+) -> tuple[Any, int]:
+    """Records that are read by their numbers.
+
+    Args:
+        each: bytes of a record; 0 where they are in memory already.
+        held: what they are read from, which every process gets.
+        take: gives the columns of some records.
+    """
+    stored = ray.put(held)
+    blocks = max(1, -(-records // _BLOCK), -(-records * each // _BLOCK_BYTES))
     # A share of a CPU of its own, so that it does not become one step with the model's, whose process may be replaced.
-    data = ray.data.range(records, override_num_blocks=blocks).map_batches(take, batch_format="numpy", num_cpus=0.5)
+    data = ray.data.range(records, override_num_blocks=min(blocks, max(1, records))).map_batches(
+        lambda batch: take(ray.get(stored), batch["id"]), batch_format="numpy", num_cpus=0.5
+    )
     return data, records

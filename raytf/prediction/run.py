@@ -15,6 +15,7 @@ import ray.data
 
 from raytf import quiet, versions
 from raytf.connecting import ray_for
+from raytf.data.sources.pixels import Fit
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.prediction import columns, reading
 from raytf.prediction.columns import Options
@@ -33,6 +34,7 @@ class Plan:
         version: of the model; None for the newest.
         workers: fewest and most processes that hold the model.
         cpus, gpus: of each.
+        fit: how an image of another shape gets that of the model.
     """
 
     model: str
@@ -46,6 +48,7 @@ class Plan:
     gpus: float = 0.0
     overwrite: bool = False
     verbose: bool = False
+    fit: Fit = "crop"
 
 
 class Predictor:
@@ -145,7 +148,7 @@ def explain(error: BaseException) -> RaytfError:
 def _run(
     plan: Plan, models: Storage, version: Version, given: Input, sink: Sink, show: Callable[[int, int | None], None]
 ) -> int:
-    data, total = reading.read(given, lambda: _image_shape(models, version))
+    data, total = reading.read(given, lambda: _signature_of(models, version), plan.options, plan.fit)
     low, high = plan.workers
     threads = max(1, round(plan.cpus))
     predicted = data.map_batches(
@@ -172,14 +175,9 @@ def _signature(signatures: dict[str, Signature]) -> Signature:
     return found
 
 
-def _image_shape(models: Storage, version: Version) -> tuple[int, int, int]:
+def _signature_of(models: Storage, version: Version) -> Signature:
     quiet.load_tensorflow()
     from raytf.saved_model import signatures_of
 
-    signature = _signature(signatures_of(models.get(f"{version.name}/{versions.GRAPHS[0]}")))
-    shapes = [spec.shape for spec in signature.inputs.values() if spec.shape is not None and len(spec.shape) == 4]
-    if len(shapes) != 1 or None in shapes[0][1:]:
-        inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
-        raise ConfigError(f"the model takes {inputs}, which is no image of one size. Expected another kind of input.")
-    _, height, width, channels = shapes[0]
-    return int(height or 0), int(width or 0), int(channels or 0)
+    graph = next(name for name in versions.GRAPHS if name in version.sizes)
+    return _signature(signatures_of(graph, models.get(f"{version.name}/{graph}")))

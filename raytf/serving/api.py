@@ -25,7 +25,7 @@ from raytf.serving.refusals import Refusal, bad, excerpt
 from raytf.serving.tensors import of_columns, of_rows, plain, tensor
 from raytf.signature import DEFAULT, Signature, records, shape_text
 
-_PLACE = r"(?:/versions/(?P<version>\d+)|/labels/(?P<label>[^/:]+))?"
+_PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
 _CALL = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}:(?P<verb>predict|classify|regress)", re.IGNORECASE)
 _LOOK = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}(?P<verb>/metadata)?", re.IGNORECASE)
 HEALTH = "/healthz"

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from raytf.errors import ConfigError
+from raytf.versions import number_of
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Policy:
         word, colon, count = text.partition(":")
         if word == "all" and not colon:
             return cls(None, (), default)
-        if word == "latest" and (not colon or (count.isdigit() and int(count) > 0)):
-            return cls(int(count) if colon else 1, (), default)
-        parts = text.split(",")
-        if all(part.strip().isdigit() for part in parts):
-            named = tuple(sorted({int(part) for part in parts}, reverse=True))
+        if word == "latest" and (not colon or number_of(count)):
+            return cls(number_of(count) if colon else 1, (), default)
+        numbers = [number_of(part.strip()) for part in text.split(",")]
+        if None not in numbers:
+            named = tuple(sorted({number for number in numbers if number is not None}, reverse=True))
             if default is not None and default not in named:
                 raise ConfigError(f"--version {default} is not among --versions {text}. Add it there.")
             return cls(0, named, default)
@@ -74,11 +75,17 @@ def replicas(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: it is none of these.
     """
+    return bounds("--replicas", text)
+
+
+def bounds(flag: str, text: str) -> tuple[int, int]:
+    """(fewest, most) of N or MIN:MAX, as a flag has them.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
     low, colon, high = text.partition(":")
-    if not low.isdigit() or (colon and not high.isdigit()):
-        bounds = (0, 0)
-    else:
-        bounds = int(low), int(high if colon else low)
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise ConfigError(f"--replicas {text}: expected a number such as 2, or the fewest and the most such as 1:4.")
-    return bounds
+    fewest, most = number_of(low), number_of(high if colon else low)
+    if not fewest or not most or fewest > most:
+        raise ConfigError(f"{flag} {text}: expected a number such as 2, or the fewest and the most such as 1:4.")
+    return fewest, most

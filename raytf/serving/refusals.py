@@ -23,7 +23,10 @@ class Refusal(Exception):
 
 def excerpt(value: Any, limit: int = 80) -> str:
     """A value as JSON, cut to what a message can hold."""
-    text = one_line(json.dumps(value))
+    try:
+        text = one_line(json.dumps(value))
+    except RecursionError:
+        text = "lists that are nested too deeply"
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -151,7 +151,7 @@ class Replica:
     async def _body(self, request: Request) -> bytes:
         limit = self._settings.max_body_bytes
         length = request.headers.get("content-length", "")
-        if length.isdigit():
+        if length.isascii() and length.isdigit():
             api.check_size(int(length), limit)
         parts, size = [], 0
         async for part in request.stream():

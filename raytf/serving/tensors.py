@@ -11,6 +11,9 @@ import numpy as np
 from raytf.serving.refusals import bad, excerpt
 from raytf.signature import Signature, TensorSpec, shape_text
 
+#: That a numpy array may have.
+_MOST_DIMENSIONS = 64
+
 
 def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
     """Values of each input, of a list of instances."""
@@ -94,6 +97,8 @@ def _strings(name: str, value: Any) -> np.ndarray:
     shape: list[int] = []
     at = value
     while isinstance(at, list):
+        if len(shape) == _MOST_DIMENSIONS:
+            raise bad(f"Input {name}: lists are nested more than {_MOST_DIMENSIONS} deep.")
         shape.append(len(at))
         at = at[0] if at else None
     flat: list[bytes] = []
@@ -117,7 +122,10 @@ def _strings(name: str, value: Any) -> np.ndarray:
 
 def _text(name: str, part: Any) -> bytes:
     if isinstance(part, str):
-        return part.encode()
+        try:
+            return part.encode()
+        except UnicodeEncodeError:
+            raise bad(f"Input {name}: {excerpt(part)} has half of a surrogate pair, which is no text.") from None
     if _is_base64(part):
         try:
             return base64.b64decode(part["b64"], validate=True)

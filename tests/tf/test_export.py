@@ -9,7 +9,9 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from google.protobuf import text_format
 from keras import layers
+from tensorflow.core.protobuf import saved_model_pb2
 
 from raytf import architecture, export, versions
 from raytf.checkpoint import codec, format, manifest
@@ -126,7 +128,7 @@ def test_a_checkpoint_becomes_a_version_with_the_same_bits_and_predictions(tmp_p
     of_the_end = SavedModel(export.export(model, Storage(str(tmp_path / "other")), 3)["saved_model"])
     assert of_the_end.signatures[DEFAULT] == served.signatures[DEFAULT], "clients find the same names in every version"
     graph = (Path(done.place) / "saved_model.pb").read_bytes()
-    assert signatures_of(graph)[DEFAULT] == served.signatures[DEFAULT]
+    assert signatures_of("saved_model.pb", graph)[DEFAULT] == served.signatures[DEFAULT]
 
 
 def test_averaged_weights_are_what_the_end_of_the_run_would_have_exported(tmp_path: Path):
@@ -287,6 +289,19 @@ def test_a_run_of_an_older_raytf_says_how_to_go_on(tmp_path: Path):
     checkpoint(run, trained(sequential()), 3)
     with pytest.raises(ModelError, match="Its next start writes it"):
         export.export_run(run.root)
+
+
+def test_a_graph_in_text_is_a_model_as_well(tmp_path: Path):
+    made = export.export(sequential(), Storage(str(tmp_path / "run")), 3)["saved_model"]
+    before = SavedModel(made)
+    binary, text = Path(made) / "saved_model.pb", Path(made) / "saved_model.pbtxt"
+    text.write_text(text_format.MessageToString(saved_model_pb2.SavedModel.FromString(binary.read_bytes())))
+    binary.unlink()
+    after = SavedModel(made)
+    assert after.signatures == before.signatures == signatures_of(text.name, text.read_bytes())
+    given = {next(iter(before.signatures[DEFAULT].inputs)): X}
+    found, expected = (list(model.run(DEFAULT, given).values()) for model in (after, before))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_what_is_no_saved_model_cannot_be_loaded(tmp_path: Path):

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from raytf.data.sources.schema import UNFINISHED
 from raytf.errors import ConfigError, DataError
 from raytf.prediction import columns
+from raytf.prediction.columns import Options
 from raytf.prediction.reading import kind_of, look
 from raytf.prediction.sink import Sink
 from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
@@ -123,6 +125,7 @@ def test_outputs_have_names():
         (["x.CSV"], "csv"),
         (["a.png", "b.jpg", "notes.json"], "images"),
         (["t10k-images-idx3-ubyte.gz"], "idx"),
+        (["a.tfrecord", "b.tfrecord-00000-of-00002", "_raytf_schema.json"], "tfrecord"),
         (["readme.md"], None),
     ],
 )
@@ -131,19 +134,60 @@ def test_what_files_hold(names, kind):
 
 
 @pytest.mark.parametrize(
-    ("files", "kind", "count"),
+    ("files", "kind", "names"),
     [
-        (["a.png", "b/c.jpg", "notes.txt"], "images", 2),
-        (["x.parquet"], "parquet", 1),
-        (["t10k-images-idx3-ubyte"], "idx", 1),
+        (["a.png", "b/c.jpg", "notes.txt"], "images", ["a.png", "b/c.jpg"]),
+        (["x.parquet"], "parquet", ["x.parquet"]),
+        (["t10k-images-idx3-ubyte"], "idx", []),
+        (["b.csv", "a.csv", "a.csv.bak", "_a.csv", ".a.csv", "_old/a.csv"], "csv", ["a.csv", "b.csv"]),
+        (["a.tfrecord", "_more.json", "_raytf_index", ".raytf.json"], "tfrecord", ["a.tfrecord"]),
     ],
 )
-def test_a_folder_is_read_as_what_most_of_it_is(tmp_path: Path, files, kind, count):
+def test_a_folder_is_read_as_what_most_of_it_is(tmp_path: Path, files, kind, names):
     for file in files:
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     found = look(str(tmp_path))
-    assert (found.kind, found.files) == (kind, count)
+    assert (found.kind, list(found.names)) == (kind, names)
+
+
+def test_a_conversion_that_has_not_ended_is_refused(tmp_path: Path):
+    (tmp_path / "part-00000.parquet").touch()
+    (tmp_path / UNFINISHED).touch()
+    with pytest.raises(DataError, match="a conversion into this folder has not ended"):
+        look(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("signature", "x", "keep", "there", "names"),
+    [
+        (IMAGE, (), "scalars", ["image", "label", "text"], ["image", "label"]),
+        (IMAGE, (), "scalars", ["image", "pixels"], ["pixels"]),
+        (IMAGE, ("text",), "none", ["image", "label", "text"], ["text"]),
+        (IMAGE, (), "all", ["image", "label"], ["image", "label"]),
+        (TWO, ("a=u", "b=v"), "w", ["u", "v", "w"], ["u", "v", "w"]),
+    ],
+)
+def test_features_that_are_read(signature, x, keep, there, names):
+    assert columns.features(signature, Options(x, keep), there) == names
+
+
+@pytest.mark.parametrize(
+    ("x", "keep", "text"),
+    [
+        ((), "scalars", "input pixels; there are u, v. Name it: --x FEATURE"),
+        (("w",), "scalars", "no feature 'w'; there are u, v"),
+        (("u",), "w", "no feature 'w'; there are u, v"),
+    ],
+)
+def test_features_that_are_not_there_are_refused(x, keep, text):
+    with pytest.raises(ConfigError, match=text):
+        columns.features(IMAGE, Options(x, keep), ["u", "v"])
+
+
+@pytest.mark.parametrize(("signature", "shape"), [(IMAGE, (2, 2, 1)), (VECTOR, None), (TWO, None)])
+def test_what_image_a_model_takes(signature, shape):
+    assert columns.image_of(signature) == shape
 
 
 @pytest.mark.parametrize(

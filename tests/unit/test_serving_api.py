@@ -74,6 +74,9 @@ def test_paths_are_those_of_tensorflow_serving(method, path, route):
         ("POST", "/v1/models/m/versions/x:predict", 400),
         ("DELETE", "/v1/models/m", 400),
         ("POST", "/v1/models/m:explain", 400),
+        ("POST", f"/v1/models/m/versions/{'9' * 5000}:predict", 400),
+        ("GET", f"/v1/models/m/versions/{'9' * 5000}", 400),
+        ("GET", "/v1/models/m/versions/\u0663", 400),
         ("POST", "/v1/models/m/labels/stable:predict", 404),
         ("GET", "/favicon.ico", 404),
     ],
@@ -146,6 +149,13 @@ def test_not_a_number_and_infinity_are_numbers_as_tensorflow_serving_has_it():
         (b'{"instances": [1]}', TEXT, "not of expected type: string"),
         (b'{"instances": [{"b64": "?"}]}', TEXT, "Unable to base64 decode"),
         (b'{"instances": ["a", ["b"]]}', TEXT, "lists of different"),
+        (b'{"instances": ["\\ud800"]}', TEXT, r'"\\ud800" has half of a surrogate pair'),
+        (b'{"instances": ["\\ud800"]}', HALF, "not of expected type: float32"),
+        (b'{"inputs": ' + b"[" * 65 + b'"a"' + b"]" * 65 + b"}", TEXT, "nested more than 64 deep"),
+        (b'{"inputs": ' + b"[" * 900 + b'"a"' + b"]" * 900 + b"}", TEXT, "nested more than 64 deep"),
+        (b'{"inputs": ' + b"[" * 64 + b'"a"' + b"]" * 64 + b"}", TEXT, "has shape"),
+        (b'{"inputs": ' + b"[" * 65 + b"1" + b"]" * 65 + b"}", HALF, "Expected float32"),
+        (b'{"inputs": ' + b"[" * 900 + b"1" + b"]" * 900 + b"}", HALF, "Expected float32|not of expected type"),
         (b'{"instances": [2147483648]}', signature(x=TensorSpec("int32", (None,))), "do not fit int32"),
         (b'{"instances": [1.5]}', signature(x=TensorSpec("int32", (None,))), "not of expected type: int32"),
         (b'{"instances": [123456789012345678901234567890]}', signature(x=TensorSpec("int64", (None,))), "not of expe"),
@@ -158,7 +168,9 @@ def test_what_is_wrong_with_a_request_is_a_400_that_says_so(body, signatures, te
 
 
 KEYS = st.sampled_from(["x", "b64", "instances", "inputs", "tag", "signature_name"])
-LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=3)
+#: Halves of surrogate pairs are JSON, too.
+TEXTS = st.text(st.characters(), max_size=3)
+LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | TEXTS
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 

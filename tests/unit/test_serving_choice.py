@@ -29,7 +29,9 @@ def test_which_versions_are_served(text, default, there, broken, wanted, answers
     assert policy.answering(wanted) == answers
 
 
-@pytest.mark.parametrize("text", ["", "newest", "latest:0", "latest:x", "all:2", "1,", "-1", "latest:"])
+@pytest.mark.parametrize(
+    "text", ["", "newest", "latest:0", "latest:x", "all:2", "1,", "-1", "latest:", "²", "1,²", "latest:²", "9" * 5000]
+)
 def test_other_words_are_refused(text):
     with pytest.raises(ConfigError, match="--versions"):
         Policy.of(text)
@@ -51,7 +53,7 @@ def test_replicas(text, bounds):
     assert replicas(text) == bounds
 
 
-@pytest.mark.parametrize("text", ["0", "", "a", "2:1", "1:", "0:2", "1:x", "-1"])
+@pytest.mark.parametrize("text", ["0", "", "a", "2:1", "1:", "0:2", "1:x", "-1", "²", "1:²", "9" * 5000])
 def test_replicas_that_cannot_be(text):
     with pytest.raises(ConfigError, match="--replicas"):
         replicas(text)

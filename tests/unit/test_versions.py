@@ -33,7 +33,8 @@ def models(request, tmp_path: Path) -> Storage:
 @pytest.mark.parametrize(
     ("name", "number"),
     [("1", 1), ("00000123", 123), ("0", 0), ("9223372036854775807", 2**63 - 1), ("9223372036854775808", None),
-     ("1.tmp-ab", None), ("", None), ("-1", None), ("a1", None), ("²", None)],
+     ("1.tmp-ab", None), ("", None), ("-1", None), ("a1", None), ("²", None),
+     ("9" * 5000, None), ("0" * 5000 + "7", 7)],
 )  # fmt: skip
 def test_a_folder_is_a_version_as_tensorflow_serving_takes_it(name, number):
     assert versions.number_of(name) == number

@@ -154,6 +154,15 @@ def infer(data: bytes, given: Mapping[str, Spec], wanted: Sequence[str], place: 
     return found
 
 
+def names_of(data: bytes, place: str) -> list[str]:
+    """Names of a record's features.
+
+    Raises:
+        DataError: it is no Example.
+    """
+    return sorted(_table(data, place))
+
+
 def _table(data: bytes, place: str) -> Any:
     from google.protobuf.message import DecodeError
 

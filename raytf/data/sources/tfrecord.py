@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 
@@ -11,7 +12,7 @@ from raytf.data import tree
 from raytf.data.sources import frames
 from raytf.data.sources.base import Order, Spec, crc_of
 from raytf.data.sources.blocks import BlockSource
-from raytf.data.sources.examples import Feature, Parser, feature, infer
+from raytf.data.sources.examples import Feature, Parser, feature, infer, names_of
 from raytf.data.sources.files import Files
 from raytf.data.sources.pixels import Decoder, Fit
 from raytf.data.sources.record_index import index
@@ -195,6 +196,20 @@ def is_tfrecord(name: str) -> bool:
     """Whether a file's name is one of TFRecords."""
     base = name.rpartition("/")[2].lower()
     return base.endswith(ENDINGS) or any(f"{ending}-" in base for ending in ENDINGS)
+
+
+def features_of(uri: str) -> list[str]:
+    """Names of the features that the first record has; none where there is no good one.
+
+    Raises:
+        DataError: it is no tf.train.Example.
+        StorageError: storage refuses.
+    """
+    files = Files(uri, is_wanted=is_tfrecord)
+    for i, size in enumerate(files.sizes):
+        for found in frames.scan(functools.partial(files.read, i, whole=False), size):
+            return [] if isinstance(found, frames.Damage) else names_of(bytes(found[1]), files.locate(i))
+    return []
 
 
 def _written(by_raytf: bool, found: Feature) -> Feature:
