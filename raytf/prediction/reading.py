@@ -132,7 +132,7 @@ def read(given: Input, signature: Callable[[], Signature], options: Options, fit
     # Ray would read all files of a folder, whatever they hold, and in an order of its own.
     paths = [f"{folder}/{name}" for name in given.names]
     if given.kind == "parquet":
-        data = ray.data.read_parquet(paths, filesystem=filesystem, file_extensions=None)
+        data = ray.data.read_parquet(paths, filesystem=filesystem, file_extensions=["parquet", "pq"])
         return data, data.count()
     if given.kind == "csv":
         reading = pacsv.ReadOptions(use_threads=False, block_size=_typed_bytes(given))

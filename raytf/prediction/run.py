@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -13,9 +13,11 @@ import numpy as np
 import ray
 import ray.data
 
-from raytf import quiet, versions
+from raytf import ceiling, quiet, versions
+from raytf.ceiling import Growth
 from raytf.connecting import ray_for
 from raytf.data.sources.pixels import Fit
+from raytf.elastic import fitting
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.prediction import columns, reading
 from raytf.prediction.columns import Options
@@ -24,6 +26,10 @@ from raytf.prediction.sink import Sink
 from raytf.signature import DEFAULT, Signature
 from raytf.storage import Storage
 from raytf.versions import Version
+
+
+#: What reading takes beside workers, by Ray Data's default.
+_READING_CPUS = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str]
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
         for name in ("ray.data", "ray.data._internal"):
             logging.getLogger(name).setLevel(logging.ERROR)
-    with ray_for(lambda: plan.cpus * plan.workers[1] + 1, plan.verbose):
+    with ray_for(lambda: plan.cpus * plan.workers[1] + 1, plan.verbose) as is_local:
+        _check_room(plan, is_local, say)
         context = ray.data.DataContext.get_current()
         context.enable_progress_bars = plan.verbose
         context.print_on_execution_start = plan.verbose
@@ -126,6 +133,46 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
     problem = next((f": {v.problem}" for v in found if v.problem and wanted in (None, v.number)), "")
     raise ConfigError(
         f"version {wanted or ''} is not in {models.locate('')}{problem}. There are {there}.".replace("  ", " ")
+    )
+
+
+def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
+    """What nodes lack to hold so many workers and what reads the data; empty where they lack nothing.
+
+    Args:
+        nodes: what each has.
+        cpus, gpus: of a worker.
+    """
+    for kind, wanted in (("CPU", cpus * workers + _READING_CPUS), ("GPU", gpus * workers)):
+        have = sum(node.get(kind, 0) for node in nodes)
+        if have < wanted:
+            beside = f", {_READING_CPUS:g} of them to read the data" if kind == "CPU" else ""
+            return f"{wanted:g} {kind}{beside}, and this cluster has {have:g}"
+    fits = sum(fitting(node, {"CPU": cpus, "GPU": gpus}) for node in nodes)
+    if fits < workers:
+        return f"{workers} times {cpus:g} CPU and {gpus:g} GPU on one node, and this cluster has that {fits} times"
+    return ""
+
+
+def _check_room(plan: Plan, is_local: bool, say: Callable[[str], None]) -> None:
+    """Refuse what a cluster cannot hold: Ray Data would wait for ever.
+
+    Raises:
+        ClusterError: says what is missing.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    missing = shortage(nodes, plan.workers[0], plan.cpus, plan.gpus)
+    if not missing:
+        return
+    port = int(ray.get_runtime_context().gcs_address.rpartition(":")[2])
+    growth = Growth.NO if is_local else ceiling.find(port)
+    more = not isinstance(growth, Growth) and not shortage([*nodes, growth], plan.workers[0], plan.cpus, plan.gpus)
+    if growth is Growth.UNKNOWN or more:
+        say(f"waiting for nodes: {plan.workers[0]} workers need {missing}")
+        return
+    raise ClusterError(
+        f"--workers {plan.workers[0]} needs {missing}. Use fewer --workers, --cpus-per-worker or --gpus-per-worker, "
+        "or add nodes."
     )
 
 

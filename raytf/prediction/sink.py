@@ -78,14 +78,17 @@ class Sink:
         Raises:
             DataError: they are of other kinds than those before.
         """
-        table = pa.table(_columns(batch, flat=self._ending == ".csv"))
         try:
+            table = pa.table(_columns(batch, flat=self._ending == ".csv"))
+            if not table.num_rows:
+                return
             if self._writer is None:
                 self._schema = table.schema
                 self._writer = self._open()
-            else:
+            elif table.schema != self._schema:
+                self._widen(table.schema)
                 table = table.cast(self._schema)
-            self._writer.write_table(table) if self._ending != ".jsonl" else self._write_lines(table)
+            self._write(table)
         except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
             raise DataError(
                 f"a batch has other columns or kinds of values than the first: {one_line(error, 200)}"
@@ -97,12 +100,41 @@ class Sink:
     def _open(self) -> Any:
         if self._ending == ".parquet":
             return pq.ParquetWriter(self._path, self._schema)
-        if self._ending == ".csv":
-            return pacsv.CSVWriter(self._path, self._schema)
-        return open(self._path, "w", encoding="utf-8")
+        return open(self._path, "wb")
 
-    def _write_lines(self, table: pa.Table) -> None:
-        self._writer.writelines(json.dumps(row, default=_text) + "\n" for row in table.to_pylist())
+    def _write(self, table: pa.Table) -> None:
+        if self._ending == ".parquet":
+            self._writer.write_table(table)
+        elif self._ending == ".csv":
+            pacsv.write_csv(table, self._writer, pacsv.WriteOptions(include_header=not self.rows))
+        else:
+            rows = table.to_pylist()
+            self._writer.writelines(f"{json.dumps(row, default=_text)}\n".encode() for row in rows)
+
+    def _widen(self, other: pa.Schema) -> None:
+        """Take types that hold what was written and what comes: a column may be empty or whole at first.
+
+        Raises:
+            pa.ArrowTypeError: there are none such.
+        """
+        if other.names != self._schema.names:
+            raise pa.ArrowTypeError(f"{', '.join(other.names)} after {', '.join(self._schema.names)}")
+        schema = pa.unify_schemas([self._schema, other], promote_options="permissive")
+        if schema == self._schema:
+            return
+        self._schema = schema
+        if self._ending != ".parquet":  # in text, numbers of both kinds may follow each other
+            return
+        self._writer.close()
+        before = f"{self._path}.before"
+        os.rename(self._path, before)
+        try:
+            self._writer = self._open()
+            with pq.ParquetFile(before) as written:
+                for part in written.iter_batches():
+                    self._writer.write_table(pa.Table.from_batches([part]).cast(schema))
+        finally:
+            os.unlink(before)
 
     def _appear(self) -> None:
         if self._writer is None:

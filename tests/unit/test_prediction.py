@@ -15,6 +15,7 @@ from raytf.errors import ConfigError, DataError
 from raytf.prediction import columns
 from raytf.prediction.columns import Options
 from raytf.prediction.reading import kind_of, look
+from raytf.prediction.run import shortage
 from raytf.prediction.sink import Sink
 from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from raytf.storage import Storage
@@ -262,6 +263,71 @@ def test_a_batch_of_another_kind_is_an_error_and_no_file(tmp_path: Path):
         with Sink(str(tmp_path / "p.parquet")) as sink:
             sink.add(BATCHES[0])
             sink.add({"id": np.array(["x"], object)})
+
+    with pytest.raises(DataError, match="other columns or kinds"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "cpus", "gpus", "text"),
+    [
+        ([{"CPU": 2}], 1, 1, 0, ""),
+        ([{"CPU": 1}], 1, 1, 0, "2 CPU, 1 of them to read the data, and this cluster has 1"),
+        ([{"CPU": 2}], 2, 1, 0, "3 CPU, 1 of them to read the data, and this cluster has 2"),
+        ([{"CPU": 2}, {"CPU": 2}], 2, 1.5, 0, ""),
+        ([{"CPU": 2}, {"CPU": 3}], 1, 4, 0, "1 times 4 CPU and 0 GPU on one node, and this cluster has that 0 times"),
+        ([{"CPU": 8}], 1, 1, 1, "1 GPU, and this cluster has 0"),
+        ([{"CPU": 8, "GPU": 1}, {"memory": 1}], 2, 1, 0.5, ""),
+        ([], 1, 1, 0, "2 CPU, 1 of them to read the data, and this cluster has 0"),
+    ],
+)
+def test_what_a_cluster_lacks(nodes, workers, cpus, gpus, text):
+    assert shortage(nodes, workers, cpus, gpus) == text
+
+
+def test_a_batch_without_records_is_nothing(tmp_path: Path):
+    with Sink(str(tmp_path / "p.csv")) as sink:
+        for value in ([], [1], [], [2]):
+            sink.add({"id": np.array(value, np.int64)})
+    assert (tmp_path / "p.csv").read_text().split() == ['"id"', "1", "2"]
+
+
+NULLS = np.array([None, None], object)
+WIDER = [NULLS, np.array([1, 2]), np.array([1.5, 2.5]), np.array([3, 4])]
+
+
+@pytest.mark.parametrize(
+    ("ending", "values"),
+    [
+        ("parquet", [None, None, 1.0, 2.0, 1.5, 2.5, 3.0, 4.0]),
+        ("jsonl", [None, None, 1, 2, 1.5, 2.5, 3, 4]),
+        ("csv", ["", "", "1", "2", "1.5", "2.5", "3", "4"]),
+    ],
+)
+def test_a_column_may_be_empty_or_whole_at_first(tmp_path: Path, ending, values):
+    path = tmp_path / f"p.{ending}"
+    with Sink(str(path)) as sink:
+        for i, value in enumerate(WIDER):
+            sink.add({"id": np.array([2 * i, 2 * i + 1]), "v": value})
+    if ending == "csv":
+        rows = list(csv.DictReader(path.open()))
+    else:
+        rows = read(path)
+    assert [row["v"] for row in rows] == values
+    assert [int(row["id"]) for row in rows] == list(range(8))
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+@pytest.mark.parametrize(
+    "then", [{"v": np.array(["x"], object)}, {"w": np.array([1])}, {"v": np.array([1, "x"], object)}]
+)
+def test_a_batch_that_no_type_holds_is_an_error_in_every_format(tmp_path: Path, ending, then):
+    def write() -> None:
+        with Sink(str(tmp_path / f"p.{ending}")) as sink:
+            sink.add({"v": np.array([1])})
+            sink.add(then)
 
     with pytest.raises(DataError, match="other columns or kinds"):
         write()
