@@ -27,7 +27,6 @@ from raytf.signature import DEFAULT, Signature
 from raytf.storage import Storage
 from raytf.versions import Version
 
-
 #: What reading takes beside workers, by Ray Data's default.
 _READING_CPUS = 1.0
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
 import signal
 import socket
 import threading
 import time
 import urllib.parse
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,12 +23,15 @@ from ray.serve.schema import LoggingConfig
 from raytf import quiet
 from raytf.connecting import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
-from raytf.serving.replica import Replica, Settings
+from raytf.serving.replica import Replica, Settings, load_once
 
-#: Name of the Ray Serve application.
-APP = "raytf-{name}"
+#: Names of the Ray Serve application and of its one deployment.
+APP, _DEPLOYMENT = "raytf-{name}", "model"
+#: What tells there which command has deployed it, and whether Ray Serve was started for it.
+_OWNER, _STARTED = "raytf_owner", "raytf_started"
 #: Seconds between two looks whether the application is still there.
 _LOOK_SECONDS = 2.0
+_LOOK_TIMEOUT = 30.0
 #: Most seconds for answers that are under way when the server ends.
 DRAIN_SECONDS = 30.0
 #: A replica may hold so many batches of requests; more wait before it.
@@ -72,16 +77,25 @@ def run(plan: Plan, say: Callable[[str], None]) -> None:
     with ray_for(lambda: plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
         # A Ray of one's own ends with all that runs on it; on a cluster, what was not started here stays.
         mine = _begin(plan) and not is_local
+        me, is_ours = uuid.uuid4().hex, False
         try:
             host, port = _where(plan)
-            _check_room(name, say)
-            handle = _deploy(plan, name)
+            is_there = _check_room(name, say)
+            _check_resources(plan)
+            if is_there:
+                _check_model(plan.settings)
+                # Ray Serve ends with the last of the commands that follow each other.
+                before = _look(name)
+                mine = mine or (before is not None and before.is_started_by_raytf)
+            is_ours = not is_there  # what is there stays, should it not be replaced
+            handle = _deploy(plan, name, {_OWNER: me, _STARTED: mine})
+            is_ours = True
             url = f"http://{reachable(host)}:{port}/v1/models/{urllib.parse.quote(plan.settings.name)}:predict"
             say(f"serving at {url}")
             say(f"try: {handle.example.remote(url).result(timeout_s=60)}")
-            _stay(name, stop, say)
+            _stay(name, me, is_local, stop, say)
         finally:
-            _end(name, mine, say)
+            _end(name, me if is_ours else None, mine, say)
 
 
 def check_port(host: str, port: int) -> None:
@@ -157,15 +171,35 @@ def _where(plan: Plan) -> tuple[str, int]:
     return options.host or plan.host, options.port
 
 
-def _check_room(name: str, say: Callable[[str], None]) -> None:
+def _check_room(name: str, say: Callable[[str], None]) -> bool:
+    """Whether an application of this name is there already.
+
+    Raises:
+        ClusterError: another one is.
+    """
+    is_there = False
     for other, state in serve.status().applications.items():
         if other == name:
+            is_there = state.status.value not in ("DELETING", "NOT_STARTED")
             say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
         elif state.status.value not in ("DELETING", "NOT_STARTED"):
             raise ClusterError(
                 f"Ray Serve on this cluster serves the application {other!r} already, and a cluster has one address. "
                 "End it with Ctrl-C where it was started or with `serve shutdown`, or use another cluster."
             )
+    return is_there
+
+
+def _check_model(settings: Settings) -> None:
+    """Refuse a model that cannot be loaded before it takes the place of one that can: Ray Serve does not go back.
+
+    Raises:
+        ModelError: says why.
+    """
+    try:
+        ray.get(ray.remote(num_cpus=0)(load_once).remote(settings))
+    except ray.exceptions.RayTaskError as error:
+        raise ModelError(f"{one_line(error.cause, 500)} What is served stays as it is.") from error
 
 
 def reachable(host: str) -> str:
@@ -174,7 +208,7 @@ def reachable(host: str) -> str:
     return f"[{shown}]" if ":" in shown else shown
 
 
-def _deploy(plan: Plan, name: str) -> Any:
+def _deploy(plan: Plan, name: str, marks: dict[str, Any]) -> Any:
     low, high = plan.replicas
     ongoing = max(_BATCHES_AHEAD * plan.settings.batch_size, 16)
     sizes: dict[str, Any] = {"num_replicas": low}
@@ -190,7 +224,8 @@ def _deploy(plan: Plan, name: str) -> Any:
             }
         }
     deployment = Replica.options(  # type: ignore[attr-defined]
-        name="model",
+        name=_DEPLOYMENT,
+        user_config=marks,
         max_ongoing_requests=ongoing,
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
         graceful_shutdown_timeout_s=DRAIN_SECONDS,
@@ -198,7 +233,6 @@ def _deploy(plan: Plan, name: str) -> Any:
         max_constructor_retry_count=3,
         **sizes,
     )
-    _check_resources(plan)
     try:
         return serve.run(deployment.bind(plan.settings), name=name, route_prefix="/")
     except (RuntimeError, ray.exceptions.RayError) as error:
@@ -229,8 +263,58 @@ def _why(name: str, error: Exception) -> Exception:
     return ClusterError(f"the model cannot be served: {one_line(text, 500)}")
 
 
-def _stay(name: str, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Wait for a signal, or for somebody who ends the application.
+class Hands(enum.Enum):
+    """Whose an application is."""
+
+    OURS = "ours"
+    COMING = "coming"  # another command is about to replace it
+    TAKEN = "taken"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Found:
+    """An application that is there.
+
+    Attributes:
+        status: by Ray Serve.
+        owner: which command has deployed it last.
+        is_started_by_raytf: whether a command has started Ray Serve for it.
+    """
+
+    status: str
+    owner: str
+    is_started_by_raytf: bool = False
+
+
+def hands(found: Found | None, me: str) -> Hands:
+    """Whose an application is that this command has deployed.
+
+    Args:
+        found: None where it is not there.
+    """
+    if found is None or found.status in ("DELETING", "NOT_STARTED"):
+        return Hands.GONE
+    # A command whose deployment has failed is gone, and leaves the application to the one before it.
+    if found.owner == me or found.status == "DEPLOY_FAILED":
+        return Hands.OURS
+    return Hands.COMING if found.status == "DEPLOYING" else Hands.TAKEN
+
+
+def _look(name: str) -> Found | None:
+    client: Any = serve.context._get_global_client()
+    details = ray.get(client._controller.get_serve_instance_details.remote(), timeout=_LOOK_TIMEOUT)
+    application = details["applications"].get(name)
+    if application is None:
+        return None
+    deployment = application["deployments"].get(_DEPLOYMENT) or {}
+    config = (deployment.get("deployment_config") or {}).get("user_config") or {}
+    status = str(getattr(application["status"], "value", application["status"]))
+    return Found(status, str(config.get(_OWNER, "")), bool(config.get(_STARTED)))
+
+
+def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callable[[str], None]) -> None:
+    """Wait for a signal, or for somebody who ends the application or takes it over.
 
     Raises:
         ClusterError: Ray is gone.
@@ -238,26 +322,38 @@ def _stay(name: str, stop: threading.Event, say: Callable[[str], None]) -> None:
     lost = 0
     while not stop.wait(_LOOK_SECONDS):
         try:
-            application = serve.status().applications.get(name)
+            whose = hands(_look(name), me)
             lost = 0
         except Exception as error:  # the head may be restarting
             lost += 1
             if lost >= 5:
                 raise ClusterError(f"Ray does not answer any more: {one_line(error, 200)}", passes=True) from error
             continue
-        if application is None or application.status.value in ("DELETING", "NOT_STARTED"):
+        if whose is Hands.GONE:
             say("somebody else has ended it")
+            return
+        if whose is Hands.TAKEN and not is_local:  # a Ray of one's own would end with this command
+            say("another command serves it now")
             return
 
 
-def _end(name: str, mine: bool, say: Callable[[str], None]) -> None:
-    say("draining: requests under way are answered, no new ones are taken")
+def _end(name: str, me: str | None, mine: bool, say: Callable[[str], None]) -> None:
+    """End what this command has deployed and started, and nothing else.
+
+    Args:
+        me: None where nothing was deployed.
+        mine: whether Ray Serve was started here.
+    """
     began = time.monotonic()
     try:
-        serve.delete(name)
-        if mine:
+        is_ours = me is not None and hands(_look(name), me) is Hands.OURS
+        if is_ours:
+            say("draining: requests under way are answered, no new ones are taken")
+            serve.delete(name)
+        if mine and not serve.status().applications:
             with quiet.no_stderr():  # Ray tells at length of tasks of actors that it was told to end
                 serve.shutdown()
-        say(f"stopped after {time.monotonic() - began:.1f} s")
+        if is_ours:
+            say(f"stopped after {time.monotonic() - began:.1f} s")
     except Exception as error:  # Ray may be what has failed, or was ended by the same signal
         say(f"Ray has ended before: {one_line(error, 200)}")

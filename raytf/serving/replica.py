@@ -100,6 +100,9 @@ class Replica:
             target=self._shelf.follow, args=(settings.poll_seconds, self._stop), daemon=True, name="raytf-versions"
         ).start()
 
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Ray Serve wants it where an application says who has deployed it; a replica does not care."""
+
     async def __call__(self, request: Request) -> Response:
         try:
             data = await self._answer(request)
@@ -163,6 +166,18 @@ class Replica:
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, batch_size_fn=_records)
     async def _run(self, items: list[_Item]) -> list[Any]:
         return await asyncio.to_thread(run_batch, items)
+
+
+def load_once(settings: Settings) -> None:
+    """Try whether a replica could load what it is told to.
+
+    Raises:
+        ModelError: it could not; it says why.
+    """
+    quiet.load_tensorflow()
+    from raytf.serving.shelf import Shelf, first_load
+
+    first_load(Shelf(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))
 
 
 def run_batch(items: list[_Item]) -> list[Any]:

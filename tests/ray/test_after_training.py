@@ -84,9 +84,9 @@ class Server:
         return {int(row["version"]): row["state"] for row in answer["model_version_status"]}
 
 
-def serving(log: Path, *flags: object, **env: str) -> Server:
+def serving(log: Path, *flags: object, port: int | None = None, **env: str) -> Server:
     """Start a server and wait until it says that it serves."""
-    port = free_port()
+    port = port or free_port()
     command = [*RAYTF, "serve", *map(str, flags), "--port", str(port)]
     job = Job(command, log, environment(RAYTF_SERVE_TOKEN=TOKEN, **env))
     try:
@@ -249,6 +249,41 @@ def test_a_cluster_serves_as_well_and_goes_on(run: Path, cluster: dict[str, str]
             socket.create_connection(("127.0.0.1", one.port), timeout=5).close()
     finally:
         one.job.close()
+
+
+def test_nobody_deletes_what_another_command_serves(run: Path, cluster: dict[str, str], tmp_path: Path):
+    address = {"RAY_ADDRESS": cluster["RAY_ADDRESS"]}
+    broken = tmp_path / "digits" / "1"
+    broken.mkdir(parents=True)
+    (broken / "saved_model.pb").write_bytes(b"no model")
+    one = serving(tmp_path / "one.log", run, "--version", 1, **address)
+    two = None
+    try:
+        for flags, text in (
+            ((str(run), "--port", str(free_port())), f"runs on this cluster already, on port {one.port}"),
+            ((str(broken), "--port", str(one.port)), "What is served stays as it is"),
+            ((str(run), "--port", str(one.port), "--cpus-per-replica", "99"), "a replica needs 99 CPU"),
+        ):
+            refused = subprocess.run(
+                [*RAYTF, "serve", *flags], env=environment(**address), capture_output=True, text=True, timeout=PATIENCE
+            )
+            assert refused.returncode == 2
+            assert text in refused.stderr.splitlines()[-1]
+            assert one.ask("/healthz", token=None) == (200, {"status": "ok", "model": "digits", "version": "1"})
+        two = serving(tmp_path / "two.log", run, "--version", 2, port=one.port, **address)
+        assert one.job.ended() == 0
+        assert "another command serves it now" in one.job.output
+        assert two.ask("/healthz", token=None) == (200, {"status": "ok", "model": "digits", "version": "2"})
+        two.job.process.send_signal(signal.SIGINT)
+        assert two.job.ended() == 0
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", one.port), timeout=5).close()
+    finally:
+        one.job.close()
+        if two is not None:
+            two.job.close()
+        end = [str(Path(sys.executable).with_name("serve")), "shutdown", "-y", "-a", cluster["dashboard"]]
+        subprocess.run(end, capture_output=True, timeout=PATIENCE)
 
 
 @pytest.fixture
