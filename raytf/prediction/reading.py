@@ -118,16 +118,9 @@ def read(given: Input, signature: Callable[[], Signature], options: Options, fit
         ConfigError, DataError: it cannot be read.
         StorageError: storage refuses.
     """
-    if given.kind == "idx":
-        source = load_images(given.uri).test
-        image, label = source.take(np.arange(source.records))
-        return _from_arrays({"image": image, "label": label})
-    if given.kind == "npz":
-        return _from_arrays(_npz(Storage(given.uri)))
-    if given.kind == "tfrecord":
-        return _from_tfrecords(given, signature(), options, fit)
-    if given.kind == "images":
-        return _from_images(given, signature(), fit)
+    if given.kind in ("idx", "npz", "tfrecord", "images"):
+        records = by_number(given, signature, options, fit)
+        return _dataset(records), records.count
     filesystem, folder = Storage(given.folder).arrow()
     # Ray would read all files of a folder, whatever they hold, and in an order of its own.
     paths = [f"{folder}/{name}" for name in given.names]
@@ -140,13 +133,52 @@ def read(given: Input, signature: Callable[[], Signature], options: Options, fit
     return ray.data.read_json(paths, filesystem=filesystem, file_extensions=None), None
 
 
+@dataclass(frozen=True)
+class Records:
+    """Records that are read by their numbers.
+
+    Attributes:
+        count: how many they are.
+        bytes: of one; 0 where they are in memory already.
+        held: what they are read from, which every process gets.
+        take: gives the columns of some records, from what is held and their numbers.
+    """
+
+    count: int
+    bytes: int
+    held: Any
+    take: Callable[[Any, np.ndarray], dict[str, np.ndarray]]
+
+
+def by_number(given: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> Records:
+    """What `read` makes a data set of, for kinds of files that raytf reads by itself: idx, npz, tfrecord and images."""
+    if given.kind == "idx":
+        source = load_images(given.uri).test
+        image, label = source.take(np.arange(source.records))
+        return _of_arrays({"image": image, "label": label})
+    if given.kind == "npz":
+        return _of_arrays(_npz(Storage(given.uri)))
+    if given.kind == "tfrecord":
+        return _of_tfrecords(given, signature(), options, fit)
+    return _of_images(given, signature(), fit)
+
+
+def _dataset(records: Records) -> Any:
+    stored, take = ray.put(records.held), records.take
+    blocks = max(1, -(-records.count // _BLOCK), -(-records.count * records.bytes // _BLOCK_BYTES))
+    # A share of a CPU of its own, so that it does not become one step with the model's, whose process may be replaced.
+    return ray.data.range(records.count, override_num_blocks=min(blocks, max(1, records.count))).map_batches(
+        lambda batch: take(ray.get(stored), batch["id"]), batch_format="numpy", num_cpus=0.5
+    )
+
+
 def _typed_bytes(given: Input) -> int:
     """Of a CSV file that are read as one: a column's type is that of its values there, and none other may follow."""
     is_plain = all(not name.lower().endswith(".gz") for name in given.names)
     return min(_TYPED_BYTES, max(1 << 20, *given.sizes)) if is_plain else _TYPED_BYTES
 
 
-def _from_images(given: Input, signature: Signature, fit: Fit) -> tuple[Any, int]:
+def _of_images(given: Input, signature: Signature, fit: Fit) -> Records:
     shape = columns.image_of(signature)
     if shape is None or shape[2] not in (1, 3):
         inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
@@ -164,14 +196,14 @@ def _from_images(given: Input, signature: Signature, fit: Fit) -> tuple[Any, int
         shown = files.map(lambda pair: decode(files.read(pair[0], 0, files.sizes[pair[0]]), pair[1]), pairs)
         return {"image": np.stack(list(shown)), "path": np.array(places, object)}
 
-    return _by_number(len(files.names), int(np.prod(shape)), (files, decoder), take)
+    return Records(len(files.names), int(np.prod(shape)), (files, decoder), take)
 
 
 def _is_image(name: str) -> bool:
     return _kind(name) == "images"
 
 
-def _from_tfrecords(given: Input, signature: Signature, options: Options, fit: Fit) -> tuple[Any, int]:
+def _of_tfrecords(given: Input, signature: Signature, options: Options, fit: Fit) -> Records:
     """What training reads of them: what `raytf data convert` has described, else features by their names."""
     shape = columns.image_of(signature)
     pixels: dict[str, Any] = {"size": shape and shape[:2], "channels": shape and shape[2], "fit": fit}
@@ -186,7 +218,7 @@ def _from_tfrecords(given: Input, signature: Signature, options: Options, fit: F
     def take(held: TFRecordSource, ids: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(names, held.take(ids), strict=True))
 
-    return _by_number(source.records, record_bytes(source.spec), source, take)
+    return Records(source.records, record_bytes(source.spec), source, take)
 
 
 def _npz(place: Storage) -> dict[str, np.ndarray]:
@@ -208,29 +240,8 @@ def _npz(place: Storage) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _from_arrays(arrays: dict[str, np.ndarray]) -> tuple[Any, int]:
-    records = len(next(iter(arrays.values())))
-
+def _of_arrays(arrays: dict[str, np.ndarray]) -> Records:
     def take(held: dict[str, np.ndarray], ids: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[ids] for name, array in held.items()}
 
-    return _by_number(records, 0, arrays, take)
-
-
-def _by_number(
-    records: int, each: int, held: Any, take: Callable[[Any, np.ndarray], dict[str, np.ndarray]]
-) -> tuple[Any, int]:
-    """Records that are read by their numbers.
-
-    Args:
-        each: bytes of a record; 0 where they are in memory already.
-        held: what they are read from, which every process gets.
-        take: gives the columns of some records.
-    """
-    stored = ray.put(held)
-    blocks = max(1, -(-records // _BLOCK), -(-records * each // _BLOCK_BYTES))
-    # A share of a CPU of its own, so that it does not become one step with the model's, whose process may be replaced.
-    data = ray.data.range(records, override_num_blocks=min(blocks, max(1, records))).map_batches(
-        lambda batch: take(ray.get(stored), batch["id"]), batch_format="numpy", num_cpus=0.5
-    )
-    return data, records
+    return Records(len(next(iter(arrays.values()))), 0, arrays, take)

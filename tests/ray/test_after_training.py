@@ -334,8 +334,31 @@ def test_a_killed_process_costs_no_prediction(predict, tmp_path: Path, test_imag
     np.testing.assert_array_equal(rows["class"][: len(images) // 100], rows["class"][-(len(images) // 100) :])
 
 
+def test_lines_of_json_are_read_in_order_and_nothing_beside_them(predict, run: Path, tmp_path: Path, test_images):
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    labels = test_images[1].tolist()
+    rows = [
+        json.dumps({"image": np.ravel(x).tolist(), "label": y}) for x, y in zip(test_images[0], labels, strict=True)
+    ]
+    # A column that is whole in one file and decimal in the next.
+    last = json.dumps({"image": [0] * 64, "label": 0.5})
+    for name, lines in (("10.jsonl", rows), ("9.jsonl", [last]), ("9.jsonl.bak", rows), ("_mark.json", ["{}"])):
+        (folder / name).write_text("\n".join(lines))
+    job = predict(folder, tmp_path / "p.parquet", "--classes", "--batch-size", 60)
+    many = predict(folder, tmp_path / "q.parquet", "--workers", 4)
+    job.wait()
+    table = pq.read_table(tmp_path / "p.parquet").to_pandas()
+    assert table["label"].tolist() == [*labels, 0.5]
+    accuracy = float((table["class"] == table["label"])[:-1].mean())
+    assert abs(accuracy - result_of(run)["metrics"]["test_accuracy"]) < 1e-6
+    assert many.ended() == 2
+    said = "raytf: --workers 4 needs 5 CPU, 1 of them to read the data, and this cluster has 4."
+    assert many.output.splitlines()[-1].startswith(said)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["parquet", "csv", "images"])
+@pytest.mark.parametrize("kind", ["parquet", "csv", "images", "tfrecord"])
 def test_all_kinds_of_files_are_read(predict, run: Path, tmp_path: Path, test_images, kind):
     import pandas
     from PIL import Image
@@ -353,6 +376,10 @@ def test_all_kinds_of_files_are_read(predict, run: Path, tmp_path: Path, test_im
         frame = pandas.DataFrame({f"p{i:02}": images.reshape(len(images), -1)[:, i] for i in range(64)})
         frame.assign(label=labels).to_csv(folder / "all.csv", index=False)
         x = ("--x", *[f"p{i:02}" for i in range(64)])
+    elif kind == "tfrecord":
+        np.savez(tmp_path / "test.npz", x=images, y=labels)
+        convert = [*RAYTF, "data", "convert", str(tmp_path / "test.npz"), str(folder)]
+        subprocess.run(convert, env=environment(), check=True, timeout=PATIENCE)
     else:
         for i, image in enumerate(images):
             Image.fromarray(image[:, :, 0]).save(folder / f"{i:04}-{labels[i]}.png")

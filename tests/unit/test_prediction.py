@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import csv
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from raytf.data.sources import ArraySource, ImageFolderSource
+from raytf.data.sources.pixels import Fit
 from raytf.data.sources.schema import UNFINISHED
+from raytf.data.sources.writing import Layout, write
 from raytf.errors import ConfigError, DataError
 from raytf.prediction import columns
 from raytf.prediction.columns import Options
-from raytf.prediction.reading import kind_of, look
+from raytf.prediction.reading import by_number, kind_of, look
 from raytf.prediction.run import shortage
 from raytf.prediction.sink import Sink
 from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from raytf.storage import Storage
+from tests.unit.data_files import tfrecords
 
 IMAGES = np.zeros((4, 2, 2), np.uint8)
 FLAT = np.empty(4, object)
@@ -150,6 +156,64 @@ def test_a_folder_is_read_as_what_most_of_it_is(tmp_path: Path, files, kind, nam
         (tmp_path / file).touch()
     found = look(str(tmp_path))
     assert (found.kind, list(found.names)) == (kind, names)
+
+
+DEFAULTS = Options()
+
+
+def taken(uri: object, signature: Signature, options: Options = DEFAULTS, fit: Fit = "crop") -> dict[str, np.ndarray]:
+    """All records, from what a process of Ray gets."""
+    records = by_number(look(str(uri)), lambda: signature, options, fit)
+    return records.take(pickle.loads(pickle.dumps(records.held)), np.arange(records.count))
+
+
+def picture(side: tuple[int, int] = (2, 2), channels: int = 1) -> Signature:
+    return taking(pixels=TensorSpec("float32", (None, *side, channels)))
+
+
+@pytest.mark.parametrize("fit", ["crop", "stretch"])
+@pytest.mark.parametrize(("ending", "channels"), [("png", 1), ("png", 3), ("jpg", 3)])
+def test_images_are_the_pixels_of_training(tmp_path: Path, fit, ending, channels):
+    random = np.random.default_rng(0)
+    for name in ("a/1", "a/2", "b/1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pixels = random.integers(0, 256, (40, 90, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{name}.{ending}")
+    (tmp_path / "a" / "notes.txt").touch()
+    found = taken(tmp_path, picture((20, 20), channels), fit=fit)
+    source = ImageFolderSource(str(tmp_path), (20, 20), channels, fit)
+    np.testing.assert_array_equal(found["image"], source.take(np.arange(3))[0])
+    assert found["path"].tolist() == [str(tmp_path / f"{name}.{ending}") for name in ("a/1", "a/2", "b/1")]
+
+
+@pytest.mark.parametrize("signature", [picture(channels=4), VECTOR, taking(x=TensorSpec("uint8", (None, None, 9, 1)))])
+def test_a_model_that_takes_no_such_images_is_refused(tmp_path: Path, signature):
+    (tmp_path / "a.png").touch()
+    with pytest.raises(ConfigError, match="no image of one size, gray or in colours"):
+        taken(tmp_path, signature)
+
+
+def test_tfrecords_are_read_as_training_reads_them(tmp_path: Path):
+    folder, image, label = tfrecords(tmp_path / "t", side=2)
+    found = taken(folder, IMAGE)
+    np.testing.assert_array_equal(found["image"].reshape(image.shape), image)
+    assert found["label"].tolist() == label.tolist()
+    assert list(taken(folder, IMAGE, Options(("image",), "none"))) == ["image"]
+    with pytest.raises(ConfigError, match="no feature 'id'; there are image, label"):
+        taken(folder, IMAGE, Options(keep="id"))
+
+
+@pytest.mark.parametrize("to", ["tfrecord", "parquet"])
+def test_what_is_converted_is_found_and_nothing_beside_it(tmp_path: Path, to):
+    source = ArraySource(np.arange(40, dtype=np.uint8).reshape(10, 2, 2), np.arange(10))
+    layout = Layout.of(to, source.spec, 10, 200, 50)
+    assert write(Storage(str(tmp_path)), source, layout, "a test")
+    found = look(str(tmp_path))
+    assert (found.kind, {name.partition(".")[2] for name in found.names}) == (to, {to})
+    if to == "tfrecord":
+        columns_found = taken(tmp_path, IMAGE)
+        np.testing.assert_array_equal(columns_found["x"], source.take(np.arange(10))[0])
+        assert columns_found["label"].tolist() == list(range(10))
 
 
 def test_a_conversion_that_has_not_ended_is_refused(tmp_path: Path):
