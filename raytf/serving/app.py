@@ -80,10 +80,11 @@ def run(plan: Plan, say: Callable[[str], None]) -> None:
         me, is_ours = uuid.uuid4().hex, False
         try:
             host, port = _where(plan)
-            is_there = _check_room(name, say)
+            is_there = _check_room(name)
             _check_resources(plan)
             if is_there:
                 _check_model(plan.settings)
+                say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
                 # Ray Serve ends with the last of the commands that follow each other.
                 before = _look(name)
                 mine = mine or (before is not None and before.is_started_by_raytf)
@@ -171,7 +172,7 @@ def _where(plan: Plan) -> tuple[str, int]:
     return options.host or plan.host, options.port
 
 
-def _check_room(name: str, say: Callable[[str], None]) -> bool:
+def _check_room(name: str) -> bool:
     """Whether an application of this name is there already.
 
     Raises:
@@ -181,7 +182,6 @@ def _check_room(name: str, say: Callable[[str], None]) -> bool:
     for other, state in serve.status().applications.items():
         if other == name:
             is_there = state.status.value not in ("DELETING", "NOT_STARTED")
-            say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
         elif state.status.value not in ("DELETING", "NOT_STARTED"):
             raise ClusterError(
                 f"Ray Serve on this cluster serves the application {other!r} already, and a cluster has one address. "
