@@ -103,7 +103,8 @@ def check_memory(config: TrainConfig, worker_bytes: int) -> int:
     if wanted > fits:
         raise ClusterError(
             f"--workers {config.cluster.workers or wanted}: this machine's {total / 2**30:.0f} GiB of memory hold "
-            f"about {fits} workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, or a cluster."
+            f"about {fits} workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, "
+            "or a cluster."
         )
     return min(fits, most)
 
