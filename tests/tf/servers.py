@@ -150,6 +150,16 @@ def main() -> None:
             "iterations": int(mirror.optimizer.iterations),
         }
 
+        # A rate that a callback sets between two batches.
+        mirror.optimizer.learning_rate = 0.25
+        counted.state.push_rate()
+        counted.submit(pipeline.submit(210, 211).result()).result()
+        counted.state.pull()
+        told["rate set"] = {
+            "moved": float(mirror.count[0]) - 0.5 * 210,
+            "rate": float(mirror.optimizer.learning_rate),
+        }
+
         # Scaled and warmed up: a schedule, aggregated, as a plain step has it.
         plain, pipeline, plan = make(rich, 4)
         rate, args = LearningRate(plain.optimizer, LAW), (pipeline.template, pipeline.leaf_specs)

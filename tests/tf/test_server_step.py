@@ -51,6 +51,10 @@ def test_no_asynchronous_update_is_lost(told: dict[str, Any]):
     assert found == {"applied": 210, "weights": [210.0] * 4, "iterations": 210}
 
 
+def test_a_rate_that_is_set_between_two_batches_holds_for_the_next_one(told: dict[str, Any]):
+    assert told["rate set"] == {"moved": 0.25, "rate": 0.25}
+
+
 def test_a_scaled_schedule_with_a_warm_up_is_that_of_a_plain_step(told: dict[str, Any]):
     assert told["scaled"]["loss difference"] < 1e-4
     assert told["scaled"]["difference"] < 5e-4
