@@ -136,7 +136,6 @@ class TrainConfig:
             ("--hang-seconds", self.cluster.hang_seconds, 0),
             ("--logical-devices", self.strategy.logical_devices, 1),
             ("--ps", self.strategy.ps, 1),
-            ("--replicas-to-aggregate", self.strategy.replicas_to_aggregate, 1),
             ("--base-batch-size", self.rate.base_batch_size, 1),
             ("--warmup-epochs", self.rate.warmup_epochs, 0),
         ):

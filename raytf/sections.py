@@ -283,7 +283,7 @@ class StrategySection:
                 f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
                 "Add --sync-replicas, or leave it out."
             )
-        if not 1 <= parts <= most_workers:
+        if not isinstance(parts, int) or not 1 <= parts <= most_workers:
             raise ConfigError(
                 f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
                 "The workers beyond it are backups."

@@ -69,6 +69,14 @@ WRONG_TYPES = [
     ({"mixed_precision": "float8"}, ["--mixed-precision", "float8"]),
     ({"checkpoint_every_seconds": float("nan")}, ["--checkpoint-every-seconds", "nan"]),
     ({"workers": "2:"}, ["--workers 2:"]),
+    *[({"strategy": "parameter-server", "ps": n}, [f"--ps {n}", "number"]) for n in ("x", 1.5, 0)],
+    (
+        {"strategy": "parameter-server", "sync_replicas": True, "replicas_to_aggregate": "x"},
+        ["--replicas-to-aggregate x"],
+    ),
+    ({"warmup_epochs": "x"}, ["--warmup-epochs x", "number"]),
+    ({"base_batch_size": "y"}, ["--base-batch-size y", "number"]),
+    ({"histograms_every": 2.5}, ["--histograms-every 2.5", "whole"]),
 ]
 
 

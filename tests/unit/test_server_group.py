@@ -21,6 +21,8 @@ CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
         ([{"CPU": 1.5}, {"CPU": 3.0}], {"CPU": 3.0}, 1, 2, 1),
         # Helpers do not take the processor that a GPU needs.
         ([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}], GPU, 2, 2, 1),
+        ([{"CPU": 16.0, "GPU": 2.0}], GPU, 2, 2, 2),
+        ([{"CPU": 3.0}, {"CPU": 5.0}], {"CPU": 4.0}, 2, 1, 1),
         ([], CPU, 2, 2, -1),
     ],
 )

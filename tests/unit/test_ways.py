@@ -53,6 +53,7 @@ GOOD = [
     {"strategy": "mirrored", "logical_devices": 3, "exact": True},
     {"strategy": "mirrored", "workers": "1"},
     {"strategy": "one-device", "exact": True, "compress_gradients": True},
+    {"strategy": "one-device", "logical_shards": 1},
     {"strategy": "central-storage", "logical_devices": 2, "use_gpu": False},
     {"communication": "ring", "workers": "1:4"},
     {"communication": "nccl"},
