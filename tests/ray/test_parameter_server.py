@@ -125,7 +125,7 @@ def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start_there: 
 @pytest.mark.slow
 def test_synchronous_replicas_learn_what_the_default_strategy_learns(start: Callable[..., Job], tmp_path: Path):
     flags = ("--data", "digits", "--steps", 60, "--logical-shards", 4, "--storage", tmp_path, "--histograms-every", 30)
-    flags += ("--scale-learning-rate", "linear", "--base-batch-size", 64, "--warmup-epochs", 2)
+    flags += ("--scale-learning-rate", "linear", "--base-batch-size", 256, "--warmup-epochs", 2)
     start(MNIST_JOB, *flags, "--workers", 1, "--run", "plain").wait(PATIENCE)
     aggregated = ("--sync-replicas", "--replicas-to-aggregate", 2, "--workers", 3, "--ps", 2)
     start(MNIST_JOB, *flags, *SERVERS, *aggregated, "--run", "sync").wait(PATIENCE)
