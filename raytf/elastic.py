@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
@@ -23,6 +23,26 @@ def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
         each: of one worker, some of it above 0.
     """
     return int(min(free.get(name, 0) // amount for name, amount in each.items() if amount))
+
+
+def placed(
+    free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
+) -> list[Mapping[str, float]] | None:
+    """What nodes have left with processes on them; None where one of these has no place.
+
+    Args:
+        free: of each node.
+        needs: of each process; they are placed in this order.
+    """
+    left = [dict(node) for node in free]
+    for need in needs:
+        # Tightest first: what a worker leaves on a node may still do for a smaller process.
+        home = min((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0), default=None)
+        if home is None:
+            return None
+        for name, amount in need.items():
+            home[name] = home.get(name, 0) - amount
+    return list(left)
 
 
 class Move(enum.Enum):

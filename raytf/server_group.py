@@ -18,11 +18,12 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf.elastic import fitting
+from raytf.elastic import placed
 from raytf.errors import ClusterError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
 from raytf.retry import Cause, Failure, Retry
+from raytf.ways import HELPER
 
 #: Seconds in which a placement group that fits must have come to be, and between two looks at a cluster that is too
 #: small, and two words about it.
@@ -31,8 +32,6 @@ _PLACE_SECONDS, _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 20.0, 0.5, 60.0
 _FREE_SECONDS = 8.0
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
-#: What each parameter server and the coordinator take.
-_HELPER = {"CPU": 1.0}
 
 
 class Process:
@@ -192,16 +191,7 @@ def possible_workers(free: list[dict[str, float]], each: dict[str, float], helpe
         helpers: processes of one CPU each.
     """
     for workers in range(most, -1, -1):
-        left, placed = [dict(node) for node in free], True
-        for need in [each] * workers + [_HELPER] * helpers:
-            # Tightest first: what a worker leaves on a node may still do for a helper.
-            homes = sorted((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0))
-            if not homes:
-                placed = False
-                break
-            for name, amount in need.items():
-                homes[0][name] = homes[0].get(name, 0) - amount
-        if placed:
+        if placed(free, [each] * workers + [HELPER] * helpers) is not None:
             return workers
     return -1
 
@@ -357,7 +347,7 @@ def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Gro
 
 
 def _bundles(each: dict[str, float], workers: int, helpers: int) -> Any:
-    return placement_group([_HELPER] * helpers + [each] * workers, strategy="SPREAD")
+    return placement_group([HELPER] * helpers + [each] * workers, strategy="SPREAD")
 
 
 def _release(bundles: Any) -> None:
