@@ -255,6 +255,11 @@ class StrategySection:
         return not self.has_servers
 
     @property
+    def is_without_gpus(self) -> bool:
+        """Whether workers compute on other devices, whatever the cluster has."""
+        return self.strategy == "tpu" or self.logical_devices is not None
+
+    @property
     def helpers(self) -> int:
         """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
         return (self.ps or 1) + 1 if self.has_servers else 0

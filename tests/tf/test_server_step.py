@@ -35,6 +35,10 @@ def test_synchronous_aggregation_equals_a_plain_step_on_the_same_batches(told: d
     assert found["difference"] < 5e-4  # of weights and of Adam's moments, which divide by small numbers
 
 
+def test_what_differs_after_many_steps_is_rounding_alone(told: dict[str, Any]):
+    assert told["difference in 64 bits"] < 1e-9
+
+
 def test_large_variables_are_cut_and_all_are_spread_over_the_servers(told: dict[str, Any]):
     places = told["places"]
     kernel = [device for path, device, size in places if size == 512 * 512 * 4 // 2]

@@ -143,6 +143,11 @@ def test_of_puts_settings_into_their_sections():
     assert config.checkpoints.keep == 5
 
 
+def test_a_configuration_takes_what_it_knows_of_a_jobs_flags():
+    config = TrainConfig.among({"learning_rate": 0.1, "ps": 3, "workers": "1:4", "dropout": None, "jit": True})
+    assert config == TrainConfig.of(ps=3, workers="1:4", jit=True)
+
+
 def test_replace_leaves_the_rest_and_the_original():
     before = TrainConfig.of(epochs=2, seed=3)
     after = before.replace(seed=4)

@@ -6,6 +6,7 @@ from raytf.elastic import possible_workers
 from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
 from raytf.retry import Cause, Retry
 from raytf.server_group import classify
+from raytf.ways import HELPER
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
 
@@ -27,7 +28,7 @@ CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
     ],
 )
 def test_workers_that_fit_beside_the_servers(free, each, helpers, most, workers):
-    assert possible_workers(free, each, helpers, most) == workers
+    assert possible_workers(free, each, [HELPER] * helpers, most) == workers
 
 
 @pytest.mark.parametrize(

@@ -104,3 +104,19 @@ ASKED = [
 def test_what_each_worker_asks_for(strategy, settings, use_gpu, nodes, expected):
     config = TrainConfig.of(strategy=strategy, **settings)
     assert ways.resources(config.strategy, config.cluster, use_gpu, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "cpus"),
+    [
+        ({}, 3, 3),
+        ({"cpus_per_worker": 0.5}, 3, 1.5),
+        ({"strategy": "mirrored", "logical_devices": 4, "cpus_per_worker": 2.0}, 1, 8),
+        ({"strategy": "parameter-server"}, 2, 4),
+        ({"strategy": "parameter-server", "ps": 3, "cpus_per_worker": 2.0}, 2, 8),
+        ({"strategy": "tpu"}, 1, 1),
+    ],
+)
+def test_cpus_of_a_run(settings, workers, cpus):
+    config = TrainConfig.of(**settings)
+    assert ways.cpus(config.strategy, config.cluster, workers) == cpus
