@@ -6,7 +6,7 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import google_crc32c
@@ -15,14 +15,14 @@ import numpy as np
 from raytf.data import tree
 from raytf.data.datasets import open_splits, part
 from raytf.data.sources import Source, frames
-from raytf.data.sources.base import Spec
+from raytf.data.sources.base import Spec, other_class
 from raytf.data.sources.examples import Parser, feature, infer
 from raytf.data.sources.files import Files
 from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, splits_of
 from raytf.data.sources.parquet import ParquetSource, explained
 from raytf.data.sources.pixels import Decoder
 from raytf.data.sources.record_index import refuse_compressed
-from raytf.data.sources.schema import Schema, check_files, columns_of, read_schema
+from raytf.data.sources.schema import Schema, check_files, columns_of, read_schema, told_of_labels
 from raytf.data.sources.tfrecord import is_tfrecord
 from raytf.errors import DataError
 
@@ -104,7 +104,8 @@ def check(data: str, reading: Reading | None = None, progress: Progress = lambda
     if kind in ("idx", "npz") and not splits_of(names):
         return _sources(data, kind, reading, progress)
     splits = splits_of(names) or [""]
-    found = []
+    found: list[Findings] = []
+    first = data
     for i, split in enumerate(splits):
         uri = part(data, split) if split else data
 
@@ -112,6 +113,10 @@ def check(data: str, reading: Reading | None = None, progress: Progress = lambda
             progress((i + s) / len(splits))
 
         found.append(_check(uri, split, kind_of(files_of(uri), uri), reading, share))
+        if reading.classes is None and found[i].classes:  # other parts number their labels as the first one does
+            reading, first = replace(reading, classes=found[i].classes), uri
+        elif why := other_class(reading.classes, found[i].classes, first):
+            found[i].problems.append((uri, why))
     return found
 
 
@@ -137,12 +142,12 @@ def _tfrecords(uri: str, found: Findings, reading: Reading, progress: Progress) 
     try:
         schema = read_schema(files.storage)
         if schema is not None:
-            found.classes = schema.classes
             check_files(schema, files, whole=not files.is_single)
     except DataError as error:
         found.blame(error, uri)
     given = reading.columns()
     columns = columns_of(schema, given.get("x"), given.get("y", "label"), given.get("sample_weight"), "label")
+    found.classes = told_of_labels(schema, columns[1])[1]
     names = [name for _, name in tree.flatten(columns)]
     label = columns[1] if isinstance(columns[1], str) else None
     known = {} if schema is None else schema.specs
@@ -279,6 +284,7 @@ def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> 
     found.files, found.bytes = len(files.names), sum(files.sizes)
     tops = sorted({name.partition("/")[0] for name in files.names if "/" in name})
     found.classes = tuple(reading.classes or tops)
+    classes = ", ".join(found.classes[:20])
     number = {name: i for i, name in enumerate(found.classes)}
     decoder: Decoder | None = None
 
@@ -286,7 +292,7 @@ def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> 
         place = files.locate(i)
         try:
             if files.names[i].partition("/")[0] not in number:
-                raise DataError(f"{place}: it lies in no folder of a class")
+                raise DataError(f"{place}: it lies in no folder of a class: {classes}")
             data = files.read(i, 0, files.sizes[i])
             one = decoder or Decoder.of(data, reading.size, reading.channels, reading.fit, place)
             return i, one(data, place)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
-from raytf.data import ArraySource
+from raytf.data import ArraySource, ImageFolderSource
 from raytf.data.checking import check
 from raytf.data.sources.frames import frame
 from raytf.data.sources.opening import Reading
 from raytf.data.sources.writing import Layout, write
 from raytf.storage import Storage
 from tests.unit.data_files import examples, pictures, tfrecords
-from tests.unit.test_datasets import idx_folder
+from tests.unit.test_datasets import idx_folder, labels
 
 RAYTF = (sys.executable, "-c", "from raytf.main import main; main()", "data", "check")
 
@@ -113,6 +114,33 @@ def test_damaged_images_are_named(tmp_path):
     assert "3 x 3 pixels" in found.problems[2][1]
     (found,) = check(str(tmp_path), Reading(size=(8, 8)))
     assert (found.records, len(found.problems), found.specs["image"].shape) == (4, 2, (8, 8, 3))
+
+
+def test_parts_are_counted_by_the_classes_of_the_first(tmp_path):
+    animals = {"train": ["bird", "cat", "dog"], "test": ["cat", "dog"]}
+    for split, classes in animals.items():
+        pictures(tmp_path / "i" / split, classes=classes)
+    labels(tmp_path / "c", **animals)
+    for folder, each in (("i", 3), ("c", 1)):
+        train, test = check(str(tmp_path / folder))
+        assert (train.classes, test.classes, test.problems) == (("bird", "cat", "dog"), ("bird", "cat", "dog"), [])
+        assert dict(test.labels) == {1: each, 2: each}
+    pictures(tmp_path / "i" / "test", per_class=1, classes=["eel"])
+    _, test = check(str(tmp_path / "i"))
+    assert [why for _, why in test.problems] == ["it lies in no folder of a class: bird, cat, dog"]
+    labels(tmp_path / "d", train=["cat"], test=["eel"])
+    _, test = check(str(tmp_path / "d"))
+    assert ["label is 'eel'. Expected classes cat." in why for _, why in test.problems] == [True]
+
+
+@pytest.mark.parametrize("to", ["tfrecord", "parquet"])
+def test_converted_parts_whose_classes_differ_are_named(tmp_path, to):
+    for split, classes in {"train": ["bird", "cat"], "test": ["cat"]}.items():
+        source = ImageFolderSource(pictures(tmp_path / "i" / split, classes=classes))
+        write(Storage(str(tmp_path / "c" / split)), source, Layout(to, 9, 3), "me")
+    train, test = check(str(tmp_path / "c"))
+    assert (train.problems, [place for place, _ in test.problems]) == ([], [str(tmp_path / "c" / "test")])
+    assert test.problems[0][1].startswith("label 0 is 'cat' here, and is 'bird' in")
 
 
 def test_other_formats_tell_what_is_wrong(tmp_path):

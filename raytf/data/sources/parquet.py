@@ -14,7 +14,7 @@ from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of
 from raytf.data.sources.blocks import BlockSource
 from raytf.data.sources.files import Files
-from raytf.data.sources.schema import check_files, columns_of, read_schema
+from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
 from raytf.errors import DataError, StorageError, one_line
 
 #: Parquet files that stay open with their footers; opening one again reads 64 KiB or more.
@@ -61,8 +61,8 @@ class ParquetSource(BlockSource):
             raise DataError(f"{uri}: there are no *.parquet files.")
         if schema is not None:
             check_files(schema, found, whole=not found.is_single)
-        self.classes = None if schema is None else schema.classes
         self._columns: tuple[Any, Any, Any] = columns_of(schema, x, y, sample_weight, "label")
+        self.classes = told_of_labels(schema, self._columns[1])[1]
         self._names = [column for _, column in tree.flatten(self._columns)]
         self._shapes = {**({n: s.shape for n, s in schema.specs.items()} if schema else {}), **(shapes or {})}
         filesystem, base = found.storage.arrow()
