@@ -19,7 +19,7 @@ from raytf.data.sources.base import Spec, other_class
 from raytf.data.sources.examples import Parser, feature, infer
 from raytf.data.sources.files import Files
 from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, splits_of
-from raytf.data.sources.parquet import ParquetSource, explained
+from raytf.data.sources.parquet import explained, leaves_of, refuse_others
 from raytf.data.sources.pixels import Decoder
 from raytf.data.sources.record_index import refuse_compressed
 from raytf.data.sources.schema import Schema, check_files, columns_of, read_schema, told_of_labels
@@ -230,15 +230,23 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
     files = Files(uri, (".parquet",))
     found.files, found.bytes = len(files.names), sum(files.sizes)
     filesystem, base = files.storage.arrow()
-    whole: set[tuple[int, int]] = set()
+    schema = None
+    changed: list[tuple[str, str]] = []
     try:
         schema = read_schema(files.storage)
         if schema is not None:
             check_files(schema, files, whole=not files.is_single)
-            found.problems += _changed(schema, files)
+            changed = list(_changed(schema, files))
     except DataError as error:
         found.blame(error, uri)
-    # First of all what each file is made of: one that is damaged must not hide the others.
+    found.problems += changed
+    given = reading.columns()
+    columns = columns_of(schema, given.get("x"), given.get("y", "label"), given.get("sample_weight"), "label")
+    found.classes = told_of_labels(schema, columns[1])[1]
+    names = [name for _, name in tree.flatten(columns)]
+    label = columns[1] if isinstance(columns[1], str) else None
+    shapes = {} if schema is None else {name: spec.shape for name, spec in schema.specs.items()}
+    first = ""
     for f, name in enumerate(files.names):
         path = f"{base}/{name}"
         try:
@@ -249,21 +257,21 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
             found.problems.append((path, str(error).removeprefix(f"{path} ")))
             continue
         for g in range(groups):
+            place = f"{path}: row group {g}"
             try:
-                with explained(f"{path}: row group {g}"):
-                    file.read_row_group(g)
-                whole.add((f, g))
+                with explained(place):
+                    table = file.read_row_group(g)
+                if table.num_rows:
+                    leaves = leaves_of(table, names, shapes, path)
+                    refuse_others(names, leaves, [found.specs[n] for n in names if first], path, first)
+                    found.see(names, leaves, label)
+                    first = first or path
             except DataError as error:
-                found.problems.append((f"{path}: row group {g}", str(error).partition(f"row group {g} ")[2]))
-            progress(0.5 * (f + (g + 1) / groups) / len(files.names))
-    if found.problems:
-        return
-    try:
-        source = ParquetSource(uri, **reading.columns())
-    except DataError as error:
-        found.blame(error, uri)
-        return
-    _read(source, found, lambda share: progress(0.5 + 0.5 * share))
+                text = str(error)
+                found.problems.append((place, text.removeprefix(f"{place} ").removeprefix(f"{path}: ")))
+            progress((f + (g + 1) / groups) / len(files.names))
+    if not found.records and not found.problems:
+        found.problems.append((uri, "the Parquet files hold no records"))
 
 
 def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:

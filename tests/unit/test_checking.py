@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from raytf.data import ArraySource, ImageFolderSource
+from raytf.data import ArraySource, ImageFolderSource, Spec
 from raytf.data.checking import check
 from raytf.data.sources.frames import frame
 from raytf.data.sources.opening import Reading
@@ -96,7 +97,30 @@ def test_damaged_row_groups_and_footers_are_named(tmp_path):
         "part-00000.parquet: row group 1",
         "part-00002.parquet",
     ]
+    assert found.records == 100 - 10 - 20
+    assert found.specs == {"x": Spec((50,), "uint8")}
     assert found.problems[0][1] == "its bytes are not those that were written (CRC-32C)"
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_damaged_parquet_file_hides_none_of_the_others(tmp_path, damaged):
+    """Of files that others wrote, too."""
+    for i in range(3):
+        table = pa.table({"image": [[i, i]] * 5, "label": range(5 * i, 5 * i + 5)})
+        pq.write_table(table, tmp_path / f"{i}.parquet")
+    (tmp_path / f"{damaged}.parquet").write_bytes(b"PAR1 no more")
+    pq.write_table(pa.table({"image": [[1]], "label": [0]}), tmp_path / "3.parquet")
+    pq.write_table(pa.table({"image": [[1, 2]]}), tmp_path / "4.parquet")
+    (found,) = check(str(tmp_path))
+    assert (found.records, found.files, sum(found.labels.values())) == (10, 5, 10)
+    assert found.specs == {"image": Spec((2,), "int64"), "label": Spec((), "int64")}
+    assert [place.rpartition("/")[2].partition(":")[0] for place, _ in found.problems] == [
+        f"{damaged}.parquet",
+        "3.parquet",
+        "4.parquet",
+    ]
+    assert "column 'image' has shape (1,)" in found.problems[1][1]
+    assert found.problems[2][1].startswith("there is no column 'label'; it has image")
 
 
 def test_damaged_images_are_named(tmp_path):
