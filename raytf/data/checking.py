@@ -14,11 +14,11 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.datasets import open_splits, part
-from raytf.data.sources import Source, frames
+from raytf.data.sources import CsvSource, Source, csvs, frames, images
 from raytf.data.sources.base import Spec, other_class
 from raytf.data.sources.examples import Parser, feature, infer
 from raytf.data.sources.files import Files
-from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, splits_of
+from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, open_source, splits_of
 from raytf.data.sources.parquet import explained, leaves_of, refuse_others
 from raytf.data.sources.pixels import Decoder
 from raytf.data.sources.record_index import refuse_compressed
@@ -126,6 +126,8 @@ def _check(uri: str, split: str, kind: Kind, reading: Reading, progress: Progres
         _tfrecords(uri, found, reading, progress)
     elif kind == "parquet":
         _parquet(uri, found, reading, progress)
+    elif kind == "csv":
+        _csv(uri, found, reading, progress)
     elif kind == "images":
         _images(uri, found, reading, progress)
     else:
@@ -286,9 +288,7 @@ def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
-    from raytf.data.sources.images import ENDINGS
-
-    files = Files(uri, ENDINGS)
+    files = Files(uri, images.ENDINGS)
     found.files, found.bytes = len(files.names), sum(files.sizes)
     tops = sorted({name.partition("/")[0] for name in files.names if "/" in name})
     found.classes = tuple(reading.classes or tops)
@@ -320,6 +320,38 @@ def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> 
             label = np.array([number[files.names[i].partition("/")[0]]])
             found.see(["image", "label"], [image[None], label], "label")
         progress(stop / len(files.names))
+
+
+def _csv(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
+    files = Files(uri, csvs.ENDINGS)
+    found.files, found.bytes = len(files.names), sum(files.sizes)
+    try:
+        _read(open_source(uri, reading), found, progress)
+        return
+    except DataError as error:
+        if len(files.names) < 2:
+            found.blame(error, uri)
+            return
+    # Each by itself: one that is damaged must not hide the others.
+    good: list[tuple[str, CsvSource]] = []
+    for f, name in enumerate(files.names):
+        try:
+            source = CsvSource(part(uri, name), **reading.columns(), classes=reading.classes)
+            if good and source.header != good[0][1].header:
+                raise DataError(f"{files.locate(f)}: its columns are not those of {good[0][1].name}.")
+            good.append((part(uri, name), source))
+        except DataError as error:
+            found.blame(error, files.locate(f))
+    classes = reading.classes or sorted({text for _, source in good for text in source.classes or ()}) or None
+    for i, (file, _) in enumerate(good):
+
+        def share(s: float, i: int = i) -> None:
+            progress((i + s) / len(good))
+
+        try:
+            _read(CsvSource(file, **reading.columns(), classes=classes), found, share)
+        except DataError as error:  # its labels are numbers, those of others text
+            found.blame(error, file)
 
 
 def _sources(data: str, kind: str, reading: Reading, progress: Progress) -> list[Findings]:

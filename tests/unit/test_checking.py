@@ -123,6 +123,31 @@ def test_a_damaged_parquet_file_hides_none_of_the_others(tmp_path, damaged):
     assert found.problems[2][1].startswith("there is no column 'label'; it has image")
 
 
+def test_a_damaged_csv_file_hides_none_of_the_others(tmp_path):
+    for name, text in {
+        "a": "1,dog",
+        "b": "no number,cat",
+        "c": "3,cat\n4,eel",
+        "d": "1,2,3",
+    }.items():
+        (tmp_path / f"{name}.csv").write_text(f"a,label\n{text}\n")
+    (tmp_path / "e.csv").write_text("b,label\n1,dog\n")
+    (found,) = check(str(tmp_path))
+    assert (found.records, found.files, found.classes) == (3, 5, ("cat", "dog", "eel"))
+    assert dict(found.labels) == {0: 1, 1: 1, 2: 1}
+    assert [place for place, _ in found.problems] == [str(tmp_path / f"{name}.csv") for name in "bde"]
+    reasons = [why for _, why in found.problems]
+    assert "column 'a' holds string" in reasons[0]
+    assert "Expected 2 columns, got 3" in reasons[1]
+    assert "its columns are not those of" in reasons[2]
+    (tmp_path / "f.csv").write_text("a,label\n5,7\n")
+    (found,) = check(str(tmp_path))
+    assert (found.records, found.problems[-1]) == (
+        3,
+        (str(tmp_path / "f.csv"), "record 0: label is '7'. Expected classes cat, dog, eel."),
+    )
+
+
 def test_damaged_images_are_named(tmp_path):
     pictures(tmp_path, size=(20, 20))
     for name in ("cat/0.png", "dog/1.png"):

@@ -63,6 +63,7 @@ class CsvSource(BlockSource):
             of whose texts need not occur; y is then taken for text whatever it looks like.
 
     Attributes:
+        header: names of all columns.
         classes: the texts of y in the order of their numbers, or None where y holds numbers.
 
     Raises:
@@ -90,16 +91,16 @@ class CsvSource(BlockSource):
         if not self._files.names:
             raise DataError(f"{uri}: there are no *.csv files.")
         self._delimiter = delimiter or ("\t" if self._files.names[0].lower().endswith(".tsv") else ",")
-        self._header, _ = self._names(0)
+        self.header, _ = self._names(0)
         targets = [name for _, name in tree.flatten((by_name(y), sample_weight))]
-        vector = [name for name in self._header if name not in targets] if x is None else []
+        vector = [name for name in self.header if name not in targets] if x is None else []
         self._columns = tree.map_leaves(str, (by_name(x) if x is not None else "", by_name(y), sample_weight))
         self._vector, self._label = vector, y if isinstance(y, str) else None
         wanted = [*vector, *(name for _, name in tree.flatten(self._columns) if name)]
-        missing = [name for name in wanted if name not in self._header]
+        missing = [name for name in wanted if name not in self.header]
         if missing or (x is None and not vector):
             what = f"there is no column {missing[0]!r}" if missing else "no column is left for x"
-            raise DataError(f"{self._files.locate(0)}: {what}; it has {', '.join(self._header)}.")
+            raise DataError(f"{self._files.locate(0)}: {what}; it has {', '.join(self.header)}.")
         self._wanted = list(dict.fromkeys(wanted))
         self._kinds: dict[str, str] = {}
         self.classes: tuple[str, ...] | None = None if classes is None else tuple(classes)
@@ -155,7 +156,7 @@ class CsvSource(BlockSource):
         low, high = np.inf, -np.inf
         for f in range(len(self._files.names)):
             header, begin = self._names(f)
-            if header != self._header:
+            if header != self.header:
                 raise DataError(f"{self._files.locate(f)}: its columns are not those of {self._files.locate(0)}.")
             first = 0
             for offset, data in self._pieces(f, begin):
@@ -299,7 +300,7 @@ class CsvSource(BlockSource):
         if known is None and self._label is not None and is_text:
             convert.column_types = {self._label: pa.string()}
         parse = csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-        reading = csv.ReadOptions(use_threads=False, column_names=self._header, block_size=max(1 << 20, 2 * len(data)))
+        reading = csv.ReadOptions(use_threads=False, column_names=self.header, block_size=max(1 << 20, 2 * len(data)))
         if not data.strip():
             return pa.table({name: pa.array([], types[(kinds or {}).get(name, "whole")]) for name in self._wanted})
         try:

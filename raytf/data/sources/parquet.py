@@ -215,7 +215,7 @@ def explained(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:  # the last for types that a damaged footer names
         text = one_line(error)
         kind = classify(error) if isinstance(error, OSError) else "other"
         if kind != "other":
