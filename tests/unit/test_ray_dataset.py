@@ -48,7 +48,7 @@ def test_its_own_that_has_not_ended_is_written_anew(tmp_path):
         RayDataSource(Records(fails=True), str(tmp_path))
     assert (tmp_path / UNFINISHED).exists()
     (tmp_path / "part-00007.parquet").write_text("left")
-    said = []
+    said: list[str] = []
     source = RayDataSource(Records(), str(tmp_path), say=said.append)
     assert (source.records, source.take(np.arange(8))[1].tolist()) == (8, list(range(8)))
     assert {path.name for path in tmp_path.iterdir()} == {"part-00000.parquet", SCHEMA}
