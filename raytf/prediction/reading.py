@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import ray
 import ray.data
 
 from raytf.data.datasets import load_images
+from raytf.data.sources.opening import is_idx
 from raytf.errors import ConfigError, DataError, one_line
 from raytf.storage import Storage
 
@@ -33,7 +33,7 @@ _BLOCK = 4096
 def kind_of(names: list[str]) -> str | None:
     """What most of some files hold; None where raytf reads none of them."""
     found = Counter(kind for name in names for end, kind in _KINDS.items() if name.lower().endswith(end))
-    if not found and any(re.search(r"idx\d-ubyte", name) for name in names):
+    if not found and any(is_idx(name) for name in names):
         return "idx"
     return found.most_common(1)[0][0] if found else None
 
