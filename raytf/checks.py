@@ -21,6 +21,8 @@ from raytf.storage import Storage
 
 #: How long a cluster that still grows may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
+#: Memory that one worker with TensorFlow takes at the least, bytes.
+_WORKER_BYTES = 700 << 20
 #: A head that was started so shortly ago may not have its nodes back.
 _YOUNG_SECONDS = 30.0
 
@@ -91,21 +93,24 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> 
         )
 
 
-def check_memory(config: TrainConfig, worker_bytes: int) -> int:
-    """The number of workers that this machine can hold, at most the most that were asked for.
+def cpus_here(config: TrainConfig) -> float:
+    """CPUs of a Ray that is started on this machine for a run.
+
+    A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
 
     Raises:
         ClusterError: names a number that fits.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fits = max(1, total // worker_bytes - config.strategy.helpers)
+    fits = max(1, total // _WORKER_BYTES - config.strategy.helpers)
     wanted, most = config.worker_range
     if wanted > fits:
         raise ClusterError(
             f"--workers {config.cluster.workers or wanted}: this machine's {total / 2**30:.0f} GiB of memory hold "
-            f"about {fits} workers of at least {worker_bytes / 2**30:.1f} GiB. Use --workers {fits} or fewer, or a cluster."
+            f"about {fits} workers of at least {_WORKER_BYTES / 2**30:.1f} GiB. Use --workers {fits} or fewer, "
+            "or a cluster."
         )
-    return min(fits, most)
+    return ways.cpus(config.strategy, config.cluster, min(fits, most))
 
 
 def check_address(address: str, seconds: float = 5.0) -> None:
@@ -140,8 +145,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
             "that has one, or take another --strategy."
         )
     gpus = max(have.get("GPU", 0), most.get("GPU", 0) if most else 0)
-    on_cpus = strategy.strategy == "tpu" or strategy.logical_devices is not None
-    use_gpu = not on_cpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
+    use_gpu = not strategy.is_without_gpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
     if use_gpu and not gpus and is_known:
         raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
     wanted, alive, helpers = config.worker_range[0], _alive(), strategy.helpers
@@ -170,7 +174,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
             f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
             f"{beside}. Use {', '.join(mends)}, or add nodes."
         )
-    if fits < wanted and cluster.use_gpu is None and not use_gpu and not on_cpus:
+    if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
     if not use_gpu and strategy.strategy in ways.ALL_DEVICES and strategy.logical_devices is None:
         say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
@@ -221,7 +225,7 @@ def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int) -
 
 def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -> int:
     alone = sum(fitting(node, need) for node in nodes)
-    return max(0, possible_workers(nodes, need, helpers, alone)) if helpers else alone
+    return max(0, possible_workers(nodes, need, [ways.HELPER] * helpers, alone)) if helpers else alone
 
 
 def _alive() -> list[dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -61,9 +62,19 @@ class TrainConfig:
         """
         return cls().replace(**settings)
 
+    @classmethod
+    def among(cls, flags: Mapping[str, Any]) -> TrainConfig:
+        """Build a configuration from those of a job's flags that are settings."""
+        return cls.of(**{name: value for name, value in flags.items() if name in cls().settings})
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Flag name -> section, of all settings."""
+        return {f.name: s.name for s in dataclasses.fields(self) for f in dataclasses.fields(getattr(self, s.name))}
+
     def replace(self, **settings: Any) -> TrainConfig:
         """A copy with some settings, given by flag name, changed."""
-        owners = {f.name: s.name for s in dataclasses.fields(self) for f in dataclasses.fields(getattr(self, s.name))}
+        owners = self.settings
         sections: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
             if name not in owners:
@@ -136,7 +147,6 @@ class TrainConfig:
             ("--hang-seconds", self.cluster.hang_seconds, 0),
             ("--logical-devices", self.strategy.logical_devices, 1),
             ("--ps", self.strategy.ps, 1),
-            ("--replicas-to-aggregate", self.strategy.replicas_to_aggregate, 1),
             ("--base-batch-size", self.rate.base_batch_size, 1),
             ("--warmup-epochs", self.rate.warmup_epochs, 0),
         ):

@@ -128,6 +128,7 @@ class Coordinator(Worker):
             if self.state.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
                 self._send_what_callbacks_changed()
+                self._rest(self._flags_of())
         self._take()
         self.show("saving")
         self.saving.finish()
@@ -164,13 +165,19 @@ class Coordinator(Worker):
                 continue
             self._count_time(began)
             self._show_kept_histograms()
-            if flags[Flag.WANT_SAVE] or flags[Flag.PARK]:
-                self._take()
-            self.saving.act(flags)
-            if flags[Flag.PARK]:
-                self._park()
+            if self.state.step % self.plan.steps_per_epoch:
+                self._rest(flags)
+            # Else the epoch ends first: what is saved at its last step knows its validation and its callbacks.
             until, is_quiet_wanted, began = self._next_quiet(asked, stop), False, time.monotonic()
         self._count_time(began)
+
+    def _rest(self, flags: np.ndarray) -> None:
+        """Do in a quiet moment what the flags say."""
+        if flags[Flag.WANT_SAVE] or flags[Flag.PARK]:
+            self._take()
+        self.saving.act(flags)
+        if flags[Flag.PARK]:
+            self._park()
 
     def _next_quiet(self, step: int, stop: int) -> int:
         """The step up to which calls are handed out: then something is due by the step, or it is `stop`."""
@@ -195,6 +202,7 @@ class Coordinator(Worker):
         with self.pulse.doing(Activity.INPUT):
             call = gathered.result()
         self.callbacks.run_batch("on_train_batch_begin", self.plan.locate(call.start)[1])
+        self._send_rate()
         if not self._under_way:
             self._told_at = time.monotonic()
         self._under_way[self.train_step.submit(call)] = call
@@ -254,6 +262,7 @@ class Coordinator(Worker):
         seconds = (now - self._accounted_at) if self._trained else 0.0
         self._accounted_at = now
         self._after_call(call, outcome, epoch, max(seconds, 1e-6))
+        self._send_rate()
         self.pulse.advance(call.stop, steps, len(self.shards))
         if self._trained and not self.config.compute.steps_per_call and self.train_step.window > 1:
             # What passes between two results is a worker's time divided by the workers.
@@ -287,6 +296,11 @@ class Coordinator(Worker):
         """Have the servers hold what the mirror holds."""
         with self.pulse.doing(Activity.TRANSFER):
             self.train_step.state.push()
+
+    def _send_rate(self) -> None:
+        """What a callback on batches says of the rate holds for the batches that come next."""
+        if self.callbacks.has_batch_hooks:
+            self.train_step.state.push_rate()
 
     def _updates(self) -> int:
         """That the servers have seen."""

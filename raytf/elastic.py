@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
@@ -13,8 +13,6 @@ SETTLE_SECONDS = 4.0
 PATIENCE_SECONDS = 8.0
 #: Seconds before a node with notice goes at which a run that cannot leave it saves once more.
 LAST_SAVE_SECONDS = 10.0
-#: What a parameter server takes, and the process that hands out the work.
-HELPER = {"CPU": 1.0}
 
 
 def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
@@ -27,25 +25,38 @@ def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
     return int(min(free.get(name, 0) // amount for name, amount in each.items() if amount))
 
 
-def possible_workers(free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: int, most: int) -> int:
+def placed(
+    free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
+) -> list[Mapping[str, float]] | None:
+    """What nodes have left with processes on them; None where one of these has no place.
+
+    Args:
+        free: of each node.
+        needs: of each process; they are placed in this order.
+    """
+    left = [dict(node) for node in free]
+    for need in needs:
+        # Tightest first: what a worker leaves on a node may still do for a smaller process.
+        home = min((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0), default=None)
+        if home is None:
+            return None
+        for name, amount in need.items():
+            home[name] = home.get(name, 0) - amount
+    return list(left)
+
+
+def possible_workers(
+    free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
+) -> int:
     """Workers that fit beside the helpers into what nodes have free, at most `most`; -1 where not even those fit.
 
     Args:
         free: of each node.
         each: of one worker.
-        helpers: processes of one CPU each.
+        helpers: what each process beside the workers takes.
     """
     for workers in range(most, -1, -1):
-        left, placed = [dict(node) for node in free], True
-        for need in [each] * workers + [HELPER] * helpers:
-            # Tightest first: what a worker leaves on a node may still do for a helper.
-            homes = sorted((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0))
-            if not homes:
-                placed = False
-                break
-            for name, amount in need.items():
-                homes[0][name] = homes[0].get(name, 0) - amount
-        if placed:
+        if placed(free, [each] * workers + [*helpers]) is not None:
             return workers
     return -1
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
+from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.errors import DataError
 from raytf.job import Sources
@@ -30,10 +31,14 @@ class Given:
         """For arguments of `fit`.
 
         Raises:
-            DataError: one of them is no data, or has none.
+            DataError: one of them is no data, or has none, or their labels are numbered by different classes.
         """
         parts = {"train": train, "validation": validation, "test": test}
-        return cls({name: data if is_ray_dataset(data) else source(data, name) for name, data in parts.items()})
+        found: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
+        own = [data for data in found.values() if getattr(data, "classes", None) is not None]
+        for data in own[1:]:
+            refuse_other_classes(own[0], data)
+        return cls(found)
 
     def sources(self, run: Storage) -> Sources:
         """Sources of all of them; Ray Datasets are written below the run's folder, once, while no other process may.

@@ -255,6 +255,11 @@ class StrategySection:
         return not self.has_servers
 
     @property
+    def is_without_gpus(self) -> bool:
+        """Whether workers compute on other devices, whatever the cluster has."""
+        return self.strategy == "tpu" or self.logical_devices is not None
+
+    @property
     def helpers(self) -> int:
         """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
         return (self.ps or 1) + 1 if self.has_servers else 0
@@ -283,7 +288,7 @@ class StrategySection:
                 f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
                 "Add --sync-replicas, or leave it out."
             )
-        if not 1 <= parts <= most_workers:
+        if not isinstance(parts, int) or not 1 <= parts <= most_workers:
             raise ConfigError(
                 f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
                 "The workers beyond it are backups."

@@ -20,11 +20,12 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytf import members
-from raytf.elastic import HELPER, possible_workers
+from raytf.elastic import possible_workers
 from raytf.errors import ClusterError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
 from raytf.retry import Cause, Failure, Retry
+from raytf.ways import HELPER
 
 #: Seconds in which a placement group that fits must have come to be, and between two looks at a cluster that is too
 #: small, and two words about it.
@@ -330,7 +331,7 @@ def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Gro
     helpers = config.strategy.helpers
     with contextlib.ExitStack() as stack:
         while True:
-            workers = possible_workers(_free(), each, helpers, most)
+            workers = possible_workers(_free(), each, [HELPER] * helpers, most)
             bundles = _reserve(each, workers, helpers) if workers >= least else None
             if bundles is not None:
                 break

@@ -35,8 +35,6 @@ from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
 _FRUITLESS_CONTROLLERS = 3
-#: Memory that one worker with TensorFlow takes at the least, bytes.
-_WORKER_BYTES = 700 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,12 +382,5 @@ def connected(config: TrainConfig) -> Iterator[bool]:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # Only nodes that answer are asked for workers; where they cannot start all the same, look anew.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
-    with ray_for(lambda: _cpus(config), config.run.verbose, dashboard=True) as local:
+    with ray_for(lambda: checks.cpus_here(config), config.run.verbose, dashboard=True) as local:
         yield local
-
-
-def _cpus(config: TrainConfig) -> float:
-    # A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
-    devices = config.strategy.logical_devices or 1
-    workers = checks.check_memory(config, _WORKER_BYTES)
-    return workers * config.cluster.cpus_per_worker * devices + config.strategy.helpers

@@ -17,29 +17,34 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raytf import tune_record
+from raytf import tune_record, ways
 from raytf.command import DESCRIBE
 from raytf.config import TrainConfig
-from raytf.elastic import fitting
 from raytf.errors import ConfigError, one_line
 from raytf.goal import Goal
+from raytf.job import strategy_identity
 from raytf.storage import Storage
 from raytf.tune_record import Outcome, Record
+from raytf.tune_share import Share, largest, share
 from raytf.tune_space import Space, flags
 from raytf.tune_table import Board, Row, View
 
 #: Flags of a job that belong to the search.
 _OURS = ("run", "storage", "status_file")
-#: Flags that change nothing of what a trial learns: a command that goes on may have others.
+#: Flags without which no trial can be a run, nor be placed beside others.
+_NEEDED = ("workers", "cpus_per_worker", *_OURS)
+#: Flags that change nothing of what a trial learns: a command that goes on may have others. What of the strategy must
+#: stay is added.
 _FREE = (
     *("run", "storage", "status_file", "histograms_every", "verbose", "workers", "use_gpu", "resize_every_seconds"),
     *("max_failures", "hang_seconds", "replace_stragglers", "warm_workers", "notices", "notice_url"),
     *("follow_warnings", "steps_per_call", "checkpoint_every_steps", "checkpoint_every_seconds"),
-    *("snapshot_every_steps", "keep", "keep_best"),
+    *("snapshot_every_steps", "keep", "keep_best", "strategy", "communication", "logical_devices", "show_cluster"),
+    *("log_device_placement", "ps", "sync_replicas", "replicas_to_aggregate"),
 )
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.
@@ -77,41 +82,6 @@ class Search:
     seed: int = 0
     try_default: bool = False
     retry_failed: bool = False
-
-
-@dataclass(frozen=True)
-class Share:
-    """What each trial takes of a cluster.
-
-    Attributes:
-        parallel: trials at a time.
-        flags: that the trials get so that they fit beside each other.
-    """
-
-    parallel: int
-    flags: list[str] = field(default_factory=list)
-
-
-def share(values: dict[str, Any], capacity: int, trials: int, parallel: int | None, searched: Sequence[str]) -> Share:
-    """How trials share a cluster: by default each has the most workers that it asks for, and as many run as fit.
-
-    With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
-    logical shards stay those of the most workers, so it learns the same.
-
-    Args:
-        values: of all flags of the job.
-        capacity: workers that the cluster has room for.
-        trials: of the search.
-        parallel: as asked for.
-        searched: names of flags.
-    """
-    config = TrainConfig.of(workers=values["workers"], logical_shards=values.get("logical_shards"))
-    low, high = config.cluster.worker_range
-    count = min(trials, max(1, capacity // high) if parallel is None else parallel)
-    part = max(low, min(high, capacity // count))
-    if part == high or {"workers", "logical_shards"} & set(searched):
-        return Share(count)
-    return Share(count, [f"--workers={low}:{part}", f"--logical-shards={config.logical_shards}"])
 
 
 def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
@@ -163,22 +133,27 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
     trials = _count(search, space)
     points = [_point(search, space, number) for number in range(trials)]
     for name in _OURS:
-        if name in space.names or any(
-            f.split("=")[0].replace("_", "-") == f"--{name.replace('_', '-')}" for f in search.fixed
-        ):
+        if name in space.names or any(f.split("=")[0].replace("_", "-") == _flag(name) for f in search.fixed):
             raise ConfigError(
-                f"--{name.replace('_', '-')} belongs to the search: every trial has its own. Give --name and --storage "
-                "of `raytf tune`."
+                f"{_flag(name)} belongs to the search: every trial has its own. Give --name and --storage of `raytf "
+                "tune`."
             )
     first = points[-1]  # has values of all flags, also where the first trial has none
     values = describe(search.job, [*search.fixed, *flags(first)])
     own = describe(search.job, search.fixed) if search.try_default else {}
+    lacking = [name for name in _NEEDED if name not in values]
+    if lacking:
+        raise ConfigError(
+            f"{search.job}: the job has no flag {_flag(lacking[0])}; its dataclass needs `train: raytf.Flags`, and "
+            "`raytf.fit` that as its config."
+        )
+    config = largest({**values, **own}, points)
     storage = Storage(TrainConfig.of(storage=search.storage).storage_uri)
     storage.preflight()
     folder = storage.child(search.name)
     say_first(f"search {search.name} in {folder.locate('')}: {trials} trials of {search.job}")
     with Lease(folder.child(tune_record.SEARCH), say_first):
-        tune_record.keep_identity(folder, _identity(search, space, values), search.name)
+        tune_record.keep_identity(folder, identity(search, space, values), search.name)
         over = tune_record.read(folder)
         if search.retry_failed:
             for number in [n for n, record in over.items() if record.outcome is Outcome.FAILED]:
@@ -191,8 +166,8 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
         if over:
             say_first(f"{len(over)} of {trials} trials are over already")
         if len(over) < trials:
-            with _cluster(values, search.parallel) as (address, capacity):
-                part = share(values, capacity, trials, search.parallel, space.names)
+            with _cluster(config, search.parallel) as (address, nodes, each):
+                part = share(config, nodes, each, trials, search.parallel, space.names)
                 _search(search, folder, points, over, board, part, address)
         records = {n: r for n, r in tune_record.read(folder).items() if n < trials}
         chosen = tune_record.best(records, search.goal)
@@ -223,8 +198,20 @@ def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: own.get(name) for name in names}
 
 
-def _identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str, str]:
-    kept = {f"--{k.replace('_', '-')}": str(v) for k, v in values.items() if k not in (*_FREE, *space.names)}
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str, str]:
+    """What must stay for a command to go on with a search.
+
+    Args:
+        values: of all flags of the job.
+    """
+    kept = {_flag(name): str(value) for name, value in values.items() if name not in _FREE}
+    kept |= strategy_identity(TrainConfig.among(values))
+    for name in space.names:
+        kept.pop(_flag(name), None)
     scheduler = search.scheduler
     if scheduler != "none":
         scheduler += f" with --grace-epochs {search.grace_epochs} --reduction-factor {search.reduction_factor}"
@@ -240,8 +227,10 @@ def _identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str,
 
 
 @contextmanager
-def _cluster(values: dict[str, Any], parallel: int | None) -> Iterator[tuple[str, int]]:
-    """Connect to Ray, or start one here: its address, and how many workers of the job it has room for."""
+def _cluster(
+    config: TrainConfig, parallel: int | None
+) -> Iterator[tuple[str, list[dict[str, float]], dict[str, float]]]:
+    """Connect to Ray, or start one here: its address, what its nodes have, and what a worker takes."""
     # Ray Tune's own words are not wanted, nor its files, nor its opinion on metrics.
     for name, value in {
         # Trials have processes that take no CPU; a Ray that is started here would warn of eight on two cores.
@@ -256,18 +245,23 @@ def _cluster(values: dict[str, Any], parallel: int | None) -> Iterator[tuple[str
         os.environ.setdefault(name, value)
     import ray
 
+    from raytf import checks
     from raytf.connecting import ray_for
 
-    config = TrainConfig.of(workers=values["workers"], cpus_per_worker=values["cpus_per_worker"])
-    low, high = config.cluster.worker_range
-    cpus = config.cluster.cpus_per_worker
-    with ray_for(lambda: cpus * max(high, low * (parallel or 1)), verbose=False, dashboard=True):
+    def cpus() -> float:
+        fewest = ways.cpus(config.strategy, config.cluster, config.worker_range[0])
+        return max(checks.cpus_here(config), fewest * (parallel or 1))
+
+    with ray_for(cpus, verbose=False, dashboard=True):
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        total = ray.cluster_resources()
-        uses_gpu = values.get("use_gpu") is not False and total.get("GPU", 0) > 0
-        need = {"CPU": cpus, **({"GPU": 1.0} if uses_gpu else {})}
-        room = sum(fitting(node["Resources"], need) for node in ray.nodes() if node["Alive"])
-        yield ray.get_runtime_context().gcs_address, room
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        has_gpu = any(node.get("GPU", 0) for node in nodes)
+        use_gpu = has_gpu and config.cluster.use_gpu is not False and not config.strategy.is_without_gpus
+        yield (
+            ray.get_runtime_context().gcs_address,
+            nodes,
+            ways.resources(config.strategy, config.cluster, use_gpu, nodes),
+        )
 
 
 def _search(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, one_line
 
 #: Kind -> what it takes, for people.
 KINDS = {
@@ -51,8 +51,14 @@ class Dimension:
 
         random = np.random.default_rng([seed, index, zlib.crc32(self.name.encode())])
         make = {name: getattr(tune, name) for name in ("uniform", "loguniform", "quniform", "randint")}
-        domain = tune.choice(list(self.values)) if self.kind == "choice" else make[self.kind](*self.values)
-        value = domain.sample(random_state=random)
+        try:
+            domain = tune.choice(list(self.values)) if self.kind == "choice" else make[self.kind](*self.values)
+            value = domain.sample(random_state=random)
+        except (ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"--search '{self.name}={self}': no value can be drawn ({one_line(error, 200)}). Expected bounds that "
+                "are nearer to 0."
+            ) from None
         return value.item() if isinstance(value, np.generic) else value
 
     def __str__(self) -> str:
@@ -161,8 +167,23 @@ def _check(text: str, kind: str, values: tuple[Any, ...]) -> None:
         raise ConfigError(f"--search {text!r}: LOW {values[0]} is not below HIGH {values[1]}.")
     if kind == "loguniform" and values[0] <= 0:
         raise ConfigError(f"--search {text!r}: loguniform needs LOW above 0.")
-    if kind == "quniform" and values[2] <= 0:
-        raise ConfigError(f"--search {text!r}: STEP {values[2]} is not above 0.")
+    if kind == "quniform":
+        _check_steps(text, *values)
+
+
+def _check_steps(text: str, low: float, high: float, step: float) -> None:
+    if step <= 0:
+        raise ConfigError(f"--search {text!r}: STEP {step} is not above 0.")
+    if not all(math.isfinite(bound / step) for bound in (low, high)):
+        raise ConfigError(f"--search {text!r}: STEP {step} is too small for values from LOW {low} to HIGH {high}.")
+    for name, bound in (("LOW", low), ("HIGH", high)):
+        if not math.isclose(bound / step, round(bound / step)):
+            least, most = math.ceil(low / step), math.floor(high / step)
+            inner = f", such as quniform({least * step:.12g},{most * step:.12g},{step})" if least < most else ""
+            raise ConfigError(
+                f"--search {text!r}: {name} {bound} is no multiple of STEP {step}, and only multiples are drawn. "
+                f"Expected LOW and HIGH that are multiples{inner}."
+            )
 
 
 def flags(values: dict[str, Any]) -> list[str]:

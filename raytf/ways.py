@@ -11,6 +11,8 @@ from raytf.sections import ClusterSection, ComputeSection, StrategySection
 ONE_WORKER = ("mirrored", "one-device", "central-storage", "tpu")
 #: Those that take all GPUs of their machine, or logical CPU devices in their place.
 ALL_DEVICES = ("mirrored", "central-storage")
+#: What each parameter server and the coordinator take.
+HELPER = {"CPU": 1.0}
 
 
 def worker_range(strategy: StrategySection, cluster: ClusterSection) -> tuple[int, int]:
@@ -89,6 +91,11 @@ def resources(
     if use_gpu:
         return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else 1.0}
     return each
+
+
+def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> float:
+    """CPUs of a run with so many workers and what is beside them."""
+    return workers * resources(strategy, cluster, False, [])["CPU"] + strategy.helpers * HELPER["CPU"]
 
 
 def _most(kind: str, nodes: Iterable[Mapping[str, float]]) -> float:

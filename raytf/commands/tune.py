@@ -86,7 +86,7 @@ def main(flags: Tune) -> None:
         storage=flags.storage,
         goal=goal,
         trials=flags.trials,
-        fixed=shlex.split(flags.flags),
+        fixed=_fixed(flags.flags),
         scheduler=flags.scheduler,
         grace_epochs=flags.grace_epochs,
         reduction_factor=flags.reduction_factor,
@@ -104,6 +104,17 @@ def main(flags: Tune) -> None:
     print(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
     print("flags: " + shlex.join(tune.flags(board.rows[best.number].parameters)))
     print(f"its run: {copy.locate('')}")
+
+
+def _fixed(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        what = str(error)
+        raise ConfigError(
+            f"--flags {text!r}: {what[0].lower()}{what[1:]}. Expected flags of the job as a shell takes them, every "
+            "quote closed, or give them after `--`."
+        ) from None
 
 
 def _first_reason(board: object) -> str:

@@ -6,7 +6,7 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import google_crc32c
@@ -14,15 +14,15 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.datasets import open_splits, part
-from raytf.data.sources import Source, frames
-from raytf.data.sources.base import Spec
+from raytf.data.sources import CsvSource, Source, csvs, frames, images
+from raytf.data.sources.base import Spec, other_class
 from raytf.data.sources.examples import Parser, feature, infer
 from raytf.data.sources.files import Files
-from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, splits_of
-from raytf.data.sources.parquet import ParquetSource, explained
+from raytf.data.sources.opening import Kind, Reading, files_of, kind_of, open_source, splits_of
+from raytf.data.sources.parquet import explained, leaves_of, refuse_others
 from raytf.data.sources.pixels import Decoder
 from raytf.data.sources.record_index import refuse_compressed
-from raytf.data.sources.schema import Schema, check_files, columns_of, read_schema
+from raytf.data.sources.schema import Schema, check_files, columns_of, read_schema, told_of_labels
 from raytf.data.sources.tfrecord import is_tfrecord
 from raytf.errors import DataError
 
@@ -104,7 +104,8 @@ def check(data: str, reading: Reading | None = None, progress: Progress = lambda
     if kind in ("idx", "npz") and not splits_of(names):
         return _sources(data, kind, reading, progress)
     splits = splits_of(names) or [""]
-    found = []
+    found: list[Findings] = []
+    first = data
     for i, split in enumerate(splits):
         uri = part(data, split) if split else data
 
@@ -112,6 +113,10 @@ def check(data: str, reading: Reading | None = None, progress: Progress = lambda
             progress((i + s) / len(splits))
 
         found.append(_check(uri, split, kind_of(files_of(uri), uri), reading, share))
+        if reading.classes is None and found[i].classes:  # other parts number their labels as the first one does
+            reading, first = replace(reading, classes=found[i].classes), uri
+        elif why := other_class(reading.classes, found[i].classes, first):
+            found[i].problems.append((uri, why))
     return found
 
 
@@ -121,6 +126,8 @@ def _check(uri: str, split: str, kind: Kind, reading: Reading, progress: Progres
         _tfrecords(uri, found, reading, progress)
     elif kind == "parquet":
         _parquet(uri, found, reading, progress)
+    elif kind == "csv":
+        _csv(uri, found, reading, progress)
     elif kind == "images":
         _images(uri, found, reading, progress)
     else:
@@ -137,12 +144,12 @@ def _tfrecords(uri: str, found: Findings, reading: Reading, progress: Progress) 
     try:
         schema = read_schema(files.storage)
         if schema is not None:
-            found.classes = schema.classes
             check_files(schema, files, whole=not files.is_single)
     except DataError as error:
         found.blame(error, uri)
     given = reading.columns()
     columns = columns_of(schema, given.get("x"), given.get("y", "label"), given.get("sample_weight"), "label")
+    found.classes = told_of_labels(schema, columns[1])[1]
     names = [name for _, name in tree.flatten(columns)]
     label = columns[1] if isinstance(columns[1], str) else None
     known = {} if schema is None else schema.specs
@@ -225,15 +232,23 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
     files = Files(uri, (".parquet",))
     found.files, found.bytes = len(files.names), sum(files.sizes)
     filesystem, base = files.storage.arrow()
-    whole: set[tuple[int, int]] = set()
+    schema = None
+    changed: list[tuple[str, str]] = []
     try:
         schema = read_schema(files.storage)
         if schema is not None:
             check_files(schema, files, whole=not files.is_single)
-            found.problems += _changed(schema, files)
+            changed = list(_changed(schema, files))
     except DataError as error:
         found.blame(error, uri)
-    # First of all what each file is made of: one that is damaged must not hide the others.
+    found.problems += changed
+    given = reading.columns()
+    columns = columns_of(schema, given.get("x"), given.get("y", "label"), given.get("sample_weight"), "label")
+    found.classes = told_of_labels(schema, columns[1])[1]
+    names = [name for _, name in tree.flatten(columns)]
+    label = columns[1] if isinstance(columns[1], str) else None
+    shapes = {} if schema is None else {name: spec.shape for name, spec in schema.specs.items()}
+    first = ""
     for f, name in enumerate(files.names):
         path = f"{base}/{name}"
         try:
@@ -244,21 +259,21 @@ def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) ->
             found.problems.append((path, str(error).removeprefix(f"{path} ")))
             continue
         for g in range(groups):
+            place = f"{path}: row group {g}"
             try:
-                with explained(f"{path}: row group {g}"):
-                    file.read_row_group(g)
-                whole.add((f, g))
+                with explained(place):
+                    table = file.read_row_group(g)
+                if table.num_rows:
+                    leaves = leaves_of(table, names, shapes, path)
+                    refuse_others(names, leaves, [found.specs[n] for n in names if first], path, first)
+                    found.see(names, leaves, label)
+                    first = first or path
             except DataError as error:
-                found.problems.append((f"{path}: row group {g}", str(error).partition(f"row group {g} ")[2]))
-            progress(0.5 * (f + (g + 1) / groups) / len(files.names))
-    if found.problems:
-        return
-    try:
-        source = ParquetSource(uri, **reading.columns())
-    except DataError as error:
-        found.blame(error, uri)
-        return
-    _read(source, found, lambda share: progress(0.5 + 0.5 * share))
+                text = str(error)
+                found.problems.append((place, text.removeprefix(f"{place} ").removeprefix(f"{path}: ")))
+            progress((f + (g + 1) / groups) / len(files.names))
+    if not found.records and not found.problems:
+        found.problems.append((uri, "the Parquet files hold no records"))
 
 
 def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
@@ -273,12 +288,11 @@ def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
-    from raytf.data.sources.images import ENDINGS
-
-    files = Files(uri, ENDINGS)
+    files = Files(uri, images.ENDINGS)
     found.files, found.bytes = len(files.names), sum(files.sizes)
     tops = sorted({name.partition("/")[0] for name in files.names if "/" in name})
     found.classes = tuple(reading.classes or tops)
+    classes = ", ".join(found.classes[:20])
     number = {name: i for i, name in enumerate(found.classes)}
     decoder: Decoder | None = None
 
@@ -286,7 +300,7 @@ def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> 
         place = files.locate(i)
         try:
             if files.names[i].partition("/")[0] not in number:
-                raise DataError(f"{place}: it lies in no folder of a class")
+                raise DataError(f"{place}: it lies in no folder of a class: {classes}")
             data = files.read(i, 0, files.sizes[i])
             one = decoder or Decoder.of(data, reading.size, reading.channels, reading.fit, place)
             return i, one(data, place)
@@ -306,6 +320,38 @@ def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> 
             label = np.array([number[files.names[i].partition("/")[0]]])
             found.see(["image", "label"], [image[None], label], "label")
         progress(stop / len(files.names))
+
+
+def _csv(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
+    files = Files(uri, csvs.ENDINGS)
+    found.files, found.bytes = len(files.names), sum(files.sizes)
+    try:
+        _read(open_source(uri, reading), found, progress)
+        return
+    except DataError as error:
+        if len(files.names) < 2:
+            found.blame(error, uri)
+            return
+    # Each by itself: one that is damaged must not hide the others.
+    good: list[tuple[str, CsvSource]] = []
+    for f, name in enumerate(files.names):
+        try:
+            source = CsvSource(part(uri, name), **reading.columns(), classes=reading.classes)
+            if good and source.header != good[0][1].header:
+                raise DataError(f"{files.locate(f)}: its columns are not those of {good[0][1].name}.")
+            good.append((part(uri, name), source))
+        except DataError as error:
+            found.blame(error, files.locate(f))
+    classes = reading.classes or sorted({text for _, source in good for text in source.classes or ()}) or None
+    for i, (file, _) in enumerate(good):
+
+        def share(s: float, i: int = i) -> None:
+            progress((i + s) / len(good))
+
+        try:
+            _read(CsvSource(file, **reading.columns(), classes=classes), found, share)
+        except DataError as error:  # its labels are numbers, those of others text
+            found.blame(error, file)
 
 
 def _sources(data: str, kind: str, reading: Reading, progress: Progress) -> list[Findings]:

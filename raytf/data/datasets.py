@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from raytf.data.sources import ArraySource, ParquetSource, Source, Spec, TFRecordSource
+from raytf.data.sources import ArraySource, CsvSource, ParquetSource, Source, Spec, TFRecordSource
+from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.images import ImageFolderSource
-from raytf.data.sources.opening import Reading, files_of, kind_of, open_source, splits_of
+from raytf.data.sources.opening import Reading, files_of, is_idx, kind_of, open_source, splits_of
 from raytf.errors import DataError, RaytfError
 
 #: Where a copy of MNIST is looked for before anything is downloaded: raytf's own folder, then Keras's cache.
@@ -116,7 +117,7 @@ def _from_path(data: str, size: tuple[int, int] | None) -> Images:
                 raise DataError(f"--data {data}: expected an .npz file, or a folder of IDX, TFRecord or other files.")
             return _from_npz(path, str(path))
         names = sorted(p.name for p in path.iterdir())
-        if any("idx" in n for n in names):
+        if any(is_idx(n) for n in names):
             return _from_idx(path)
         if not {"train", "test"} & set(names) and not any(n.endswith(".parquet") for n in names):
             raise DataError(
@@ -157,8 +158,14 @@ def open_splits(data: str, reading: Reading | None = None) -> dict[str, Source]:
     found: dict[str, Source] = {}
     for split in splits:
         source = found[split] = open_source(part(data, split), reading)
-        if isinstance(source, ImageFolderSource) and reading.classes is None:
-            reading = replace(reading, classes=source.classes)
+        if reading.classes is None:
+            reading = replace(reading, classes=getattr(source, "classes", None))
+        first = next(iter(found.values()))
+        refuse_other_classes(first, source)
+        if isinstance(source, CsvSource) and isinstance(first, CsvSource) and source.classes and not first.classes:
+            raise DataError(
+                f"{source.name}: labels are text here and numbers in {first.name}. Give all parts labels of one kind."
+            )
     return found
 
 
@@ -186,7 +193,7 @@ def _from_idx(folder: Path) -> Images:
 
 def _find(folder: Path, split: str, kind: str) -> Path:
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(_SPLITS[split]) and kind in path.name and "idx" in path.name:
+        if path.name.startswith(_SPLITS[split]) and kind in path.name and is_idx(path.name):
             return path
     raise DataError(f"{folder}: the {split} {kind} are missing (expected {_SPLITS[split][0]}-{kind}-idx*-ubyte[.gz]).")
 
@@ -286,6 +293,7 @@ def _loaded(name: str, train: Source, test: Source) -> Images:
         raise DataError(f"{name}: train images are {shape}, test images {test.spec[0].shape}.")
     if train.spec[1] is None or train.spec[1].shape or np.dtype(train.spec[1].dtype).kind not in "iu":
         raise DataError(f"{name}: labels are {train.spec[1]}. Expected one whole number a record.")
+    refuse_other_classes(train, test)
     return Images(name, train, test, shape, _highest_label(train) + 1)
 
 

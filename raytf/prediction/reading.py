@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from raytf.data.datasets import load_images
 from raytf.data.sources import TFRecordSource, images
 from raytf.data.sources.base import by_name, record_bytes
 from raytf.data.sources.files import Files
+from raytf.data.sources.opening import is_idx
 from raytf.data.sources.pixels import Decoder, Fit
 from raytf.data.sources.schema import read_schema
 from raytf.data.sources.tfrecord import features_of, is_tfrecord
@@ -46,7 +46,7 @@ _TYPED_BYTES = 128 << 20
 def kind_of(names: Sequence[str]) -> str | None:
     """What most of some files hold; None where raytf reads none of them."""
     found = Counter(kind for kind in map(_kind, names) if kind is not None)
-    if not found and any(re.search(r"idx\d-ubyte", name) for name in names):
+    if not found and any(is_idx(name) for name in names):
         return "idx"
     return found.most_common(1)[0][0] if found else None
 

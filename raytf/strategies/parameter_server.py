@@ -89,6 +89,7 @@ class ServerState:
             self._held = [self._place(anchors[next(places)], _value(v), v, f"state_{i}") for i, v in enumerate(states)]
             self.optimizer = _like(model.optimizer)
         self._rate = (rate or LearningRate(model.optimizer, None)).of_copy(self.optimizer)
+        self._sent_rate: float | None = None
         self._pairs = self._pair(weights)
         self._read = tf.function(lambda: [p.value.read_value() for p in self._flat()], autograph=False)
         self.push()
@@ -152,6 +153,18 @@ class ServerState:
             for part, piece in zip(parts, pieces, strict=True):
                 part.value.assign(piece)
         self.applied.assign(int(_value(self._model.optimizer.iterations)))
+        self._sent_rate = self._mirrored_rate()
+
+    def push_rate(self) -> None:
+        """Give the servers the mirror's learning rate, where it is a number that has changed. Workers may compute."""
+        rate = self._mirrored_rate()
+        if rate is not None and rate != self._sent_rate:
+            self.optimizer._learning_rate.value.assign(rate)
+            self._sent_rate = rate
+
+    def _mirrored_rate(self) -> float | None:
+        rate = self._model.optimizer._learning_rate
+        return float(_value(rate)) if isinstance(rate, keras.Variable) else None
 
     def places(self) -> list[tuple[str, str, int]]:
         """(weight, device, bytes) of each part."""

@@ -35,6 +35,10 @@ def test_synchronous_aggregation_equals_a_plain_step_on_the_same_batches(told: d
     assert found["difference"] < 5e-4  # of weights and of Adam's moments, which divide by small numbers
 
 
+def test_what_differs_after_many_steps_is_rounding_alone(told: dict[str, Any]):
+    assert told["difference in 64 bits"] < 1e-9
+
+
 def test_large_variables_are_cut_and_all_are_spread_over_the_servers(told: dict[str, Any]):
     places = told["places"]
     kernel = [device for path, device, size in places if size == 512 * 512 * 4 // 2]
@@ -49,6 +53,10 @@ def test_no_asynchronous_update_is_lost(told: dict[str, Any]):
     found = told["async"]
     # Keras's own counter would have lost some; each of the weights has seen all.
     assert found == {"applied": 210, "weights": [210.0] * 4, "iterations": 210}
+
+
+def test_a_rate_that_is_set_between_two_batches_holds_for_the_next_one(told: dict[str, Any]):
+    assert told["rate set"] == {"moved": 0.25, "rate": 0.25}
 
 
 def test_a_scaled_schedule_with_a_warm_up_is_that_of_a_plain_step(told: dict[str, Any]):

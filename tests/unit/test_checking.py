@@ -6,17 +6,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
-from raytf.data import ArraySource
+from raytf.data import ArraySource, ImageFolderSource, Spec
 from raytf.data.checking import check
 from raytf.data.sources.frames import frame
 from raytf.data.sources.opening import Reading
 from raytf.data.sources.writing import Layout, write
 from raytf.storage import Storage
 from tests.unit.data_files import examples, pictures, tfrecords
-from tests.unit.test_datasets import idx_folder
+from tests.unit.test_datasets import idx_folder, labels
 
 RAYTF = (sys.executable, "-c", "from raytf.main import main; main()", "data", "check")
 
@@ -95,7 +97,55 @@ def test_damaged_row_groups_and_footers_are_named(tmp_path):
         "part-00000.parquet: row group 1",
         "part-00002.parquet",
     ]
+    assert found.records == 100 - 10 - 20
+    assert found.specs == {"x": Spec((50,), "uint8")}
     assert found.problems[0][1] == "its bytes are not those that were written (CRC-32C)"
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_damaged_parquet_file_hides_none_of_the_others(tmp_path, damaged):
+    """Of files that others wrote, too."""
+    for i in range(3):
+        table = pa.table({"image": [[i, i]] * 5, "label": range(5 * i, 5 * i + 5)})
+        pq.write_table(table, tmp_path / f"{i}.parquet")
+    (tmp_path / f"{damaged}.parquet").write_bytes(b"PAR1 no more")
+    pq.write_table(pa.table({"image": [[1]], "label": [0]}), tmp_path / "3.parquet")
+    pq.write_table(pa.table({"image": [[1, 2]]}), tmp_path / "4.parquet")
+    (found,) = check(str(tmp_path))
+    assert (found.records, found.files, sum(found.labels.values())) == (10, 5, 10)
+    assert found.specs == {"image": Spec((2,), "int64"), "label": Spec((), "int64")}
+    assert [place.rpartition("/")[2].partition(":")[0] for place, _ in found.problems] == [
+        f"{damaged}.parquet",
+        "3.parquet",
+        "4.parquet",
+    ]
+    assert "column 'image' has shape (1,)" in found.problems[1][1]
+    assert found.problems[2][1].startswith("there is no column 'label'; it has image")
+
+
+def test_a_damaged_csv_file_hides_none_of_the_others(tmp_path):
+    for name, text in {
+        "a": "1,dog",
+        "b": "no number,cat",
+        "c": "3,cat\n4,eel",
+        "d": "1,2,3",
+    }.items():
+        (tmp_path / f"{name}.csv").write_text(f"a,label\n{text}\n")
+    (tmp_path / "e.csv").write_text("b,label\n1,dog\n")
+    (found,) = check(str(tmp_path))
+    assert (found.records, found.files, found.classes) == (3, 5, ("cat", "dog", "eel"))
+    assert dict(found.labels) == {0: 1, 1: 1, 2: 1}
+    assert [place for place, _ in found.problems] == [str(tmp_path / f"{name}.csv") for name in "bde"]
+    reasons = [why for _, why in found.problems]
+    assert "column 'a' holds string" in reasons[0]
+    assert "Expected 2 columns, got 3" in reasons[1]
+    assert "its columns are not those of" in reasons[2]
+    (tmp_path / "f.csv").write_text("a,label\n5,7\n")
+    (found,) = check(str(tmp_path))
+    assert (found.records, found.problems[-1]) == (
+        3,
+        (str(tmp_path / "f.csv"), "record 0: label is '7'. Expected classes cat, dog, eel."),
+    )
 
 
 def test_damaged_images_are_named(tmp_path):
@@ -113,6 +163,33 @@ def test_damaged_images_are_named(tmp_path):
     assert "3 x 3 pixels" in found.problems[2][1]
     (found,) = check(str(tmp_path), Reading(size=(8, 8)))
     assert (found.records, len(found.problems), found.specs["image"].shape) == (4, 2, (8, 8, 3))
+
+
+def test_parts_are_counted_by_the_classes_of_the_first(tmp_path):
+    animals = {"train": ["bird", "cat", "dog"], "test": ["cat", "dog"]}
+    for split, classes in animals.items():
+        pictures(tmp_path / "i" / split, classes=classes)
+    labels(tmp_path / "c", **animals)
+    for folder, each in (("i", 3), ("c", 1)):
+        train, test = check(str(tmp_path / folder))
+        assert (train.classes, test.classes, test.problems) == (("bird", "cat", "dog"), ("bird", "cat", "dog"), [])
+        assert dict(test.labels) == {1: each, 2: each}
+    pictures(tmp_path / "i" / "test", per_class=1, classes=["eel"])
+    _, test = check(str(tmp_path / "i"))
+    assert [why for _, why in test.problems] == ["it lies in no folder of a class: bird, cat, dog"]
+    labels(tmp_path / "d", train=["cat"], test=["eel"])
+    _, test = check(str(tmp_path / "d"))
+    assert ["label is 'eel'. Expected classes cat." in why for _, why in test.problems] == [True]
+
+
+@pytest.mark.parametrize("to", ["tfrecord", "parquet"])
+def test_converted_parts_whose_classes_differ_are_named(tmp_path, to):
+    for split, classes in {"train": ["bird", "cat"], "test": ["cat"]}.items():
+        source = ImageFolderSource(pictures(tmp_path / "i" / split, classes=classes))
+        write(Storage(str(tmp_path / "c" / split)), source, Layout(to, 9, 3), "me")
+    train, test = check(str(tmp_path / "c"))
+    assert (train.problems, [place for place, _ in test.problems]) == ([], [str(tmp_path / "c" / "test")])
+    assert test.problems[0][1].startswith("label 0 is 'cat' here, and is 'bird' in")
 
 
 def test_other_formats_tell_what_is_wrong(tmp_path):

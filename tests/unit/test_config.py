@@ -69,6 +69,14 @@ WRONG_TYPES = [
     ({"mixed_precision": "float8"}, ["--mixed-precision", "float8"]),
     ({"checkpoint_every_seconds": float("nan")}, ["--checkpoint-every-seconds", "nan"]),
     ({"workers": "2:"}, ["--workers 2:"]),
+    *[({"strategy": "parameter-server", "ps": n}, [f"--ps {n}", "number"]) for n in ("x", 1.5, 0)],
+    (
+        {"strategy": "parameter-server", "sync_replicas": True, "replicas_to_aggregate": "x"},
+        ["--replicas-to-aggregate x"],
+    ),
+    ({"warmup_epochs": "x"}, ["--warmup-epochs x", "number"]),
+    ({"base_batch_size": "y"}, ["--base-batch-size y", "number"]),
+    ({"histograms_every": 2.5}, ["--histograms-every 2.5", "whole"]),
 ]
 
 
@@ -133,6 +141,11 @@ def test_of_puts_settings_into_their_sections():
     assert config.batch.global_batch_size == 64
     assert config.compute.jit is True
     assert config.checkpoints.keep == 5
+
+
+def test_a_configuration_takes_what_it_knows_of_a_jobs_flags():
+    config = TrainConfig.among({"learning_rate": 0.1, "ps": 3, "workers": "1:4", "dropout": None, "jit": True})
+    assert config == TrainConfig.of(ps=3, workers="1:4", jit=True)
 
 
 def test_replace_leaves_the_rest_and_the_original():

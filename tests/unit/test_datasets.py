@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raytf.data import load_images
-from raytf.data.datasets import read_idx
+from raytf.data import ImageFolderSource, load_images
+from raytf.data.datasets import open_splits, read_idx
 from raytf.data.sources.frames import frame
+from raytf.data.sources.opening import is_idx
+from raytf.data.sources.writing import Layout, write
 from raytf.errors import DataError
 from raytf.storage import Storage
 from tests.unit.data_files import examples, pictures, tfrecords
@@ -315,6 +317,89 @@ def test_tfrecords_and_image_folders_on_s3(s3, tmp_path):
     Storage(s3()).put_tree(str(tmp_path), "d")
     assert load_images(s3("d/t")).train.records == 13
     assert load_images(s3("d/i")).image_shape == (6, 5, 3)
+
+
+@pytest.mark.parametrize("name", ["{}.tfrecord", "{}.tfrecord-00000-of-00002"])
+def test_indexes_of_other_readers_are_no_idx_files(tmp_path, name):
+    """DALI's tfrecord2idx writes them beside the files or in a folder of their own."""
+    for split in ("train", "test"):
+        uri, _, _ = tfrecords(tmp_path / split)
+        for path in sorted((tmp_path / split).glob("*.tfrecord")):
+            path = path.rename(path.with_name(name.format(path.stem)))
+            path.with_name(f"{path.name}.idx").write_text("0 65\n")
+            path.with_suffix(".idx").write_text("0 65\n")
+    images = load_images(str(tmp_path))
+    assert (images.train.records, open_splits(uri)[""].records) == (13, 13)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("train-images-idx3-ubyte.gz", True),
+        ("train/t10k-labels.idx1-ubyte", True),
+        ("T10K-LABELS-IDX1-UBYTE", True),
+        ("a.idx", False),
+        ("train-idx.csv", False),
+        ("idx3-ubyte/a.tfrecord", False),
+    ],
+)
+def test_names_of_idx_files(name, is_one):
+    assert is_idx(name) is is_one
+
+
+def labels(folder, **texts):
+    """A CSV file for each part."""
+    for split, column in texts.items():
+        (folder / split).mkdir(parents=True)
+        (folder / split / "a.csv").write_text("\n".join(["x,label", *(f"{i},{t}" for i, t in enumerate(column))]))
+    return str(folder)
+
+
+ANIMALS = {"train": ["dog", "bird", "cat"], "test": ["dog", "cat"]}
+
+
+def test_all_parts_number_their_labels_as_the_first_one(tmp_path):
+    """A class that is missing in a part moves no numbers."""
+    found = open_splits(labels(tmp_path / "c", **ANIMALS, val=["cat"]))
+    assert {s: source.take(np.arange(source.records))[1].tolist() for s, source in found.items()} == {
+        "train": [2, 0, 1],
+        "val": [1],
+        "test": [2, 1],
+    }
+    for split, classes in ANIMALS.items():
+        pictures(tmp_path / "i" / split, classes=classes)
+    assert open_splits(str(tmp_path / "i"))["test"].label_range() == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        (["cat", "dog"], ["cat", "eel"], ["record 1: label is 'eel'", "Expected classes cat, dog"]),
+        ([0, 1], ["cat", "dog"], ["labels are text here and numbers in"]),
+        (["cat", "dog"], [0, 1], ["label is '0'", "Expected classes cat, dog"]),
+    ],
+)
+def test_labels_that_the_training_data_do_not_know(tmp_path, train, test, words):
+    refused(lambda: open_splits(labels(tmp_path, train=train, test=test)), f"{tmp_path}/test", *words)
+
+
+@pytest.mark.parametrize("to", ["tfrecord", "parquet"])
+def test_parts_whose_classes_differ_are_refused(tmp_path, to):
+    """Each part converted by itself numbers its own classes."""
+
+    def made(name, **classes):
+        for split, names in classes.items():
+            source = ImageFolderSource(pictures(tmp_path / "i" / name / split, classes=names, size=(4, 4)))
+            write(Storage(str(tmp_path / name / split)), source, Layout(to, 9, 3), "me")
+        return str(tmp_path / name)
+
+    bad = made("bad", **ANIMALS)
+    for call in (lambda: load_images(bad), lambda: open_splits(bad)):
+        refused(call, "bad/test: label 0 is 'cat' here, and is 'bird' in", "bad/train", "Number both alike")
+    more = made("more", train=["cat"], test=["cat", "dog"])
+    refused(lambda: load_images(more), "label 1 is 'dog' here, and does not exist in")
+    fewer = made("fewer", train=["cat", "dog"], test=["cat"])
+    assert (load_images(fewer).classes, len(open_splits(fewer))) == (2, 2)
 
 
 def test_folders_that_lack_a_part_or_a_label(tmp_path):

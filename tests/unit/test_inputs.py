@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from raytf.data import ArraySource, MappingSource
+from raytf.data import ArraySource, CsvSource, MappingSource
 from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.errors import DataError
 from raytf.inputs import Given, source
@@ -32,6 +32,19 @@ def test_sources_arrays_and_data_sets(tmp_path):
 def test_what_is_no_data(data):
     with pytest.raises(DataError, match=r"^train data is a \w+\. Expected a Source such as .*, or a Ray Dataset\.$"):
         source(data, "train")
+
+
+def test_parts_that_number_their_labels_differently_are_refused(tmp_path):
+    def animals(part, *labels, classes=None):
+        path = tmp_path / f"{part}.csv"
+        path.write_text("\n".join(["x,label", *(f"1,{label}" for label in labels)]))
+        return CsvSource(str(path), classes=classes)
+
+    train = animals("train", "bird", "cat", "dog")
+    with pytest.raises(DataError, match=r"test\.csv: label 0 is 'cat' here, and is 'bird' in .*train\.csv\. Number"):
+        Given.of(train, None, animals("test", "cat", "dog"))
+    test = animals("test", "cat", "dog", classes=train.classes)
+    assert Given.of(train, (np.zeros(2), np.arange(2)), test).parts["test"] is test
 
 
 def test_a_ray_dataset_is_known_without_ray():

@@ -71,6 +71,56 @@ def test_csv_labels_that_are_texts_are_numbered_by_their_names(tmp_path):
     assert (source.take(np.arange(3))[1].tolist(), source.label_range()) == ([1, 0, 1], (0, 1))
 
 
+def test_csv_labels_are_numbered_by_the_classes_that_are_given(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,label\n1,dog\n2,cat\n")
+    source = again(CsvSource(str(path), classes=["bird", "cat", "dog"]))
+    assert (source.classes, source.take(np.arange(2))[1].tolist()) == (("bird", "cat", "dog"), [2, 1])
+    assert source.label_range() == (0, 2)
+    path.write_text("x,label\n1,2\n2,10\n")
+    assert CsvSource(str(path), classes=["10", "2"]).take(np.arange(2))[1].tolist() == [1, 0]
+    path.write_text("x,label\n1,dog\n2,eel\n")
+    refused(
+        lambda: CsvSource(str(path), classes=["cat", "dog"]), "a.csv: record 1: label is 'eel'", "classes cat, dog."
+    )
+    for odd, found in ((["dog", "dog"], "'dog' twice"), ([], "none")):
+        refused(lambda odd=odd: CsvSource(str(path), classes=odd), "each once", found)
+    refused(lambda: CsvSource(str(path), y=None, classes=["dog"]), "one column y", "found y=None")
+
+
+def test_csv_by_blocks_tells_classes_apart(tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n1,dog\n2,cat\n")
+    kinds = [("cat", "dog"), ("cat", "dog", "eel")]
+    prints = {fingerprint(CsvSource(str(tmp_path), order="blocks", classes=c)) for c in kinds}
+    assert len(prints) == 2
+
+
+@pytest.mark.parametrize("block", [12, 1 << 20])
+def test_csv_columns_of_true_and_false(tmp_path, block):
+    rows = ["true,false", "False,TRUE", "true,true", "false,false"]
+    (tmp_path / "a.csv").write_text("\n".join(["a,label", *rows]) + "\n")
+    source = again(CsvSource(str(tmp_path), x="a", block_bytes=block))
+    assert source.spec == (Spec((), "bool"), Spec((), "int64"), None)
+    assert [leaf.tolist() for leaf in source.take(np.arange(4))] == [[True, False, True, False], [0, 1, 1, 0]]
+    assert (source.label_range(), source.classes) == ((0, 1), None)
+    vector = CsvSource(str(tmp_path), dtype="uint8", block_bytes=block)
+    assert vector.take(np.arange(4))[0].tolist() == [[1], [0], [1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ("7,7", ["column 'a' holds numbers here and true and false elsewhere"]),
+        ("true,7", ["column 'label' holds numbers here and true", "Give classes=[...]"]),
+        ("true,cow", ["column 'label' holds text here and true", "Give classes=[...]"]),
+    ],
+)
+def test_csv_columns_of_two_kinds(tmp_path, later, words):
+    (tmp_path / "a.csv").write_text("a,label\ntrue,true\n")
+    (tmp_path / "b.csv").write_text(f"a,label\n{later}\n")
+    refused(lambda: CsvSource(str(tmp_path), x="a"), "b.csv", *words)
+
+
 @given(st.lists(st.text('ab\n,"é', max_size=6), min_size=1, max_size=30), st.integers(8, 60))
 def test_csv_lines_are_found_whatever_quotes_hold(tmp_path_factory, texts, block):
     import csv
@@ -265,6 +315,27 @@ def test_kinds_of_items(item, arguments, spec):
     assert all(len(leaf) == 2 for leaf in source.take(np.array([2, 0])))
 
 
+class Short(Squares):
+    def __getitems__(self, ids):
+        return [self[i] for i in ids[1:]]
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (np.int8(1), np.int16(-128)),
+        (np.uint8(1), True),
+        (np.float32(1), 0.1),
+        (np.float32(1), np.inf),
+        (np.float32(1), np.nan),
+        (np.float32(1), 7),
+    ],
+)
+def test_a_mapping_takes_numbers_that_the_first_dtype_can_hold(first, later):
+    (x,) = MappingSource({0: first, 1: later}).take(np.array([1]))
+    assert (x.dtype, x.tobytes()) == (first.dtype, first.dtype.type(later).tobytes())
+
+
 class Raises(Squares):
     def __getitem__(self, i):
         if i == 7:
@@ -287,6 +358,13 @@ class Raises(Squares):
             ["record 4: y", "float64"],
         ),
         (lambda: MappingSource(Squares(at4=(np.zeros(3), 1, 1))).take(np.arange(9)), ["record 4 has 3 arrays"]),
+        (
+            lambda: MappingSource({0: np.int8(1), 1: np.int16(200)}).take(np.arange(2)),
+            ["record 1: x is int16 and holds numbers that int8, which the first one is, cannot hold"],
+        ),
+        (lambda: MappingSource({0: np.float32(1), 1: 1e300}).take(np.arange(2)), ["record 1: x is float64", "float32"]),
+        (lambda: MappingSource({0: np.float32(1), 1: 2**24 + 1}).take(np.arange(2)), ["record 1: x is int64"]),
+        (lambda: MappingSource(Short()).take(np.arange(3)), ["asked for 3 records and gave 2", "one for each"]),
         (lambda: MappingSource(Raises()).take(np.arange(9)), ["raised at record 7: OSError: disk on fire"]),
     ],
 )

@@ -6,6 +6,7 @@ from raytf.elastic import possible_workers
 from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
 from raytf.retry import Cause, Retry
 from raytf.server_group import classify
+from raytf.ways import HELPER
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
 
@@ -21,11 +22,13 @@ CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
         ([{"CPU": 1.5}, {"CPU": 3.0}], {"CPU": 3.0}, 1, 2, 1),
         # Helpers do not take the processor that a GPU needs.
         ([{"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}], GPU, 2, 2, 1),
+        ([{"CPU": 16.0, "GPU": 2.0}], GPU, 2, 2, 2),
+        ([{"CPU": 3.0}, {"CPU": 5.0}], {"CPU": 4.0}, 2, 1, 1),
         ([], CPU, 2, 2, -1),
     ],
 )
 def test_workers_that_fit_beside_the_servers(free, each, helpers, most, workers):
-    assert possible_workers(free, each, helpers, most) == workers
+    assert possible_workers(free, each, [HELPER] * helpers, most) == workers
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,77 @@
-"""The command's decisions: what trials share, what a job says of its flags, and one clear line for what cannot be."""
+"""The command's decisions: what must stay, what a job says of its flags, and one clear line for what cannot be."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from raytf.config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.tune import Share, describe, share
+from raytf.goal import Goal
+from raytf.tune import Search, describe, identity, run
+from raytf.tune_space import Space
 from raytf.tune_trial import reason
 
 ROOT = Path(__file__).parents[2]
 MNIST = str(ROOT / "jobs" / "mnist.py")
+PS = "parameter-server"
 ONE = ["--search", "learning_rate=grid(0.1)"]
 
 
-@pytest.mark.parametrize(
-    ("workers", "capacity", "parallel", "expected"),
-    [
-        ("2", 8, None, Share(4)),
-        ("2", 8, 3, Share(3)),
-        ("2", 1, None, Share(1)),
-        ("1:4", 8, None, Share(2)),
-        ("1:4", 8, 4, Share(4, ["--workers=1:2", "--logical-shards=4"])),
-        ("1:8", 8, 8, Share(8, ["--workers=1:1", "--logical-shards=8"])),
-        ("2:4", 8, 8, Share(8, ["--workers=2:2", "--logical-shards=4"])),  # four wait, whole
-        ("1", 100, None, Share(20)),
-    ],
+def identity_of(*texts: str, **settings: Any) -> dict[str, str]:
+    """Of a search over `texts`, by a job whose flags have these values."""
+    config = TrainConfig.of(**settings)
+    values = {name: getattr(getattr(config, section), name) for name, section in config.settings.items()}
+    search = Search(MNIST, texts, "tune", "s3://a", Goal.of("val_loss"))
+    return identity(search, Space(texts), {"learning_rate": 0.1, "dropout": 0.5} | values)
+
+
+#: Settings of raytf that a trial's learning depends on; a new one is either here or may change while a search goes on.
+LEARNED = (
+    *("cpus_per_worker", "epochs", "steps", "global_batch_size", "logical_shards", "seed", "scale_learning_rate"),
+    *("base_batch_size", "warmup_epochs", "mixed_precision", "jit", "exact", "reduction", "compress_gradients"),
 )
-def test_how_trials_share_a_cluster(workers: str, capacity: int, parallel: int | None, expected: Share):
-    assert share({"workers": workers}, capacity, 20, parallel, ["learning_rate"]) == expected
 
 
-def test_a_search_over_workers_keeps_those_that_it_asks_for():
-    assert share({"workers": "1:4"}, 4, 20, 4, ["workers"]) == Share(4)
-    assert share({"workers": "1:4", "logical_shards": 16}, 4, 20, 2, ["x"]).flags[1] == "--logical-shards=16"
+def test_a_search_that_goes_on_must_keep_what_its_trials_learn_from():
+    kept = {name.removeprefix("--").replace("-", "_") for name in identity_of("dropout=grid(0,0.5)")}
+    of_search = {"job", "search", "metric", "scheduler", "tune_seed", "try_default"}
+    assert kept == {*LEARNED, "learning_rate", *of_search}
+    assert identity_of("dropout=grid(0,0.5)", seed=1)["--seed"] == "1"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": "1:4", "use_gpu": False},
+        {"show_cluster": True, "log_device_placement": True, "communication": "ring"},
+        {"strategy": "mirrored", "logical_devices": 2},
+        {"histograms_every": 10, "verbose": True},
+        {"keep": 9, "keep_best": "val_loss", "checkpoint_every_steps": 5},
+    ],
+    ids=str,
+)
+def test_a_search_may_go_on_with_other_values_of_what_changes_nothing_that_is_learned(settings: dict[str, Any]):
+    assert identity_of("dropout=grid(0,0.5)", **settings) == identity_of("dropout=grid(0,0.5)")
+
+
+def test_a_search_with_parameter_servers_keeps_how_they_learn_and_not_how_many_they_are():
+    mirrored, asynchronous = identity_of("dropout=grid(0,1)"), identity_of("dropout=grid(0,1)", strategy=PS)
+    assert asynchronous == mirrored | {"--strategy": PS, "--sync-replicas": "False"}
+    assert identity_of("dropout=grid(0,1)", strategy=PS, ps=3) == asynchronous
+    together = identity_of("dropout=grid(0,1)", strategy=PS, sync_replicas=True)
+    assert together["--sync-replicas"] == "True"
+    assert identity_of("dropout=grid(0,1)", strategy=PS, sync_replicas=True, replicas_to_aggregate=1) == together
+
+
+def test_a_search_over_strategies_does_not_keep_that_of_one_trial():
+    text = f"strategy=grid(mirrored,'{PS}')"
+    assert identity_of(text, strategy=PS)["--search"] == identity_of(text)["--search"]
+    assert "--strategy" not in identity_of(text, strategy=PS)
 
 
 def test_a_job_tells_what_its_flags_say():
@@ -96,6 +131,11 @@ def test_why_a_command_failed(output: str, code: int, expected: str):
         ([MNIST, *ONE, "--", "--status_file=a"], ["--status-file belongs to the search"]),
         ([MNIST, "--search", "storage=grid(a,b)"], ["--storage belongs to the search"]),
         ([MNIST, *ONE, "--", "--epoch", "1"], ["refuses", "--epoch"]),
+        ([MNIST, *ONE, "--flags=--data 'digits"], ['--flags "--data \'digits"', "no closing quotation", "`--`"]),
+        ([MNIST, "--search", "dropout=quniform(0,0.5,0.3)"], ["HIGH 0.5 is no multiple of STEP 0.3"]),
+        ([MNIST, "--search", "seed=randint(0,1e20)"], ["seed=randint(0, 1e+20)", "no value can be drawn"]),
+        ([MNIST, *ONE, "--flags=--workers 0"], ["--workers 0", "1:4"]),
+        ([MNIST, *ONE, "--flags=--strategy mirrored --workers 2"], ["--workers 2 with --strategy mirrored"]),
     ],
 )
 def test_bad_commands_end_in_one_line(tmp_path: Path, args: list[str], words: list[str]):
@@ -108,3 +148,22 @@ def test_bad_commands_end_in_one_line(tmp_path: Path, args: list[str], words: li
     for word in words:
         assert word in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "lacking"),
+    [
+        ("learning_rate: float = 0.1", "--workers"),
+        ("learning_rate: float = 0.1\n    train: raytf.WorkerFlags = raytf.WorkerFlags()", "--run"),
+    ],
+)
+def test_a_job_whose_dataclass_has_no_flags_of_a_run_is_refused_before_anything_is_kept(
+    tmp_path: Path, fields: str, lacking: str
+):
+    page = "from dataclasses import dataclass\nimport raytf\n@dataclass(frozen=True)\nclass Job:\n    {}\n"
+    job = tmp_path / "job.py"
+    job.write_text(page.format(fields) + "def main(job: Job): pass\nif __name__ == '__main__': raytf.cli(main)\n")
+    texts = ["learning_rate=grid(0.1)"]
+    with pytest.raises(ConfigError, match=f"the job has no flag {lacking}; its dataclass needs `train: raytf.Flags`"):
+        run(Search(str(job), texts, "tune", str(tmp_path / "runs"), Goal.of("val_loss")))
+    assert not (tmp_path / "runs").exists()

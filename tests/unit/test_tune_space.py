@@ -49,6 +49,10 @@ def test_expressions(text: str, expected: Dimension):
         ("x=uniform(1,1)", ["LOW 1 is not below HIGH 1"]),
         ("x=loguniform(0,1)", ["LOW above 0"]),
         ("x=quniform(0,1,0)", ["STEP 0 is not above 0"]),
+        ("x=quniform(0,0.5,0.3)", ["HIGH 0.5 is no multiple of STEP 0.3", "such as quniform(0,0.3,0.3)"]),
+        ("x=quniform(0.1,0.7,0.2)", ["LOW 0.1 is no multiple of STEP 0.2", "such as quniform(0.2,0.6,0.2)"]),
+        ("x=quniform(0,1,3)", ["HIGH 1 is no multiple of STEP 3", "LOW and HIGH that are multiples."]),
+        ("x=quniform(0,1e308,1e-308)", ["STEP 1e-308 is too small"]),
         ("x=randint(0,1.5)", ["whole numbers", "1.5"]),
         ("x=choice()", ["choice has no values"]),
         ("x=grid(1,2,1)", ["given twice"]),
@@ -65,6 +69,21 @@ def test_what_is_no_expression_is_refused_in_one_line(text: str, words: list[str
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("steps", ["0,1,0.1", "0,0.3,0.1", "0.01,0.29,0.01", "0.2,0.6,0.2", "-3,9,1.5"])
+def test_bounds_that_are_multiples_but_for_the_last_bit_are_taken(steps: str):
+    low, high, step = map(float, steps.split(","))
+    for number in range(20):
+        value = Space([f"x=quniform({steps})"]).point(0, number)["x"]
+        assert low - 1e-9 <= value <= high + 1e-9
+        assert math.isclose(value / step, round(value / step), abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("text", ["x=uniform(-1e308,1e308)", "x=randint(0,1e20)"])
+def test_bounds_from_which_nothing_can_be_drawn_are_refused_in_one_line(text: str):
+    with pytest.raises(ConfigError, match=r"^--search 'x=.*no value can be drawn .*nearer to 0\.$"):
+        Space([text]).point(0, 0)
 
 
 def test_each_flag_is_searched_once_and_one_at_least():

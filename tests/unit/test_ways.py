@@ -53,6 +53,7 @@ GOOD = [
     {"strategy": "mirrored", "logical_devices": 3, "exact": True},
     {"strategy": "mirrored", "workers": "1"},
     {"strategy": "one-device", "exact": True, "compress_gradients": True},
+    {"strategy": "one-device", "logical_shards": 1},
     {"strategy": "central-storage", "logical_devices": 2, "use_gpu": False},
     {"communication": "ring", "workers": "1:4"},
     {"communication": "nccl"},
@@ -103,3 +104,19 @@ ASKED = [
 def test_what_each_worker_asks_for(strategy, settings, use_gpu, nodes, expected):
     config = TrainConfig.of(strategy=strategy, **settings)
     assert ways.resources(config.strategy, config.cluster, use_gpu, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "cpus"),
+    [
+        ({}, 3, 3),
+        ({"cpus_per_worker": 0.5}, 3, 1.5),
+        ({"strategy": "mirrored", "logical_devices": 4, "cpus_per_worker": 2.0}, 1, 8),
+        ({"strategy": "parameter-server"}, 2, 4),
+        ({"strategy": "parameter-server", "ps": 3, "cpus_per_worker": 2.0}, 2, 8),
+        ({"strategy": "tpu"}, 1, 1),
+    ],
+)
+def test_cpus_of_a_run(settings, workers, cpus):
+    config = TrainConfig.of(**settings)
+    assert ways.cpus(config.strategy, config.cluster, workers) == cpus

@@ -176,6 +176,19 @@ def test_labels_and_classes_are_kept(tmp_path):
     assert ParquetSource(str(tmp_path / "p")).classes == ("cat", "dog")
 
 
+@pytest.mark.parametrize("to", ["tfrecord", "parquet"])
+def test_another_label_than_the_converted_one_has_neither_its_range_nor_its_classes(tmp_path, to):
+    animals = ArraySource({"x": np.zeros(9), "other": np.arange(9)}, np.arange(9) % 2)
+    animals.classes = ("cat", "dog")
+    write(Storage(str(tmp_path)), animals, Layout(to, 30, 10), "me")
+    kind = TFRecordSource if to == "tfrecord" else ParquetSource
+    assert (kind(str(tmp_path)).label_range(), kind(str(tmp_path)).classes) == ((0, 1), ("cat", "dog"))
+    assert (kind(str(tmp_path), x="x").label_range(), kind(str(tmp_path), x="x").classes) == ((0, 1), ("cat", "dog"))
+    other = kind(str(tmp_path), x="x", y="other")
+    assert other.take(np.array([8]))[1].tolist() == [8]
+    assert (other.label_range(), other.classes) == (None if to == "tfrecord" else (0, 8), None)
+
+
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_epochs_of_converted_mnist_are_those_of_its_idx_files(tmp_path, mnist_dir, world_size):
     """Every record of two epochs, order included, as each of the workers sees them."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from raytf.data import tree
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, DataError
 
 #: Records within which a source read block by block is shuffled.
 WINDOW_RECORDS = 8192
@@ -47,6 +47,8 @@ class Source(Protocol):
 
     A source may have `reader(shards)`: then each pipeline takes from a reader of its own, made for so many shards that
     each move forward through windows.
+
+    A source may have `classes`, the names of its labels in the order of their numbers, or None.
 
     A source may have `crc`, an integer that tells its records and their order from others: `fingerprint` then reads
     none.
@@ -85,6 +87,32 @@ def fingerprint(source: Source) -> str:
         some = np.unique(np.linspace(0, source.records - 1, 16).astype(np.int64))
         crc = crc_of(source.take(some))
     return f"{source.records} records, sample CRC-32 {crc:08x}"
+
+
+def refuse_other_classes(first: Source, other: Source) -> None:
+    """Refuse parts of one data set that number their labels differently; one may know fewer classes, or none.
+
+    Raises:
+        DataError: a number stands for another class.
+    """
+    why = other_class(getattr(first, "classes", None), getattr(other, "classes", None), first.name)
+    if why:
+        raise DataError(f"{other.name}: {why}")
+
+
+def other_class(ours: Any, theirs: Any, place: str) -> str:
+    """What is wrong with the classes of another part than the one at `place`; empty where nothing is."""
+    if not isinstance(ours, (tuple, list)) or not isinstance(theirs, (tuple, list)):
+        return ""
+    for number, name in enumerate(theirs):
+        known = ours[number] if number < len(ours) else None
+        if name != known:
+            there = f"is {known!r}" if known is not None else "does not exist"
+            return (
+                f"label {number} is {name!r} here, and {there} in {place}. Number both alike: give classes= of the "
+                "training data to the other source, or convert all parts with one command."
+            )
+    return ""
 
 
 def crc_of(leaves: Sequence[np.ndarray], crc: int = 0) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -20,6 +21,8 @@ _BLOCK_BYTES = 1 << 20
 #: More distinct texts in a label's column are no classes.
 _MOST_CLASSES = 10_000
 _NEWLINE, _QUOTE = ord("\n"), ord('"')
+#: What columns hold, for people.
+_KINDS = {"whole": "numbers", "real": "numbers", "flag": "true and false", "text": "text"}
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,24 @@ class CsvSource(BlockSource):
     Args:
         uri: a file, or a folder with files `*.csv` or `*.tsv` of the same columns, in the order of their names.
         x: the column, or a list of columns (then inputs are a dict by name); None makes one vector of all columns but
-            those of y and sample_weight.
-        y: the label's column, or columns, or None. One that holds text is numbered in the order of its sorted values.
+            those of y and sample_weight. One of true and false is bool; in the vector it is 1 and 0.
+        y: the label's column, or columns, or None. One that holds text is numbered in the order of its sorted values;
+            one that holds true and false is 1 and 0.
         sample_weight: the column of sample weights, or None.
         shape, dtype: of the vector that x=None makes, e.g. (28, 28, 1) and "uint8" for pixels.
         delimiter: between values; by default a comma, in .tsv files a tab.
         window: records within which the order is shuffled after blocks were; 8,192, or 64 MiB of them.
         order: `records`, `blocks`, or `auto`: `records` for files of up to 256 MiB together.
         block_bytes: of text in a block.
+        classes: the texts of y in the order of their numbers, such as those of the training data for the test data, all
+            of whose texts need not occur; y is then taken for text whatever it looks like.
 
     Attributes:
+        header: names of all columns.
         classes: the texts of y in the order of their numbers, or None where y holds numbers.
 
     Raises:
-        DataError: no files or records, a missing column, a value that is missing or no number.
+        DataError: no files or records, a missing column, a value that is missing or no number, a text of no class.
         StorageError: storage refuses.
     """
 
@@ -76,6 +83,7 @@ class CsvSource(BlockSource):
         window: int | None = None,
         order: Order = "auto",
         block_bytes: int = _BLOCK_BYTES,
+        classes: Sequence[str] | None = None,
     ):
         super().__init__(uri, window)
         self._block_bytes = block_bytes
@@ -83,19 +91,21 @@ class CsvSource(BlockSource):
         if not self._files.names:
             raise DataError(f"{uri}: there are no *.csv files.")
         self._delimiter = delimiter or ("\t" if self._files.names[0].lower().endswith(".tsv") else ",")
-        self._header, _ = self._names(0)
+        self.header, _ = self._names(0)
         targets = [name for _, name in tree.flatten((by_name(y), sample_weight))]
-        vector = [name for name in self._header if name not in targets] if x is None else []
+        vector = [name for name in self.header if name not in targets] if x is None else []
         self._columns = tree.map_leaves(str, (by_name(x) if x is not None else "", by_name(y), sample_weight))
         self._vector, self._label = vector, y if isinstance(y, str) else None
         wanted = [*vector, *(name for _, name in tree.flatten(self._columns) if name)]
-        missing = [name for name in wanted if name not in self._header]
+        missing = [name for name in wanted if name not in self.header]
         if missing or (x is None and not vector):
             what = f"there is no column {missing[0]!r}" if missing else "no column is left for x"
-            raise DataError(f"{self._files.locate(0)}: {what}; it has {', '.join(self._header)}.")
+            raise DataError(f"{self._files.locate(0)}: {what}; it has {', '.join(self.header)}.")
         self._wanted = list(dict.fromkeys(wanted))
         self._kinds: dict[str, str] = {}
-        self.classes: tuple[str, ...] | None = None
+        self.classes: tuple[str, ...] | None = None if classes is None else tuple(classes)
+        if self.classes is not None:
+            self._refuse_odd_classes(self.classes, y)
         self._labels: tuple[float, float] | None = None
         self._blocks: list[_Block] = []
         self._scan()
@@ -112,7 +122,8 @@ class CsvSource(BlockSource):
         self._order_by(order, sum(self._files.sizes))
         if not self._by_record:
             sizes = np.array(self._files.sizes)
-            self.crc = crc_of([*(leaf[:16] for leaf in first), *(leaf[-16:] for leaf in self._read(-1)), sizes])
+            named = crc32(repr(self.classes).encode()) if self.classes else 0
+            self.crc = crc_of([*(leaf[:16] for leaf in first), *(leaf[-16:] for leaf in self._read(-1)), sizes], named)
 
     def label_range(self) -> tuple[float, float] | None:
         return self._labels
@@ -145,7 +156,7 @@ class CsvSource(BlockSource):
         low, high = np.inf, -np.inf
         for f in range(len(self._files.names)):
             header, begin = self._names(f)
-            if header != self._header:
+            if header != self.header:
                 raise DataError(f"{self._files.locate(f)}: its columns are not those of {self._files.locate(0)}.")
             first = 0
             for offset, data in self._pieces(f, begin):
@@ -155,18 +166,20 @@ class CsvSource(BlockSource):
                     column = table.column(name)
                     self._see(name, column, block)
                     if name == self._label and self._kinds[name] == "text":
-                        texts.update(column.unique().to_pylist())
+                        found = set(column.unique().to_pylist())
+                        texts |= found
                         self._limit_classes(texts, block)
-                    elif name == self._label and self._kinds[name] == "whole":
+                        self._refuse_unknown(found, column, block)
+                    elif name == self._label and self._kinds[name] in ("whole", "flag"):
                         values = column.to_numpy()
                         low, high = min(low, values.min(initial=0)), max(high, values.max(initial=0))
                 if len(table):
                     self._blocks.append(_Block(f, offset, len(data), first, len(table)))
                 first += len(table)
         if self._label is not None and self._kinds.get(self._label) == "text":
-            self.classes = tuple(sorted(map(str, texts)))
+            self.classes = self.classes or tuple(sorted(map(str, texts)))
             self._labels = 0.0, float(len(self.classes) - 1)
-        elif low <= high and self._kinds.get(self._label or "") == "whole":
+        elif low <= high and self._kinds.get(self._label or "") in ("whole", "flag"):
             self._labels = float(low), float(high)
 
     def _limit_classes(self, texts: set[str], block: _Block) -> None:
@@ -174,6 +187,23 @@ class CsvSource(BlockSource):
             raise DataError(
                 f"{self._files.locate(block.file)}: column {self._label!r} holds text of more than {_MOST_CLASSES} "
                 "kinds, which are no classes. Convert it to numbers first."
+            )
+
+    def _refuse_odd_classes(self, classes: tuple[str, ...], y: Any) -> None:
+        twice = next((name for name in classes if classes.count(name) > 1), None)
+        if self._label is None or not classes or twice is not None:
+            what = f"y={y!r}" if self._label is None else f"{twice!r} twice" if twice is not None else "none"
+            raise DataError(f"{self.name}: classes name the texts of one column y, each once; found {what}.")
+
+    def _refuse_unknown(self, texts: set[str], column: Any, block: _Block) -> None:
+        unknown = sorted(texts.difference(self.classes)) if self.classes is not None else []
+        if unknown:
+            import pyarrow.compute as pc
+
+            record = block.first + pc.index(column, unknown[0]).as_py()
+            raise DataError(
+                f"{self._files.locate(block.file)}: record {record}: {self._label} is {unknown[0]!r}. Expected classes "
+                f"{', '.join((self.classes or ())[:20])}."
             )
 
     def _see(self, name: str, column: Any, block: _Block) -> None:
@@ -184,7 +214,9 @@ class CsvSource(BlockSource):
         is_text = name == self._label and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
         if pa.types.is_null(kind) and not len(column):
             return
-        if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        if pa.types.is_boolean(kind):
+            now = "flag"
+        elif pa.types.is_integer(kind):
             now = "whole"
         elif pa.types.is_floating(kind):
             now = "real"
@@ -195,9 +227,11 @@ class CsvSource(BlockSource):
                 f"{self._place(block, len(column))}: column {name!r} holds {kind}. Expected numbers; convert it first."
             )
         before = self._kinds.get(name, now)
-        if "text" in (before, now) and before != now:
+        if _KINDS[before] != _KINDS[now]:
+            mend = " Give classes=[...] to take all of it for text." if name == self._label else ""
             raise DataError(
-                f"{self._place(block, len(column))}: column {name!r} holds text here and numbers elsewhere."
+                f"{self._place(block, len(column))}: column {name!r} holds {_KINDS[now]} here and {_KINDS[before]} "
+                f"elsewhere.{mend}"
             )
         self._kinds[name] = "real" if "real" in (before, now) else now
 
@@ -245,7 +279,8 @@ class CsvSource(BlockSource):
 
     def _numbers(self, column: Any, name: str) -> np.ndarray:
         if self._kinds[name] != "text":
-            return np.asarray(column.to_numpy())
+            values = np.asarray(column.to_numpy())
+            return values.astype(np.int64) if self._kinds[name] == "flag" and name == self._label else values
         assert self.classes is not None
         number = {text: i for i, text in enumerate(self.classes)}
         found = column.combine_chunks().dictionary_encode()
@@ -257,14 +292,15 @@ class CsvSource(BlockSource):
         import pyarrow as pa
         from pyarrow import csv
 
-        types = {"whole": pa.int64(), "real": pa.float64(), "text": pa.string()}
+        types = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_(), "text": pa.string()}
         known = None if kinds is None else {name: types[kinds[name]] for name in self._wanted}
         convert = csv.ConvertOptions(include_columns=self._wanted, column_types=known, strings_can_be_null=False)
         convert.null_values = []  # an empty value is no number, and `nan` is one
-        if known is None and self._label is not None and self._kinds.get(self._label) == "text":
+        is_text = self.classes is not None or self._kinds.get(self._label or "") == "text"
+        if known is None and self._label is not None and is_text:
             convert.column_types = {self._label: pa.string()}
         parse = csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
-        reading = csv.ReadOptions(use_threads=False, column_names=self._header, block_size=max(1 << 20, 2 * len(data)))
+        reading = csv.ReadOptions(use_threads=False, column_names=self.header, block_size=max(1 << 20, 2 * len(data)))
         if not data.strip():
             return pa.table({name: pa.array([], types[(kinds or {}).get(name, "whole")]) for name in self._wanted})
         try:

@@ -28,7 +28,8 @@ class ImageFolderSource:
         size: (height, width) of all images; others are resized. None takes that of the first image, and refuses others.
         channels: 1 for gray, 3 for colours; None takes what the first image has.
         fit: how an image of another shape gets `size`: `crop` cuts from its middle, `stretch` distorts it.
-        classes: names of the classes, in the order of their numbers; by default the folders that there are.
+        classes: names of the classes, in the order of their numbers, such as those of the training data for the test
+            data; by default the folders that there are.
 
     Attributes:
         classes: names of the classes.

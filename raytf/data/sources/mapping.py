@@ -26,7 +26,8 @@ class MappingSource:
         threads: records that are asked for at a time; more than 1 only where the data set bears it.
 
     Raises:
-        DataError: no length, no records, or a record without numbers.
+        DataError: no length, no records, a record without numbers, or one that differs from the first: in its shapes,
+            or by a number that the dtype of the first cannot hold.
     """
 
     block_sizes = None
@@ -87,7 +88,13 @@ class MappingSource:
 
     def _items(self, records: list[int]) -> Any:
         if hasattr(self._data, "__getitems__"):
-            return self._asked(lambda: self._data.__getitems__(records), records)
+            items = self._asked(lambda: list(self._data.__getitems__(records)), records)
+            if len(items) != len(records):
+                raise DataError(
+                    f"{self.name}: __getitems__ was asked for {len(records)} records and gave {len(items)}. It must "
+                    "give one for each number, in their order."
+                )
+            return items
         if self._threads == 1:
             return map(self._get, records)
         if self._pool is None:
@@ -136,3 +143,19 @@ class MappingSource:
                     f"{self.name}: record {i}: {path} has shape {leaf.shape} and dtype {leaf.dtype}, the first one "
                     f"{spec.shape} and {spec.dtype}. All records must agree: pad or resize them."
                 )
+            if not _fits(leaf, spec.dtype):
+                raise DataError(
+                    f"{self.name}: record {i}: {path} is {leaf.dtype} and holds numbers that {spec.dtype}, which the "
+                    "first one is, cannot hold. Convert all records to one dtype."
+                )
+
+
+def _fits(leaf: np.ndarray, dtype: str) -> bool:
+    """Whether numbers are the same in another dtype; real numbers may be rounded."""
+    if np.can_cast(leaf.dtype, dtype, "safe"):
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = leaf.astype(dtype)
+    if leaf.dtype.kind in "fc":
+        return bool((np.isfinite(cast) == np.isfinite(leaf)).all())
+    return bool((cast == leaf).all()) and bool(((cast < 0) == (leaf < 0)).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +27,7 @@ class Reading:
     Attributes:
         x, y, sample_weight: names; no y with an empty one, None where the format's own are meant.
         size, channels, fit: of images; see ImageFolderSource.
-        classes: of an image folder.
+        classes: of labels that are folders of images, or texts in CSV files.
     """
 
     x: tuple[str, ...] = ()
@@ -49,6 +50,11 @@ class Reading:
         return given
 
 
+def is_idx(name: str) -> bool:
+    """Whether a file's name is one of MNIST's, such as `train-images-idx3-ubyte.gz`; an index of DALI's is `a.idx`."""
+    return re.search(r"idx\d-ubyte", name.rpartition("/")[2].lower()) is not None
+
+
 def kind_of(names: Sequence[str], place: str) -> Kind:
     """What the files of a folder are.
 
@@ -56,7 +62,7 @@ def kind_of(names: Sequence[str], place: str) -> Kind:
         DataError: nothing that is known.
     """
     bases = [name.rpartition("/")[2].lower() for name in names if not name.rpartition("/")[2].startswith(("_", "."))]
-    if any("-idx" in base or ".idx" in base for base in bases):
+    if any(is_idx(base) for base in bases):
         return "idx"
     if any(is_tfrecord(base) for base in bases):
         return "tfrecord"
@@ -126,5 +132,5 @@ def open_source(uri: str, reading: Reading | None = None, order: Order | None = 
     if kind == "images":
         return images.ImageFolderSource(uri, **pixels, classes=reading.classes)
     if kind == "csv":
-        return csvs.CsvSource(uri, **columns, **ordered)
+        return csvs.CsvSource(uri, **columns, **ordered, classes=reading.classes)
     raise DataError(f"{uri}: IDX files lie in one folder, for training and test together. Give that folder.")

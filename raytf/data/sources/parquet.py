@@ -14,7 +14,7 @@ from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of
 from raytf.data.sources.blocks import BlockSource
 from raytf.data.sources.files import Files
-from raytf.data.sources.schema import check_files, columns_of, read_schema
+from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
 from raytf.errors import DataError, StorageError, one_line
 
 #: Parquet files that stay open with their footers; opening one again reads 64 KiB or more.
@@ -61,8 +61,8 @@ class ParquetSource(BlockSource):
             raise DataError(f"{uri}: there are no *.parquet files.")
         if schema is not None:
             check_files(schema, found, whole=not found.is_single)
-        self.classes = None if schema is None else schema.classes
         self._columns: tuple[Any, Any, Any] = columns_of(schema, x, y, sample_weight, "label")
+        self.classes = told_of_labels(schema, self._columns[1])[1]
         self._names = [column for _, column in tree.flatten(self._columns)]
         self._shapes = {**({n: s.shape for n, s in schema.specs.items()} if schema else {}), **(shapes or {})}
         filesystem, base = found.storage.arrow()
@@ -73,12 +73,7 @@ class ParquetSource(BlockSource):
         self._footers_crc = 0
         for f in range(len(self._files)):
             metadata = self._open(f).metadata
-            present = set(metadata.schema.to_arrow_schema().names)
-            missing = [c for c in self._names if c not in present]
-            if missing:
-                raise DataError(
-                    f"{self._files[f][1]}: there is no column {missing[0]!r}; it has {', '.join(sorted(present))}."
-                )
+            refuse_missing(self._names, set(metadata.schema.to_arrow_schema().names), self._files[f][1])
             for g in range(metadata.num_row_groups):
                 group = metadata.row_group(g)
                 if group.num_rows:
@@ -111,48 +106,9 @@ class ParquetSource(BlockSource):
         path = self._files[f][1]
         with explained(f"{path}: row group {g}"):
             table = self._open(f).read_row_group(g, columns=list(dict.fromkeys(self._names)))
-        leaves = [self._array(table.column(c), c, path) for c in self._names]
-        for name, leaf, spec in zip(self._names, leaves, self._leaf_specs, strict=False):
-            if leaf.shape[1:] != spec.shape or leaf.dtype.name != spec.dtype:
-                raise DataError(
-                    f"{path}: column {name!r} has shape {leaf.shape[1:]} and dtype {leaf.dtype}, but {spec.shape} and "
-                    f"{spec.dtype} in {self._files[0][1]}. All files must agree."
-                )
+        leaves = leaves_of(table, self._names, self._shapes, path)
+        refuse_others(self._names, leaves, self._leaf_specs, path, self._files[0][1])
         return leaves
-
-    def _array(self, column: Any, name: str, path: str) -> np.ndarray:
-        import pyarrow as pa
-
-        column = column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = pa.concat_arrays(column.chunks)
-        self._refuse_nulls(column, name, path)
-        rows, width = len(column), None
-        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type):
-            inner = column.flatten()
-            if len(inner) % rows:
-                raise DataError(f"{path}: column {name!r} holds lists of different lengths. Pad them to one length.")
-            if not _is_fixed(column.type):
-                lengths = column.value_lengths().to_numpy()
-                if len(lengths) and (lengths != lengths[0]).any():
-                    raise DataError(
-                        f"{path}: column {name!r} holds lists of different lengths. Pad them to one length."
-                    )
-            width, column = len(inner) // rows, inner
-            self._refuse_nulls(column, name, path)
-        if not (
-            pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)
-        ):
-            raise DataError(f"{path}: column {name!r} has type {column.type}. Expected numbers or lists of numbers.")
-        values = column.to_numpy(zero_copy_only=False)
-        shape = self._shapes.get(name, () if width is None else (width,))
-        if int(np.prod(shape, dtype=np.int64)) != (width or 1):
-            raise DataError(f"{path}: column {name!r} holds {width or 1} numbers a record; shape {shape} does not fit.")
-        return values.reshape(rows, *shape)
-
-    def _refuse_nulls(self, column: Any, name: str, path: str) -> None:
-        if column.null_count:
-            raise DataError(f"{path}: column {name!r} has {column.null_count} missing values. Fill or drop them first.")
 
     def _open(self, f: int) -> Any:
         import pyarrow.parquet as pq
@@ -184,6 +140,74 @@ class ParquetSource(BlockSource):
         return bounds
 
 
+def leaves_of(table: Any, names: list[str], shapes: dict[str, tuple[int, ...]], path: str) -> list[np.ndarray]:
+    """Columns of a table that was read from a file, each [records, *shape].
+
+    Raises:
+        DataError: a column is missing, or holds no numbers.
+    """
+    present = set(table.column_names)
+    refuse_missing(names, present, path)
+    return [_array(table.column(name), name, path, shapes) for name in names]
+
+
+def refuse_missing(names: list[str], present: set[str], path: str) -> None:
+    """Refuse a file without one of some columns.
+
+    Raises:
+        DataError: one is missing.
+    """
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise DataError(f"{path}: there is no column {missing[0]!r}; it has {', '.join(sorted(present))}.")
+
+
+def refuse_others(names: list[str], leaves: list[np.ndarray], specs: list[Spec], path: str, first: str) -> None:
+    """Refuse columns whose records are not those of the first file.
+
+    Raises:
+        DataError: another shape or dtype.
+    """
+    for name, leaf, spec in zip(names, leaves, specs, strict=False):
+        if leaf.shape[1:] != spec.shape or leaf.dtype.name != spec.dtype:
+            raise DataError(
+                f"{path}: column {name!r} has shape {leaf.shape[1:]} and dtype {leaf.dtype}, but {spec.shape} and "
+                f"{spec.dtype} in {first}. All files must agree."
+            )
+
+
+def _array(column: Any, name: str, path: str, shapes: dict[str, tuple[int, ...]]) -> np.ndarray:
+    import pyarrow as pa
+
+    column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks)
+    _refuse_nulls(column, name, path)
+    rows, width = len(column), None
+    while pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type):
+        inner = column.flatten()
+        if len(inner) % rows:
+            raise DataError(f"{path}: column {name!r} holds lists of different lengths. Pad them to one length.")
+        if not _is_fixed(column.type):
+            lengths = column.value_lengths().to_numpy()
+            if len(lengths) and (lengths != lengths[0]).any():
+                raise DataError(f"{path}: column {name!r} holds lists of different lengths. Pad them to one length.")
+        width, column = len(inner) // rows, inner
+        _refuse_nulls(column, name, path)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
+        raise DataError(f"{path}: column {name!r} has type {column.type}. Expected numbers or lists of numbers.")
+    values = column.to_numpy(zero_copy_only=False)
+    shape = shapes.get(name, () if width is None else (width,))
+    if int(np.prod(shape, dtype=np.int64)) != (width or 1):
+        raise DataError(f"{path}: column {name!r} holds {width or 1} numbers a record; shape {shape} does not fit.")
+    return values.reshape(rows, *shape)
+
+
+def _refuse_nulls(column: Any, name: str, path: str) -> None:
+    if column.null_count:
+        raise DataError(f"{path}: column {name!r} has {column.null_count} missing values. Fill or drop them first.")
+
+
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Tell an outage of storage, which may pass, from data that is damaged."""
@@ -191,7 +215,7 @@ def explained(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:  # the last for types that a damaged footer names
         text = one_line(error)
         kind = classify(error) if isinstance(error, OSError) else "other"
         if kind != "other":

@@ -39,6 +39,7 @@ class RayDataSource(ParquetSource):
         say: told what is done; by default standard error.
 
     Raises:
+        ConfigError: something else is in the folder.
         DataError: a missing column, one that holds no numbers, or the Dataset failed.
         StorageError: storage refuses.
     """
@@ -90,11 +91,6 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
     kinds = _asked(dataset.schema)
     types = dict(zip(kinds.names, map(str, kinds.types), strict=True))
     identity = json.dumps({"ray dataset": {name: types[name] for name in names}})
-    if storage.exists(UNFINISHED):  # the Dataset may give other records the next time
-        for file in storage.files():
-            if file.name.startswith("part-"):
-                storage.delete(file.name)
-        storage.delete(UNFINISHED)
     batches = _batches(dataset, names)
     first: list[np.ndarray] = []
     specs: dict[str, Spec] = {}
@@ -109,6 +105,11 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
     if opened().is_finished:
         say(f"the Ray Dataset was written to {storage.locate('')} before, and is read from there")
         return
+    if storage.exists(UNFINISHED):  # of this Dataset, which may give other records the next time
+        for file in storage.files():
+            if file.name.startswith("part-"):
+                storage.delete(file.name)
+        storage.delete(UNFINISHED)
     say(f"the Ray Dataset is written to {storage.locate('')} as Parquet, once, and read from there")
     first = next(batches, [])
     if not first:

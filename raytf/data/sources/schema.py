@@ -139,6 +139,13 @@ def check_files(schema: Schema, files: Files, whole: bool) -> None:
             )
 
 
+def told_of_labels(schema: Schema | None, y: Any) -> tuple[tuple[int, int] | None, tuple[str, ...] | None]:
+    """(smallest and largest label, classes), where the schema's label is what is read as y."""
+    if schema is None or y is None or y != schema.columns[1]:
+        return None, None
+    return schema.labels, schema.classes
+
+
 def columns_of(
     schema: Schema | None, x: Any, y: Any, sample_weight: str | None, default_y: str | None
 ) -> tuple[Any, Any, Any]:

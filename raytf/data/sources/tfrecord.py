@@ -16,11 +16,13 @@ from raytf.data.sources.examples import Feature, Parser, feature, infer, names_o
 from raytf.data.sources.files import Files
 from raytf.data.sources.pixels import Decoder, Fit
 from raytf.data.sources.record_index import index
-from raytf.data.sources.schema import check_files, columns_of, read_schema
+from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
 from raytf.errors import DataError
 
 #: What is taken for TFRecords in a folder: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
 ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".tfr")
+#: Others' lists of where records lie, beside the files: `a.tfrecord-00000-of-00008.idx`.
+_INDEXES = (".idx", ".index")
 #: A block by default: a 256th of the data, within these bounds.
 _LEAST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 256 << 10, 8 << 20, 256
 
@@ -72,13 +74,12 @@ class TFRecordSource(BlockSource):
         if schema is not None:
             check_files(schema, self._files, whole=not self._files.is_single)
         self._entries = index(self._files)
-        self._bounds = None if schema is None else schema.labels
-        self.classes = None if schema is None else schema.classes
         total = sum(self._files.sizes)
         self._cut(block_bytes or min(_LARGEST_BLOCK, max(_LEAST_BLOCK, total // _BLOCKS)))
         if not self.records:
             raise DataError(f"{uri}: the TFRecord files hold no records.")
         columns = columns_of(schema, x, y, sample_weight, "label")
+        self._bounds, self.classes = told_of_labels(schema, columns[1])
         names = [name for _, name in tree.flatten(columns)]
         known = {**({} if schema is None else schema.specs), **(features or {})}
         first, place = self._first(), self._place(self._blocks[0][0], 0)
@@ -195,7 +196,8 @@ class TFRecordSource(BlockSource):
 def is_tfrecord(name: str) -> bool:
     """Whether a file's name is one of TFRecords."""
     base = name.rpartition("/")[2].lower()
-    return base.endswith(ENDINGS) or any(f"{ending}-" in base for ending in ENDINGS)
+    is_shard = any(f"{ending}-" in base for ending in ENDINGS) and not base.endswith(_INDEXES)
+    return base.endswith(ENDINGS) or is_shard
 
 
 def features_of(uri: str) -> list[str]:
