@@ -312,20 +312,25 @@ def test_predictions_for_a_data_set_are_beside_its_columns_in_order(predict, run
     assert abs((scores.argmax(-1) == labels).mean() - result_of(run)["metrics"]["test_accuracy"]) < 1e-6
 
 
+def predictors() -> list[psutil.Process]:
+    """Processes of Ray Data that hold a model, of any job on this machine."""
+    named = ((p, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"]))
+    return [process for process, title in named if "MapWorker" in title and "Predictor" in title]
+
+
 def test_a_killed_process_costs_no_prediction(predict, tmp_path: Path, test_images):
     images = np.tile(np.array(test_images[0], np.uint8), (100, 1, 1, 1))
     np.savez(tmp_path / "many.npz", image=images, id=np.arange(len(images)))
+    before = {process.pid for process in predictors()}  # of a job that has ended, and that are about to
     job = predict(tmp_path / "many.npz", tmp_path / "p.csv", "--classes", "--batch-size", 16)
-    killed: list[int] = []
 
     def kill() -> bool:
-        for process in psutil.process_iter(["pid", "cmdline"]):
-            title = " ".join(process.info["cmdline"] or [])
-            if "MapWorker" in title and "Predictor" in title and process.pid not in killed:
-                killed.append(process.pid)
+        for process in predictors():
+            if process.pid not in before:
                 time.sleep(1)  # it is at work, not only there
-                process.send_signal(signal.SIGKILL)
-        return bool(killed)
+                process.kill()
+                return True
+        return False
 
     job.until(kill)
     job.wait()
