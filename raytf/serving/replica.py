@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from raytf.serving.refusals import Refusal
 from raytf.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")
+#: What is read, for so long, of a body that is refused unread.
+_DRAIN_BYTES, _DRAIN_SECONDS = 256 << 20, 5.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Replica:
             code = HTTPStatus.OK
         except Refusal as refusal:
             data, code = api.failure(str(refusal)), refusal.status
+            await _drain(request)
         except ClientDisconnect:
             data, code = api.failure("The client has gone."), HTTPStatus.BAD_REQUEST
         except ModelError as error:
@@ -166,6 +170,17 @@ class Replica:
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, batch_size_fn=_records)
     async def _run(self, items: list[_Item]) -> list[Any]:
         return await asyncio.to_thread(run_batch, items)
+
+
+async def _drain(request: Request) -> None:
+    """Read what a refused client still sends, within limits: one that is cut off while it sends sees no answer."""
+    read = 0
+    with contextlib.suppress(ClientDisconnect, RuntimeError, TimeoutError):  # it has gone, all was read, it is slow
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            async for part in request.stream():
+                read += len(part)
+                if read > _DRAIN_BYTES:
+                    break
 
 
 def load_once(settings: Settings) -> None:

@@ -148,7 +148,7 @@ def test_bad_requests_get_a_clear_4xx(server: Server):
         ("/v1/models/half:predict", {"instances": [1]}, 404, "Servable not found for request: Latest(half)"),
         (f"{MODEL}/versions/7", None, 404, "Could not find version 7"),
         (predict, None, 400, f"Malformed request: GET {predict}"),
-        (predict, b" " * (2 << 20), 413, "larger than the limit of 1 MiB"),
+        (predict, b" " * (32 << 20), 413, "larger than the limit of 1 MiB"),
         ("/nowhere", None, 404, "Not found"),
     ):
         found, answer = server.ask(path, body)
