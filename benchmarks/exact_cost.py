@@ -40,7 +40,7 @@ def mnist() -> Any:
     sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
     from mnist import build
 
-    return build((28, 28, 1), 10, 1e-3)
+    return build((28, 28, 1), 10)
 
 
 def large() -> Any:

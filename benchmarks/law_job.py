@@ -57,7 +57,7 @@ def build(name: str, image_shape: tuple[int, ...], classes: int, records: int, s
         return keras.losses.sparse_categorical_crossentropy(y_true[:, 0], y_pred)
 
     if name == "mnist":
-        model, optimizer = runpy.run_path(MNIST_JOB)["build"](image_shape, classes, 1e-3), keras.optimizers.Adam(1e-3)
+        model, optimizer = runpy.run_path(MNIST_JOB)["build"](image_shape, classes), keras.optimizers.Adam(1e-3)
     else:
         model = keras.Sequential(
             [

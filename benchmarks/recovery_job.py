@@ -55,7 +55,7 @@ def main(job: Job) -> None:
     images = raytf.load_images(job.data)
     build = runpy.run_path(MNIST_JOB)["build"]
     raytf.fit(
-        lambda: build(images.image_shape, images.classes, 1e-3),
+        lambda: build(images.image_shape, images.classes),
         images.train,
         config=job.train,
         callbacks=lambda files: noting(job.notes),

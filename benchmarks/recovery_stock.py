@@ -62,7 +62,7 @@ def train(settings: dict[str, Any]) -> None:
     batch = settings["global_batch_size"]
     epoch_steps = len(x) // batch
     with strategy.scope():
-        model = settings["build"](images.image_shape, images.classes, 1e-3)
+        model = settings["build"](images.image_shape, images.classes)
         optimizer = keras.optimizers.Adam(1e-3)
         optimizer.build(model.trainable_variables)
         entropy = keras.losses.SparseCategoricalCrossentropy(reduction="none")

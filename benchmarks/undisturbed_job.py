@@ -36,7 +36,7 @@ def main(job: Job) -> None:
         return [keras.callbacks.LambdaCallback(on_epoch_end=wait)]
 
     raytf.fit(
-        lambda: runpy.run_path(MNIST_JOB)["build"](images.image_shape, images.classes, 1e-3),
+        lambda: runpy.run_path(MNIST_JOB)["build"](images.image_shape, images.classes),
         images.train,
         validation=images.test,
         config=job.train,

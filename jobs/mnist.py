@@ -38,10 +38,11 @@ class Job:
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
-def build(image_shape: tuple[int, ...], classes: int, job: Job):
+def build(image_shape: tuple[int, ...], classes: int, job: Job | None = None):
     import keras
     from keras import layers
 
+    job = job or Job()
     l2 = keras.regularizers.L2(job.l2) if job.l2 else None
     model = keras.Sequential([keras.Input(image_shape), layers.Rescaling(1 / 255)])
     for filters in (32, 64) if job.model == "cnn" else ():
