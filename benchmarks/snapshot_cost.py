@@ -109,7 +109,7 @@ def main(arguments: Arguments) -> None:
             from benchmarks.snapshot_cost import Turns
 
             Turns(arguments.pairs, arguments.block_seconds, path).take_over()
-            return build((28, 28, 1), 10, 1e-3)
+            return build((28, 28, 1), 10)
 
         def stop_in_time(_: str) -> list[Any]:
             import keras
