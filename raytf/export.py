@@ -26,7 +26,6 @@ from raytf.model import run_user_code, weights_sha256
 from raytf.storage import Storage
 
 FOLDER, KERAS_FILE = "export", "model.keras"
-FORMATS = ("saved_model", "keras", "onnx")
 LAST, BEST = "last", "best"
 
 
@@ -47,10 +46,13 @@ class Exported:
     is_new: bool = True
 
 
-def export(model: keras.Model, run: Storage, step: int) -> dict[str, str]:
+def export(model: keras.Model, run: Storage, step: int, digest: str | None = None) -> dict[str, str]:
     """Export the model at the end of a run: the next version in `export/` (signature `serving_default`), `model.keras`.
 
     Where the newest version holds these weights already, as after a run that died at its end, it stays the newest.
+
+    Args:
+        digest: `weights_sha256` of the model, where it is known.
 
     Returns:
         What was written, name -> location.
@@ -60,7 +62,7 @@ def export(model: keras.Model, run: Storage, step: int) -> dict[str, str]:
         StorageError: storage refuses.
     """
     target = run.child(FOLDER)
-    notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": weights_sha256(model)}
+    notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
     before = _holding(target, notes["weights_sha256"])
     version = before or _publish(model, target, notes)
     written = {"saved_model": target.locate(version.name)}

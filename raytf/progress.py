@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -139,22 +139,18 @@ class StatusFile:
             os.replace(f"{self._path}.part", self._path)
 
 
-class Display:
-    """Shows statuses and messages; a context manager.
+class Screen:
+    """Lines that stay and, on a terminal, a part below them that is drawn anew; a context manager.
 
     Args:
-        console: where to; tests give their own.
-        clock: injected by tests.
+        console: where to; standard output by default.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, console: Console | None = None):
         self._console = console or Console(file=sys.stdout, highlight=False)
-        self._clock = clock
         self._live: Live | None = None
-        self._last_line = float("-inf")
-        self._last_text = ""
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live = Live(console=self._console, transient=True, auto_refresh=False)
             self._live.start()
@@ -168,6 +164,21 @@ class Display:
     def say(self, message: str) -> None:
         """Print a line that stays."""
         self._console.print(message, markup=False, soft_wrap=True)
+
+
+class Display(Screen):
+    """Shows statuses and messages.
+
+    Args:
+        console: where to; tests give their own.
+        clock: injected by tests.
+    """
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic):
+        super().__init__(console)
+        self._clock = clock
+        self._last_line = float("-inf")
+        self._last_text = ""
 
     def show(self, status: Status) -> None:
         """Update the bar, or print a line every few seconds."""

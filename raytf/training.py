@@ -285,10 +285,14 @@ class Worker:
         """What writes down that this attempt has begun, and what of the model any export needs; rank 0 calls it."""
         began = time.time()
         described = architecture.describe(self.model, self.pipeline.sample()[0]) if self.rank == 0 else b""
+        is_kept = False
 
         def write() -> None:
+            nonlocal is_kept
             write_attempt(self.storage, self.attempt, self.workers, step, began)
-            self.storage.put(architecture.FILE, described)
+            if not is_kept:  # a large model's is not worth writing again with each save
+                self.storage.put(architecture.FILE, described)
+                is_kept = True
 
         return write
 
@@ -462,7 +466,7 @@ class Worker:
             return None
         self.show("exporting")
         attempts = read_attempts(self.storage)
-        samples = self._samples()
+        samples, digest = self._samples(), models.weights_sha256(self.model)
         result = {
             "run": self.config.run.run,
             "status": "finished",
@@ -477,9 +481,9 @@ class Worker:
             "samples_per_second": samples / self.state.train_seconds if self.state.train_seconds else 0.0,
             "world_sizes": sorted({a["world_size"] for a in attempts}),
             "restarts": len(attempts) - 1,
-            "weights_sha256": models.weights_sha256(self.model),
+            "weights_sha256": digest,
             "history": self.state.history,
-            "export": export.export(self.model, self.storage, self.state.step),
+            "export": export.export(self.model, self.storage, self.state.step, digest),
         }
         self.reporter.upload()
         return result

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from raytf.config import TrainConfig
 from raytf.errors import ConfigError, one_line
 from raytf.goal import Goal
 from raytf.job import strategy_identity
+from raytf.signals import told_to_stop
 from raytf.storage import Storage
 from raytf.tune_record import Outcome, Record
 from raytf.tune_share import Share, largest, share
@@ -338,15 +338,11 @@ def _scheduler(search: Search) -> Any:
 def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
     """While the `with` statement lasts, Ctrl-C and SIGTERM have the trials save; a second one ends at once."""
 
-    def told_to_stop(number: int, frame: Any) -> None:
+    def tell(number: int, frame: Any) -> None:
         if stop.is_set():
             os._exit(128 + number)
         stop.set()
         say("told to stop: the trials save first")
 
-    before = {number: signal.signal(number, told_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with told_to_stop(tell):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

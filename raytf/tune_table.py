@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from raytf.goal import Goal
+from raytf.progress import Screen
 from raytf.tune_record import Outcome, Record, run_name
 from raytf.tune_space import short
 
@@ -78,34 +77,18 @@ class Board:
         ]
 
 
-class View:
-    """Shows a board while it changes; a context manager.
-
-    Args:
-        console: where to; standard output by default.
-    """
+class View(Screen):
+    """Shows a board while it changes."""
 
     def __init__(self, board: Board, console: Console | None = None):
+        super().__init__(console)
         self._board = board
-        self._console = console or Console(file=sys.stdout, highlight=False)
-        self._live: Live | None = None
         self._shown: list[list[str]] = []
-
-    def __enter__(self) -> View:
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, transient=True, auto_refresh=False)
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     def say(self, message: str) -> None:
         """A line that stays."""
         with contextlib.suppress(OSError):
-            self._console.print(message, markup=False, soft_wrap=True)
+            super().say(message)
 
     def show(self) -> None:
         """The board has perhaps changed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
-import signal
 import socket
 import threading
 import time
@@ -24,6 +23,7 @@ from raytf import quiet
 from raytf.connecting import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
 from raytf.serving.replica import Replica, Settings, load_once
+from raytf.signals import told_to_stop
 
 #: Names of the Ray Serve application and of its one deployment.
 APP, _DEPLOYMENT = "raytf-{name}", "model"
@@ -125,12 +125,8 @@ def _signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, tell) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with told_to_stop(tell):
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _begin(plan: Plan) -> bool:
