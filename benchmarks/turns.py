@@ -1,0 +1,113 @@
+"""Programs that are all there at once and take turns: a block of steps of one, then of the next.
+
+A start of TensorFlow or Ray costs more than what is measured, and a machine's speed changes within minutes. So each
+program is started once and waits; `Conductor` lets one after another do a block. A program's ranks call `follow` with
+the address that they were given, in whatever process they are, Ray's workers included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+#: Seconds for a program to start, on a loaded machine, and for a block.
+PATIENCE_SECONDS = 600.0
+
+
+class Conductor:
+    """One program with its ranks. A context manager, which ends it.
+
+    Args:
+        name: for messages.
+        command: which `{address}` in any word becomes the address to follow.
+        ranks: how many will call `follow`.
+        log: file for what it prints.
+        environment: of the program; by default this one's.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], ranks: int, log: Path, environment: dict[str, str] | None = None
+    ):
+        self.name, self._ranks, self._log = name, ranks, log
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._server.settimeout(1.0)
+        address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        words = [word.replace("{address}", address) for word in command]
+        with open(log, "w") as out:
+            self._process = subprocess.Popen(
+                words, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        self._files: dict[int, IO[str]] = {}
+
+    def __enter__(self) -> Conductor:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        for file in self._files.values():
+            file.close()
+        self._server.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
+
+    def wait(self) -> None:
+        """Until all ranks have called.
+
+        Raises:
+            RuntimeError: the program ended before, or took too long; tells the end of its log.
+        """
+        end = time.monotonic() + PATIENCE_SECONDS
+        while len(self._files) < self._ranks:
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text()[-3000:]}")
+            try:
+                connection, _ = self._server.accept()
+            except TimeoutError:
+                continue
+            connection.settimeout(PATIENCE_SECONDS)
+            file = connection.makefile("rw")
+            self._files[json.loads(file.readline())["rank"]] = file
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """Have all ranks do so many steps.
+
+        Returns:
+            Rank 0's answer, with `seconds` from the first word to the last answer of all.
+        """
+        self.wait()
+        began = time.perf_counter()
+        for file in self._files.values():
+            file.write(f"{json.dumps({'steps': steps})}\n")
+            file.flush()
+        answers = {}
+        for rank, file in self._files.items():
+            line = file.readline()
+            if not line:
+                raise RuntimeError(f"rank {rank} of {self.name} has gone:\n{self._log.read_text()[-3000:]}")
+            answers[rank] = json.loads(line)
+        return answers[0] | {"seconds": time.perf_counter() - began}
+
+    def rate(self, steps: int) -> float:
+        """Steps a second over so many."""
+        return steps / self.run(steps)["seconds"]
+
+
+def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as file:
+        file.write(f"{json.dumps({'rank': rank})}\n")
+        file.flush()
+        for line in file:
+            answer: dict[str, Any] = {}
+            yield json.loads(line)["steps"], answer
+            file.write(f"{json.dumps(answer)}\n")
+            file.flush()
