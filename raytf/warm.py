@@ -221,6 +221,8 @@ def _import() -> None:
 def become_worker() -> None:
     """This process is a worker from now on."""
     global started_warm
+    if not ray.is_initialized():  # a benchmark's; to ask for its node would start Ray
+        return
     started_warm = Shelf.here().leave(os.getpid())
 
 

@@ -6,23 +6,34 @@ applies the same reduced gradient to the same values, so the copies stay equal w
 buys: Keras sees no strategy, so compiled losses keep their scale, metrics and callbacks read local numbers without a
 collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
 reduced with the gradients instead of diverging.
+
+Workers that share a host add their vectors in its memory first (`host_sum`), and only the first of each host meets
+those of other hosts in a collective. On one host nothing goes over the network.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 
 from raytf.devices import Devices, OneDevice
 from raytf.sections import Communication
+from raytf.strategies.host_sum import HostSum, host_identity
 
 #: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
 #: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
 _HEARTBEAT_TIMEOUT_MS = 6000
+#: Far from those that the strategy gives to its own groups of devices.
+_GROUP_KEY = 1_000_000
+_BITS = 30
 
 
 class Group:
@@ -31,13 +42,15 @@ class Group:
     Reads TF_CONFIG, which Ray Train's backend has set; create it before any TensorFlow operation.
 
     Args:
-        communication: how collectives are made.
+        communication: how collectives are made; only `auto` adds in the memory of a host.
+        host: what this process has in common with those that can share memory with it; None shares none.
 
     Attributes:
         rank, world_size: int.
+        on_host: the sum over the workers of this host, where there are several.
     """
 
-    def __init__(self, communication: Communication = "auto") -> None:
+    def __init__(self, communication: Communication = "auto", host: Callable[[], str | None] = host_identity) -> None:
         self.devices: Devices = OneDevice()
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         self.rank = int(resolver.task_id or 0)
@@ -55,17 +68,72 @@ class Group:
             implementation=experimental.CommunicationImplementation(communication.upper())
         )
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        self.on_host: HostSum | None = None
+        self._over_hosts: cross_device_utils.CollectiveReplicaLauncher | None = None
+        self._hosts = self.world_size
+        if self.world_size > 1 and communication == "auto":
+            self._share_memory(host)
         self._sum_vector = tf.function(self.all_reduce, reduce_retracing=True, autograph=False)
 
     def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         """Sum of a tensor over all workers; call it at the same place on every one. May be traced."""
         if self.world_size == 1:
             return tf.identity(tensor)
-        return self.strategy.run(_replica_sum, args=(tensor,))
+        if self._hosts == self.world_size:
+            return self.strategy.run(_replica_sum, args=(tensor,))
+        total = tensor
+        if self.on_host is not None:
+            total = _by_host(self.on_host.add, total)
+        if self._over_hosts is not None:
+            total = self._over_hosts.all_reduce(total)
+        if self.on_host is not None and self._hosts > 1:
+            total = _by_host(self.on_host.hand_out, total)
+        return total
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum of an array over all workers, now."""
-        return values if self.world_size == 1 else self._sum_vector(tf.convert_to_tensor(values)).numpy()
+        if self.world_size == 1:
+            return values
+        if self.on_host is not None and self._hosts == 1:
+            return self.on_host.add(np.ascontiguousarray(values))
+        return self._sum_vector(tf.convert_to_tensor(values)).numpy()
+
+    def _share_memory(self, host: Callable[[], str | None]) -> None:
+        """Find the workers of this host, and meet them; all workers do so, or none."""
+        identity = None if tf.config.list_logical_devices("GPU") else host()
+        # One that shares nothing is alone on a host of its own.
+        digest = hashlib.sha256((identity or secrets.token_hex()).encode()).digest()
+        mine, name = int.from_bytes(digest[:8]) >> 64 - 2 * _BITS, secrets.randbits(2 * _BITS)
+        over_network = tf.function(
+            lambda t: self.strategy.run(_replica_sum, args=(t,)), reduce_retracing=True, autograph=False
+        )
+        table = np.zeros([self.world_size, 4], np.int32)
+        table[self.rank] = [part for number in (mine, name) for part in (number >> _BITS, number & (1 << _BITS) - 1)]
+        table = over_network(tf.constant(table)).numpy()
+        hosts: dict[tuple[int, int], list[int]] = {}
+        for rank, row in enumerate(table.tolist()):
+            hosts.setdefault((row[0], row[1]), []).append(rank)
+        if len(hosts) == self.world_size:
+            return
+        own = next(ranks for ranks in hosts.values() if self.rank in ranks)
+        high, low = table[own[0], 2:].tolist()
+        on_host, failed = None, 0
+        if len(own) > 1:
+            try:
+                on_host = HostSum(high << _BITS | low, own.index(self.rank), len(own))
+            except OSError:
+                failed = 1
+        if over_network(tf.constant([failed])).numpy()[0]:
+            if on_host is not None:
+                on_host.close()
+            return
+        self.on_host, self._hosts = on_host, len(hosts)
+        if len(hosts) > 1 and self.rank == own[0]:
+            device = self.strategy.extended.worker_devices[0]
+            keys = cross_device_utils.CollectiveKeys(_GROUP_KEY)
+            key = keys.get_group_key([device])
+            options = collective_util.Options()
+            self._over_hosts = cross_device_utils.CollectiveReplicaLauncher(key, len(hosts), keys, device, options)
 
     def share(self, data: bytes) -> bytes:
         """Rank 0's bytes, of any length, on every worker."""
@@ -94,3 +162,7 @@ def _replica_sum(tensor: tf.Tensor) -> Any:
     # The copy is made on the replica's device; the collective asks a tensor for its device, and a traced one has none.
     mine = tf.identity(tensor)
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine)
+
+
+def _by_host(call: Callable[[np.ndarray], np.ndarray], tensor: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(call, [tensor], tensor.dtype), tensor.shape)

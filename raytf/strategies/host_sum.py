@@ -1,0 +1,269 @@
+"""Sums over the processes of one host, through memory that they share.
+
+Between processes of one machine a collective of TensorFlow goes through gRPC: what travels is copied several times, by
+threads that the workers' arithmetic needs. Here each process writes its values where the others read them. Two of them
+each add the other's values to their own; more of them add a part each and read the parts of the others
+(reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
+MPICH, 2005). Values are added in the order of ranks, so all have the same bits.
+
+Processes wait for each other at a star of Unix sockets. One that dies closes its own, which the others see at once; one
+that was stopped is found by its state in /proc. The memory has no name, so none is left behind by whoever is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: Bytes of each process's part of the memory. Longer vectors go through it piece by piece: it stays in caches.
+CHUNK_BYTES = 1 << 22
+#: From so many bytes on, more than two processes add a part each; below, one wait less is worth more.
+_PARTS_BYTES = 1 << 16
+#: Seconds for all to come together, on a loaded machine; and between two looks whether who is waited for is stopped.
+_MEET_SECONDS, _LOOK_SECONDS = 60.0, 1.0
+#: Seconds for which somebody may be stopped; as long as TensorFlow waits for a sign of life.
+_STOPPED_SECONDS = 6.0
+#: Of memory that TensorFlow takes over without a copy.
+_ALIGNMENT = 64
+
+
+class PeerLostError(RuntimeError):
+    """A process of this host is gone; its message says `Collective`, by which a loss of a peer is known elsewhere."""
+
+
+def host_identity() -> str | None:
+    """What processes have in common that can share memory through sockets; None where that cannot be known."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/net').st_ino} {os.getuid()}"
+    except OSError:
+        return None
+
+
+class HostSum:
+    """This process among those of its host that add vectors; each must make the same calls in the same order.
+
+    Args:
+        name: of the meeting point, 60 random bits that the first one has drawn.
+        number, count: of this process among them, at least two.
+        stopped_seconds: for which one may be stopped before it counts as lost.
+
+    Raises:
+        OSError: they do not come together, or the system refuses memory.
+    """
+
+    def __init__(self, name: int, number: int, count: int, stopped_seconds: float = _STOPPED_SECONDS):
+        self.number, self.count, self._stopped_seconds = number, count, stopped_seconds
+        self._peers: list[tuple[socket.socket, int]] = []
+        # Abstract: no file that somebody must remove. Whoever else may connect has no part in what is shared.
+        address = f"\0raytf-{name:x}"
+        self._turn = 0
+        try:
+            memory = self._open(address) if number == 0 else self._join(address)
+        except BaseException:
+            self.close()
+            raise
+        self._slots = [
+            [np.frombuffer(memory, np.uint8, CHUNK_BYTES, (turn * count + i) * CHUNK_BYTES) for i in range(count)]
+            for turn in range(2)
+        ]
+        self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
+
+    def add(self, values: np.ndarray) -> np.ndarray:
+        """The sum of all processes' values, of one shape and dtype.
+
+        Raises:
+            PeerLostError: one of them is gone, or stopped.
+        """
+        out = _empty(values)
+        with self._all_or_none():
+            for mine, total in _chunks(values, out):
+                self._add(mine, total)
+        return out
+
+    def hand_out(self, values: np.ndarray) -> np.ndarray:
+        """The first process's values, for all.
+
+        Raises:
+            PeerLostError: one of them is gone, or stopped.
+        """
+        out = _empty(values)
+        with self._all_or_none():
+            for mine, total in _chunks(values, out):
+                slot = self._next_slots(mine)[0]
+                if self.number == 0:
+                    np.copyto(slot, mine)
+                self._meet()
+                np.copyto(total, slot)
+        return out
+
+    def close(self) -> None:
+        """Whoever waits for this process knows that it has gone."""
+        for peer, _ in self._peers:
+            with contextlib.suppress(OSError):
+                peer.shutdown(socket.SHUT_RDWR)
+            peer.close()
+        self._peers = []
+
+    def _add(self, mine: np.ndarray, total: np.ndarray) -> None:
+        # Slots are used in turns: who writes one knows from the last meeting that all have read what was there before.
+        slots = self._next_slots(mine)
+        np.copyto(slots[self.number], mine)
+        self._meet()
+        if self.count == 2 or mine.nbytes < _PARTS_BYTES:
+            _sum(slots, total)
+            return
+        shared = self._total[: mine.nbytes].view(mine.dtype)
+        bounds = [len(mine) * i // self.count for i in range(self.count + 1)]
+        part = slice(bounds[self.number], bounds[self.number + 1])
+        _sum([slot[part] for slot in slots], shared[part])
+        self._meet()
+        np.copyto(total, shared)
+
+    def _next_slots(self, like: np.ndarray) -> list[np.ndarray]:
+        self._turn = 1 - self._turn
+        return [slot[: like.nbytes].view(like.dtype) for slot in self._slots[self._turn]]
+
+    # -- meeting -------------------------------------------------------------------------------------------------------
+
+    def _open(self, address: str) -> mmap.mmap:
+        size = (2 * self.count + 1) * CHUNK_BYTES
+        descriptor = os.memfd_create("raytf-sum", os.MFD_CLOEXEC)
+        with contextlib.closing(_server(address, self.count)) as server:
+            try:
+                os.ftruncate(descriptor, size)
+                found: dict[int, socket.socket] = {}
+                end = time.monotonic() + _MEET_SECONDS
+                while len(found) < self.count - 1:
+                    server.settimeout(max(0.001, end - time.monotonic()))
+                    peer, _ = server.accept()
+                    peer.settimeout(_MEET_SECONDS)
+                    found[_receive(peer, 4)] = peer
+                for number in sorted(found):
+                    socket.send_fds(found[number], [b"\0"], [descriptor])
+                    self._add_peer(found[number])
+                return mmap.mmap(descriptor, size)
+            finally:
+                os.close(descriptor)
+
+    def _join(self, address: str) -> mmap.mmap:
+        end = time.monotonic() + _MEET_SECONDS
+        while True:
+            first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                first.connect(address)
+                break
+            except OSError:  # it is not there yet
+                first.close()
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
+        first.settimeout(_MEET_SECONDS)
+        first.sendall(struct.pack("<i", self.number))
+        _, descriptors, _, _ = socket.recv_fds(first, 1, 1)
+        if not descriptors:
+            first.close()
+            raise ConnectionError("the first process of this host has gone")
+        try:
+            self._add_peer(first)
+            return mmap.mmap(descriptors[0], (2 * self.count + 1) * CHUNK_BYTES)
+        finally:
+            os.close(descriptors[0])
+
+    def _add_peer(self, peer: socket.socket) -> None:
+        # The system's own time limit: Python's would cost another system call for each byte.
+        peer.settimeout(None)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_LOOK_SECONDS), 0))
+        pid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        self._peers.append((peer, pid))
+
+    def _meet(self) -> None:
+        """Wait until all have come here."""
+        if self.number:
+            self._peers[0][0].send(b"\0")
+            self._wait_for(*self._peers[0])
+            return
+        for peer, pid in self._peers:
+            self._wait_for(peer, pid)
+        for peer, _ in self._peers:
+            peer.send(b"\0")
+
+    def _wait_for(self, peer: socket.socket, pid: int) -> None:
+        stopped = 0.0
+        while True:
+            try:
+                if peer.recv(1):
+                    return
+                raise PeerLostError("Collective: a worker of this host has gone")
+            except BlockingIOError:
+                stopped = stopped + _LOOK_SECONDS if _is_stopped(pid) else 0.0
+                if stopped >= self._stopped_seconds:
+                    raise PeerLostError(f"Collective: process {pid} of this host was stopped") from None
+
+    @contextlib.contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        if not self._peers:
+            raise PeerLostError("Collective: a worker of this host has gone before")
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            raise PeerLostError(f"Collective: a worker of this host has gone ({error})") from None
+        except BaseException:
+            self.close()
+            raise
+
+
+def _server(address: str, count: int) -> socket.socket:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        server.bind(address)
+        server.listen(count)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+def _receive(peer: socket.socket, count: int) -> int:
+    data = peer.recv(count, socket.MSG_WAITALL)
+    if len(data) < count:
+        raise ConnectionError("a process of this host has gone")
+    return int(struct.unpack("<i", data)[0])
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "Tt"
+    except (OSError, IndexError):  # it is gone, which its socket tells, or it cannot be seen from here
+        return False
+
+
+def _empty(like: np.ndarray) -> np.ndarray:
+    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def _chunks(values: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    flat, total = values.reshape(-1), out.reshape(-1)
+    size = CHUNK_BYTES // max(1, values.itemsize)
+    for begin in range(0, max(1, len(flat)), size):  # nothing to add is a meeting, too
+        yield flat[begin : begin + size], total[begin : begin + size]
+
+
+def _sum(parts: list[Any], out: np.ndarray) -> None:
+    np.add(parts[0], parts[1], out=out)
+    for other in parts[2:]:
+        np.add(out, other, out=out)

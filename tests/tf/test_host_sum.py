@@ -1,0 +1,146 @@
+"""Sums in the memory of a host, over real processes."""
+
+import hashlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from raytf.strategies.host_sum import CHUNK_BYTES, HostSum
+
+PATIENCE_SECONDS = 120
+
+#: A member: adds what it is told to, and says what it has got, or why it has not.
+MEMBER = """
+import hashlib, json, sys
+from tests.tf.test_host_sum import values
+from raytf.strategies.host_sum import HostSum, PeerLostError
+name, number, count = map(int, sys.argv[1:])
+group = HostSum(name, number, count, stopped_seconds=1.0)
+print(json.dumps("there"), flush=True)
+for line in sys.stdin:
+    what, *given = json.loads(line)
+    try:
+        out = getattr(group, what)(values(number, *given))
+        print(json.dumps([str(out.dtype), list(out.shape), hashlib.sha256(out.tobytes()).hexdigest()]), flush=True)
+    except PeerLostError as error:
+        print(json.dumps(str(error)), flush=True)
+"""
+
+
+def values(number: int, shape: list[int], dtype: str) -> np.ndarray:
+    rng = np.random.default_rng(number)
+    return (1e6 * rng.standard_normal(shape)).astype(dtype)
+
+
+class Members:
+    def __init__(self, processes: list[subprocess.Popen[str]]):
+        self.processes = processes
+
+    def tell(self, *what: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.stdin.write(json.dumps(what) + "\n")
+                process.stdin.flush()
+
+    def answers(self, of: list[int] | None = None) -> list[object]:
+        chosen = self.processes if of is None else [self.processes[i] for i in of]
+        return [json.loads(process.stdout.readline()) for process in chosen]
+
+
+@contextmanager
+def members(count: int) -> Iterator[Members]:
+    name = secrets.randbits(60)
+    command = [sys.executable, "-c", MEMBER, str(name)]
+    processes = [
+        subprocess.Popen([*command, str(i), str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for i in range(count)
+    ]
+    try:
+        group = Members(processes)
+        assert group.answers() == ["there"] * count
+        yield group
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+
+
+def digest(total: np.ndarray) -> list[object]:
+    return [str(total.dtype), list(total.shape), hashlib.sha256(total.tobytes()).hexdigest()]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_all_get_the_sum_in_the_order_of_ranks(count):
+    words = CHUNK_BYTES // 4
+    cases = [
+        ([3], "float32"),
+        ([words // 3, 2], "float32"),
+        ([2 * words + 5], "int32"),
+        ([0], "int32"),
+        ([], "float64"),
+    ]
+    with members(count) as group:
+        for _ in range(2):
+            for shape, dtype in [*cases, ([40_001], "float32"), ([CHUNK_BYTES + 3], "uint8")]:
+                group.tell("add", shape, dtype)
+                parts = [values(i, shape, dtype) for i in range(count)]
+                total = parts[0] + parts[1]
+                for other in parts[2:]:
+                    total = total + other
+                assert group.answers() == [digest(np.asarray(total))] * count
+
+
+def test_the_first_ones_values_go_to_all():
+    with members(3) as group:
+        for shape in [[7], [CHUNK_BYTES // 4 + 1], [7]]:
+            group.tell("hand_out", shape, "float32")
+            assert group.answers() == [digest(values(0, shape, "float32"))] * 3
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_those_who_wait_hear_at_once_of_a_death(lost):
+    with members(3) as group:
+        group.tell("add", [3], "float32")
+        group.answers()
+        rest = [i for i in range(3) if i != lost]
+        os.kill(group.processes[lost].pid, signal.SIGKILL)
+        group.processes[lost].wait()
+        began = time.monotonic()
+        group.tell("add", [3], "float32")
+        assert all("Collective" in str(answer) for answer in group.answers(rest))
+        assert time.monotonic() - began < PATIENCE_SECONDS
+        group.tell("add", [3], "float32")  # for good
+        assert all("Collective" in str(answer) for answer in group.answers(rest))
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_one_that_is_stopped_is_lost(lost):
+    with members(3) as group:
+        rest = [i for i in range(3) if i != lost]
+        os.kill(group.processes[lost].pid, signal.SIGSTOP)
+        for i in rest:
+            group.processes[i].stdin.write(json.dumps(["add", [3], "float32"]) + "\n")
+            group.processes[i].stdin.flush()
+        answers = [str(answer) for answer in group.answers(rest)]
+        assert any("was stopped" in answer for answer in answers)
+        assert all("Collective" in answer for answer in answers)
+
+
+def test_a_name_that_is_taken_is_refused():
+    name = secrets.randbits(60)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(f"\0raytf-{name:x}")
+        with pytest.raises(OSError, match="in use"):
+            HostSum(name, 0, 2)
