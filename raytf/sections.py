@@ -226,8 +226,8 @@ class StrategySection:
     all GPUs of its machine; one-device; central-storage: weights in the host's memory, work on all GPUs;
     parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
     communication: Communication = "auto"
-    """How multi-worker-mirrored adds: ring (all over gRPC), nccl (GPUs), or auto: CPU workers of one host in its memory,
-    the rest as TensorFlow chooses."""
+    """How multi-worker-mirrored adds: ring (all over gRPC), nccl (GPUs), or auto: CPU workers of one host in its
+    memory, the rest as TensorFlow chooses."""
     logical_devices: int | None = None
     """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
     --cpus-per-worker."""

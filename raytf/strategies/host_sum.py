@@ -18,7 +18,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ _MEET_SECONDS, _LOOK_SECONDS = 60.0, 1.0
 _STOPPED_SECONDS = 6.0
 #: Of memory that TensorFlow takes over without a copy.
 _ALIGNMENT = 64
+
+_Parts = list[np.ndarray]
 
 
 class PeerLostError(RuntimeError):
@@ -80,32 +82,32 @@ class HostSum:
         ]
         self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
 
-    def add(self, values: np.ndarray) -> np.ndarray:
-        """The sum of all processes' values, of one shape and dtype.
+    def add(self, *values: np.ndarray) -> list[np.ndarray]:
+        """The sums of all processes' values; of each, shape and dtype must agree everywhere, and all have one dtype.
 
         Raises:
             PeerLostError: one of them is gone, or stopped.
         """
-        out = _empty(values)
+        out = [_empty(v) for v in values]
         with self._all_or_none():
-            for mine, total in _chunks(values, out):
-                self._add(mine, total)
+            for mine, total, size in _pieces(values, out):
+                self._add(mine, total, size)
         return out
 
-    def hand_out(self, values: np.ndarray) -> np.ndarray:
+    def hand_out(self, *values: np.ndarray) -> list[np.ndarray]:
         """The first process's values, for all.
 
         Raises:
             PeerLostError: one of them is gone, or stopped.
         """
-        out = _empty(values)
+        out = [_empty(v) for v in values]
         with self._all_or_none():
-            for mine, total in _chunks(values, out):
-                slot = self._next_slots(mine)[0]
+            for mine, total, size in _pieces(values, out):
+                slot = self._next_slots(mine[0].dtype, size)[0]
                 if self.number == 0:
-                    np.copyto(slot, mine)
+                    _copy_in(mine, slot)
                 self._meet()
-                np.copyto(total, slot)
+                _copy_out(slot, total)
         return out
 
     def close(self) -> None:
@@ -116,24 +118,29 @@ class HostSum:
             peer.close()
         self._peers = []
 
-    def _add(self, mine: np.ndarray, total: np.ndarray) -> None:
+    def _add(self, mine: _Parts, total: _Parts, size: int) -> None:
         # Slots are used in turns: who writes one knows from the last meeting that all have read what was there before.
-        slots = self._next_slots(mine)
-        np.copyto(slots[self.number], mine)
+        dtype = mine[0].dtype
+        slots = self._next_slots(dtype, size)
+        _copy_in(mine, slots[self.number])
         self._meet()
-        if self.count == 2 or mine.nbytes < _PARTS_BYTES:
-            _sum(slots, total)
+        if self.count == 2 or size * dtype.itemsize < _PARTS_BYTES:
+            begin = 0
+            for part in total:
+                own = slice(begin, begin + len(part))
+                _sum([slot[own] for slot in slots], part)
+                begin += len(part)
             return
-        shared = self._total[: mine.nbytes].view(mine.dtype)
-        bounds = [len(mine) * i // self.count for i in range(self.count + 1)]
-        part = slice(bounds[self.number], bounds[self.number + 1])
-        _sum([slot[part] for slot in slots], shared[part])
+        shared = self._total[: size * dtype.itemsize].view(dtype)
+        bounds = [size * i // self.count for i in range(self.count + 1)]
+        own = slice(bounds[self.number], bounds[self.number + 1])
+        _sum([slot[own] for slot in slots], shared[own])
         self._meet()
-        np.copyto(total, shared)
+        _copy_out(shared, total)
 
-    def _next_slots(self, like: np.ndarray) -> list[np.ndarray]:
+    def _next_slots(self, dtype: np.dtype[Any], size: int) -> list[np.ndarray]:
         self._turn = 1 - self._turn
-        return [slot[: like.nbytes].view(like.dtype) for slot in self._slots[self._turn]]
+        return [slot[: size * dtype.itemsize].view(dtype) for slot in self._slots[self._turn]]
 
     # -- meeting -------------------------------------------------------------------------------------------------------
 
@@ -256,11 +263,36 @@ def _empty(like: np.ndarray) -> np.ndarray:
     return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
 
 
-def _chunks(values: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    flat, total = values.reshape(-1), out.reshape(-1)
-    size = CHUNK_BYTES // max(1, values.itemsize)
-    for begin in range(0, max(1, len(flat)), size):  # nothing to add is a meeting, too
-        yield flat[begin : begin + size], total[begin : begin + size]
+def _pieces(values: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> Iterator[tuple[_Parts, _Parts, int]]:
+    """Parts of the values, and of what comes of them, that fit a slot side by side, and how many numbers that is."""
+    room = CHUNK_BYTES // values[0].itemsize
+    mine, total, size = [], [], 0
+    for value, result in zip(values, out, strict=True):
+        flat, target, begin = value.reshape(-1), result.reshape(-1), 0
+        while True:
+            end = min(len(flat), begin + room - size)
+            mine.append(flat[begin:end])
+            total.append(target[begin:end])
+            size, begin = size + end - begin, end
+            if begin == len(flat):
+                break
+            yield mine, total, size
+            mine, total, size = [], [], 0
+    yield mine, total, size
+
+
+def _copy_in(parts: _Parts, slot: np.ndarray) -> None:
+    begin = 0
+    for part in parts:
+        slot[begin : begin + len(part)] = part
+        begin += len(part)
+
+
+def _copy_out(slot: np.ndarray, parts: _Parts) -> None:
+    begin = 0
+    for part in parts:
+        part[:] = slot[begin : begin + len(part)]
+        begin += len(part)
 
 
 def _sum(parts: list[Any], out: np.ndarray) -> None:

@@ -26,7 +26,7 @@ from tensorflow.python.eager import context
 
 from raytf.devices import Devices, OneDevice
 from raytf.sections import Communication
-from raytf.strategies.host_sum import HostSum, host_identity
+from raytf.strategies.host_sum import HostSum, PeerLostError, host_identity
 
 #: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
 #: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
@@ -91,11 +91,18 @@ class Group:
         return total
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, now."""
+        """Sum of an array over all workers, now.
+
+        Raises:
+            tf.errors.UnavailableError: or another of TensorFlow's, when one of them is gone.
+        """
         if self.world_size == 1:
             return values
         if self.on_host is not None and self._hosts == 1:
-            return self.on_host.add(np.ascontiguousarray(values))
+            try:
+                return self.on_host.add(np.ascontiguousarray(values))[0]
+            except PeerLostError as error:  # in a graph TensorFlow makes it one of its own, too
+                raise tf.errors.UnavailableError(None, None, str(error)) from None
         return self._sum_vector(tf.convert_to_tensor(values)).numpy()
 
     def _share_memory(self, host: Callable[[], str | None]) -> None:
@@ -164,5 +171,5 @@ def _replica_sum(tensor: tf.Tensor) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine)
 
 
-def _by_host(call: Callable[[np.ndarray], np.ndarray], tensor: tf.Tensor) -> tf.Tensor:
-    return tf.ensure_shape(tf.numpy_function(call, [tensor], tensor.dtype), tensor.shape)
+def _by_host(call: Callable[..., list[np.ndarray]], tensor: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(call, [tensor], [tensor.dtype])[0], tensor.shape)

@@ -21,25 +21,25 @@ PATIENCE_SECONDS = 120
 
 #: A member: adds what it is told to, and says what it has got, or why it has not.
 MEMBER = """
-import hashlib, json, sys
-from tests.tf.test_host_sum import values
+import json, sys
+from tests.tf.test_host_sum import digest, values
 from raytf.strategies.host_sum import HostSum, PeerLostError
 name, number, count = map(int, sys.argv[1:])
 group = HostSum(name, number, count, stopped_seconds=1.0)
 print(json.dumps("there"), flush=True)
 for line in sys.stdin:
-    what, *given = json.loads(line)
+    what, shapes, dtype = json.loads(line)
     try:
-        out = getattr(group, what)(values(number, *given))
-        print(json.dumps([str(out.dtype), list(out.shape), hashlib.sha256(out.tobytes()).hexdigest()]), flush=True)
+        found = getattr(group, what)(*values(number, shapes, dtype))
+        print(json.dumps([digest(each) for each in found]), flush=True)
     except PeerLostError as error:
         print(json.dumps(str(error)), flush=True)
 """
 
 
-def values(number: int, shape: list[int], dtype: str) -> np.ndarray:
+def values(number: int, shapes: list[list[int]], dtype: str) -> list[np.ndarray]:
     rng = np.random.default_rng(number)
-    return (1e6 * rng.standard_normal(shape)).astype(dtype)
+    return [np.asarray(1e6 * rng.standard_normal(shape)).astype(dtype) for shape in shapes]
 
 
 class Members:
@@ -85,43 +85,45 @@ def digest(total: np.ndarray) -> list[object]:
 def test_all_get_the_sum_in_the_order_of_ranks(count):
     words = CHUNK_BYTES // 4
     cases = [
-        ([3], "float32"),
-        ([words // 3, 2], "float32"),
-        ([2 * words + 5], "int32"),
-        ([0], "int32"),
-        ([], "float64"),
+        ([[3]], "float32"),
+        ([[words // 3, 2]], "float32"),
+        ([[2 * words + 5]], "int32"),
+        ([[0]], "int32"),
+        ([[]], "float64"),
+        ([[40_001]], "float32"),
+        ([[CHUNK_BYTES + 3]], "uint8"),
+        ([[7, 5], [words], [0], [], [3]], "float32"),
+        ([[words - 1], [2], [3 * words, 1]], "int32"),
     ]
     with members(count) as group:
-        for _ in range(2):
-            for shape, dtype in [*cases, ([40_001], "float32"), ([CHUNK_BYTES + 3], "uint8")]:
-                group.tell("add", shape, dtype)
-                parts = [values(i, shape, dtype) for i in range(count)]
-                total = parts[0] + parts[1]
-                for other in parts[2:]:
-                    total = total + other
-                assert group.answers() == [digest(np.asarray(total))] * count
+        for shapes, dtype in [*cases, *cases]:
+            group.tell("add", shapes, dtype)
+            totals, *others = [values(i, shapes, dtype) for i in range(count)]
+            for other in others:
+                totals = [total + part for total, part in zip(totals, other, strict=True)]
+            assert group.answers() == [[digest(np.asarray(total)) for total in totals]] * count
 
 
 def test_the_first_ones_values_go_to_all():
     with members(3) as group:
-        for shape in [[7], [CHUNK_BYTES // 4 + 1], [7]]:
-            group.tell("hand_out", shape, "float32")
-            assert group.answers() == [digest(values(0, shape, "float32"))] * 3
+        for shapes in [[[7]], [[CHUNK_BYTES // 4 + 1], [5]], [[7]]]:
+            group.tell("hand_out", shapes, "float32")
+            assert group.answers() == [[digest(value) for value in values(0, shapes, "float32")]] * 3
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_those_who_wait_hear_at_once_of_a_death(lost):
     with members(3) as group:
-        group.tell("add", [3], "float32")
+        group.tell("add", [[3]], "float32")
         group.answers()
         rest = [i for i in range(3) if i != lost]
         os.kill(group.processes[lost].pid, signal.SIGKILL)
         group.processes[lost].wait()
         began = time.monotonic()
-        group.tell("add", [3], "float32")
+        group.tell("add", [[3]], "float32")
         assert all("Collective" in str(answer) for answer in group.answers(rest))
         assert time.monotonic() - began < PATIENCE_SECONDS
-        group.tell("add", [3], "float32")  # for good
+        group.tell("add", [[3]], "float32")  # for good
         assert all("Collective" in str(answer) for answer in group.answers(rest))
 
 
@@ -131,7 +133,7 @@ def test_one_that_is_stopped_is_lost(lost):
         rest = [i for i in range(3) if i != lost]
         os.kill(group.processes[lost].pid, signal.SIGSTOP)
         for i in rest:
-            group.processes[i].stdin.write(json.dumps(["add", [3], "float32"]) + "\n")
+            group.processes[i].stdin.write(json.dumps(["add", [[3]], "float32"]) + "\n")
             group.processes[i].stdin.flush()
         answers = [str(answer) for answer in group.answers(rest)]
         assert any("was stopped" in answer for answer in answers)
