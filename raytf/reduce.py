@@ -1,7 +1,7 @@
-"""What travels between workers in a step: one flat vector, reduced once, and the sum does not depend on who adds first.
+"""What travels between workers in a step: reduced at once, and the sum does not depend on who adds first.
 
-The vector holds the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics), a
-matrix with one row a logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
+Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
+a matrix with one row a logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
 arrives bit for bit, and all ranks add the V rows in the same order.
 
 Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
@@ -38,8 +38,8 @@ _SMALL_HEADROOM, _SMALL_SLACK = 1, 2
 #: Exponents below this round to zero; it keeps the scale a normal float32.
 _LEAST, _MOST = -90, 128
 
-#: Sums a vector over workers; None where there is but one, and nothing has to be packed.
-AllReduce = Callable[[tf.Tensor], tf.Tensor] | None
+#: Sums tensors of one dtype over workers; None where there is but one worker.
+AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]] | None
 #: scales -> (encoded tensors summed over this worker's shards, rows [L, M + extra]).
 Compute = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 
@@ -95,7 +95,7 @@ class Reduction(Protocol):
         """Compute this worker's shards and add them over all workers.
 
         Args:
-            all_reduce: sums a vector over workers; None where this is the only one.
+            all_reduce: sums tensors over workers; None where this is the only one.
             compute: this worker's part.
             flags: [F] this worker's flags, whole numbers.
             shards: the shards of this worker.
@@ -128,11 +128,10 @@ class Float:
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
             return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed))
         rows = tf.cast(_everyones(rows, shards, total_shards), self.dtype)
-        packed = _pack([*summed, rows, tf.cast(flags, self.dtype)])
-        vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
-        matrix = tf.cast(tf.reshape(matrix, [total_shards, rows.shape[1]]), tf.float32)
-        tensors = [tf.cast(t, d) for t, d in zip(self.layout.split(vector), self.layout.dtypes, strict=True)]
-        return Reduced(tensors, tf.reduce_sum(matrix, 0), tf.cast(flags_sum, tf.float32), all_finite([vector]))
+        *tensors, matrix, flags_sum = all_reduce([*summed, rows, tf.cast(flags, self.dtype)])
+        finite = all_finite(tensors)
+        tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
+        return Reduced(tensors, tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32), finite)
 
 
 class Exact:
@@ -190,13 +189,11 @@ class Exact:
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
             summed, matrix = compute(power_of_two(self._bits - used))
-            flags_sum, columns = tf.cast(flags, tf.int32), matrix.shape[1]
+            flags_sum = tf.cast(flags, tf.int32)
             if all_reduce is not None:
                 bits = tf.bitcast(_everyones(matrix, shards, total_shards), tf.int32)
-                packed = _pack([*self._to_wire(summed), bits, flags_sum])
-                vector, matrix, flags_sum = tf.split(all_reduce(packed), [self._words, -1, flags.shape[0]])
-                matrix = tf.reshape(tf.bitcast(matrix, tf.float32), [total_shards, columns])
-                summed = [vector]
+                *summed, bits, flags_sum = all_reduce([*self._to_wire(summed), bits, flags_sum])
+                matrix = tf.bitcast(bits, tf.float32)
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
             return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *summed)
@@ -204,8 +201,9 @@ class Exact:
         # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
         start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), tf.zeros(flags.shape, tf.int32)
         invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
-        sums = [tf.zeros([0], tf.int32)] * (len(self.layout.shapes) if all_reduce is None else 1)
-        shapes = *invariants, *([tf.TensorShape(None)] * len(sums))
+        travel = 1 + self.extra - self._compressed if self._compressed and all_reduce is not None else self.extra
+        sums = [tf.zeros([0], tf.int32)] * travel
+        shapes = *invariants, *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
         _, used, needed, matrix, flags_sum, *sums = again
         lowered = tf.where(used - needed > self._slack, used - 1, used)
@@ -215,30 +213,31 @@ class Exact:
         # What is not finite makes all of its tensor so.
         steps = tf.unstack(tf.where(finite, power_of_two(used - self._bits), largest), self.extra)
         if all_reduce is not None:
-            sums = self.layout.split(self._from_wire(tf.ensure_shape(sums[0], [self._words])))
+            sums = self._from_wire(sums)
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.layout.shapes, strict=True)]
         parts = zip(sums, steps, self.layout.dtypes, strict=True)
         tensors = [tf.cast(tf.cast(part, tf.float32) * step, dtype) for part, step, dtype in parts]
         return Reduced(tensors, row, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
 
-    @property
-    def _halves(self) -> int:
-        """Values that travel as 16 bits."""
-        return sum(self.layout.sizes[: self._compressed])
-
-    @property
-    def _words(self) -> int:
-        """Words of 32 bits in which the tensors travel."""
-        return self.layout.size - self._halves // 2
-
     def _to_wire(self, summed: list[tf.Tensor]) -> list[tf.Tensor]:
         return [join(_pack(summed[: self._compressed])), *summed[self._compressed :]] if self._compressed else summed
 
-    def _from_wire(self, vector: tf.Tensor) -> tf.Tensor:
+    def _from_wire(self, sums: list[tf.Tensor]) -> list[tf.Tensor]:
         if not self._compressed:
-            return vector
-        joined, rest = tf.split(vector, [-(-self._halves // 2), -1])
-        return tf.concat([part(joined, self._halves), rest], 0)
+            return sums
+        small = Layout(self.layout.shapes[: self._compressed])
+        return [*small.split(part(sums[0], small.size)), *sums[1:]]
+
+
+def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    """A sum of tensors, made of one that sums a vector over workers."""
+
+    def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if len(tensors) == 1:
+            return [all_reduce(tensors[0])]
+        return Layout([t.shape for t in tensors]).split(all_reduce(_pack(tensors)))
+
+    return reduce
 
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -38,7 +38,7 @@ class TrainStep:
         model: built and compiled.
         plan: sizes.
         shards: this worker's logical shards, at least one.
-        all_reduce: sums a vector over workers; None where this is the only one.
+        all_reduce: sums tensors over workers; None where this is the only one.
         template, specs: structure and leaves of a batch.
         flags: number of flags that travel with each step.
         jit: compile gradients with XLA.

@@ -24,8 +24,8 @@ class Alone:
     def __init__(self, devices: Devices):
         self.devices = devices
 
-    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.identity(tensor)
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return tensors
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values

@@ -22,8 +22,8 @@ class Group(Protocol):
     world_size: int
     devices: Devices
 
-    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Sum of a tensor over all workers; may be traced."""
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums of tensors of one dtype over all workers; may be traced."""
         ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 
 from raytf.devices import Devices, OneDevice
+from raytf.reduce import packed
 from raytf.sections import Communication
 from raytf.strategies.host_sum import HostSum, PeerLostError, host_identity
 
@@ -71,24 +72,29 @@ class Group:
         self.on_host: HostSum | None = None
         self._over_hosts: cross_device_utils.CollectiveReplicaLauncher | None = None
         self._hosts = self.world_size
+        self._over_network = tf.function(self._network_sum, reduce_retracing=True, autograph=False)
+        self._sum_vector = tf.function(
+            lambda vector: self.all_reduce([vector])[0], reduce_retracing=True, autograph=False
+        )
         if self.world_size > 1 and communication == "auto":
             self._share_memory(host)
-        self._sum_vector = tf.function(self.all_reduce, reduce_retracing=True, autograph=False)
 
-    def all_reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Sum of a tensor over all workers; call it at the same place on every one. May be traced."""
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums over all workers of tensors of one dtype; call it at the same place on every one. May be traced."""
         if self.world_size == 1:
-            return tf.identity(tensor)
-        if self._hosts == self.world_size:
-            return self.strategy.run(_replica_sum, args=(tensor,))
-        total = tensor
+            return [tf.identity(t) for t in tensors]
         if self.on_host is not None:
-            total = _by_host(self.on_host.add, total)
+            tensors = _by_host(self.on_host.add, tensors)
         if self._over_hosts is not None:
-            total = self._over_hosts.all_reduce(total)
+            tensors = packed(self._over_hosts.all_reduce)(tensors)
+        elif self._hosts == self.world_size:
+            tensors = packed(self._network_sum)(tensors)
         if self.on_host is not None and self._hosts > 1:
-            total = _by_host(self.on_host.hand_out, total)
-        return total
+            tensors = _by_host(self.on_host.hand_out, tensors)
+        return tensors
+
+    def _network_sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self.strategy.run(_replica_sum, args=(tensor,))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum of an array over all workers, now.
@@ -111,12 +117,9 @@ class Group:
         # One that shares nothing is alone on a host of its own.
         digest = hashlib.sha256((identity or secrets.token_hex()).encode()).digest()
         mine, name = int.from_bytes(digest[:8]) >> 64 - 2 * _BITS, secrets.randbits(2 * _BITS)
-        over_network = tf.function(
-            lambda t: self.strategy.run(_replica_sum, args=(t,)), reduce_retracing=True, autograph=False
-        )
         table = np.zeros([self.world_size, 4], np.int32)
         table[self.rank] = [part for number in (mine, name) for part in (number >> _BITS, number & (1 << _BITS) - 1)]
-        table = over_network(tf.constant(table)).numpy()
+        table = self._over_network(tf.constant(table)).numpy()
         hosts: dict[tuple[int, int], list[int]] = {}
         for rank, row in enumerate(table.tolist()):
             hosts.setdefault((row[0], row[1]), []).append(rank)
@@ -130,7 +133,7 @@ class Group:
                 on_host = HostSum(high << _BITS | low, own.index(self.rank), len(own))
             except OSError:
                 failed = 1
-        if over_network(tf.constant([failed])).numpy()[0]:
+        if self._over_network(tf.constant([failed])).numpy()[0]:
             if on_host is not None:
                 on_host.close()
             return
@@ -171,5 +174,6 @@ def _replica_sum(tensor: tf.Tensor) -> Any:
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine)
 
 
-def _by_host(call: Callable[..., list[np.ndarray]], tensor: tf.Tensor) -> tf.Tensor:
-    return tf.ensure_shape(tf.numpy_function(call, [tensor], [tensor.dtype])[0], tensor.shape)
+def _by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
+    return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]

@@ -15,6 +15,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.sources import Source
 from raytf.devices import Devices, OneDevice
 from raytf.model import build, seed_states
+from raytf.reduce import packed
 from raytf.sections import ComputeSection
 from raytf.step import TrainStep
 
@@ -39,7 +40,7 @@ class World:
         self._barrier = threading.Barrier(size, timeout=120)
         self._parts: list[Any] = [None] * size
 
-    def all_reduce(self, rank: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    def all_reduce(self, rank: int) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
         def add(part: np.ndarray) -> np.ndarray:
             self._parts[rank] = part
             self._barrier.wait()
@@ -53,7 +54,7 @@ class World:
             total = tf.numpy_function(add, [tensor], tensor.dtype)
             return tf.ensure_shape(total, tensor.shape)
 
-        return reduce
+        return packed(reduce)
 
 
 def train(

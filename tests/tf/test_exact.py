@@ -34,7 +34,7 @@ class Rank:
         self._all_reduce = world.all_reduce(rank)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        return self._all_reduce(tf.constant(values)).numpy()
+        return self._all_reduce([tf.constant(values)])[0].numpy()
 
     def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return [self.sum((a if self.rank == 0 else a * 0).astype(np.int32)).astype(a.dtype) for a in arrays]

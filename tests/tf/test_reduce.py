@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.reduce import Exact, Float, Layout, exponent, join, part, power_of_two
+from raytf.reduce import Exact, Float, Layout, exponent, join, packed, part, power_of_two
 
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
@@ -46,7 +46,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
                 known = [other[len(mine) - 1] for other in sent if len(other) >= len(mine)]
                 return tf.add_n(known) if len(known) == len(ranks) else tensor
 
-            result = run(own, all_reduce)
+            result = run(own, packed(all_reduce))
             heard.append(mine)
         sent = heard
     return result
@@ -136,7 +136,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind):
         summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
         return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
 
-    reduced = reduction.reduce(tf.identity, compute, tf.ones([1]), range(2), 2)
+    reduced = reduction.reduce(packed(tf.identity), compute, tf.ones([1]), range(2), 2)
     assert not bool(reduced.finite)
     assert not np.isfinite(reduced.tensors[0].numpy()[1])
     np.testing.assert_array_equal(reduced.tensors[1].numpy(), [0.5, 0.25])
@@ -154,7 +154,7 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
             tensors, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
             return tensors, tf.concat([tf.zeros([1]), extra], 0)[None]
 
-        return float(reduction.reduce(tf.identity, compute, tf.zeros([1]), range(1), 1).tensors[0][0])
+        return float(reduction.reduce(packed(tf.identity), compute, tf.zeros([1]), range(1), 1).tensors[0][0])
 
     assert step(1.5) == 1.5
     assert calls == [1.5, 1.5]  # nothing is known before the first step
@@ -222,7 +222,7 @@ def test_the_loop_gives_the_same_in_a_graph():
                 [tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]
             )
 
-        reduced = reduction.reduce(tf.identity, compute, tf.ones([3]), range(2), 2)
+        reduced = reduction.reduce(packed(tf.identity), compute, tf.ones([3]), range(2), 2)
         return reduced.tensors[0], reduced.row, reduced.flags
 
     tensor, row, flags = step(values)
