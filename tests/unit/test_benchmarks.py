@@ -72,6 +72,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path, capsys):
     report = Report("sample", "A sample")
     report.comparisons.append(Comparison("MLP", "Keras fit", "steps/s", [10.0, 12.0], [8.0, 8.0], goal=1.0))
     report.readings.append(Reading("MLP", "memory", "MB", [1234.0], at_most=1000.0))
+    report.grids.append(harness.Grid("Another table", ["a", "b"], [["1", "2"]]))
     report.notes.append("torch is absent")
     path = tmp_path / "sample.json"
     assert report.finish(path) == 0
@@ -81,6 +82,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "≥ 1 reached" in out
     assert "≤ 1,000 missed" in out
+    assert "│ 1 │ 2 │" in out
     assert "torch is absent" in out
 
 

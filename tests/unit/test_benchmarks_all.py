@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import all as everything
 from benchmarks import performance
-from benchmarks.harness import Comparison, Reading, Report
+from benchmarks.harness import Comparison, Grid, Reading, Report
 from raytf.lease import process_start
 
 ALL = Path(everything.__file__)
@@ -164,13 +164,38 @@ def test_the_page_lists_goals_and_weaves_in_what_people_wrote():
 
 
 def test_a_goal_has_its_rows_by_name():
-    recovery = Report("recovery", "Restarts")
+    recovery = Report("recovery", "Restarts", grids=[Grid("Phases", ["phase", "s"], [["import", "3.1"]])])
+    assert "Phases:\n\n| phase | s |\n| --- | --- |\n| import | 3.1 |\n" in performance.page([recovery], "")
     recovery.readings += [Reading("SIGKILL", f"P{p}", "s", [9.0], at_most=10.0) for p in (50, 95)]
     recovery.comparisons.append(Comparison("SIGKILL", "stock Ray", "s", [9.0], [18.0], more_is_better=False, goal=3.0))
     found = performance.goals([recovery])
     assert [row.found for row in found["Recovery: P95 of 20 s or less"]] == ["9 s, wanted ≤ 10.0"]
     assert [row.reached for row in found["Recovery: at least 3 times faster than stock Ray"]] == [False]
     assert len(found["Recovery: P50 of 10 s or less"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "name", "goal"),
+    [
+        ("step_overhead", "MLP, raytf (as it is), Keras fit (32 steps a call)", "Keras `fit`"),
+        ("step_overhead", "MLP, memory of raytf's worker", "Memory of a worker"),
+        ("distributed", "MNIST CNN, 2 workers, MWMS by hand", "a script by hand"),
+        ("distributed", "MNIST CNN, 2 workers, Ray TensorflowTrainer", "stock Ray, MNIST"),
+        ("distributed", "MNIST CNN, 2 workers, DDP through Ray", "PyTorch DDP"),
+        ("distributed", "MNIST CNN, 2 workers, exact, raytf, float", "Exact mode"),
+        ("exact_cost", "mnist, 421,642 weights, 2 workers, exact, float", "Exact mode"),
+        ("checkpoint_cost", "1 GB: stall, to memory, one copy in memory", "A checkpoint's stall"),
+        ("checkpoint_cost", "1 GB: time to durable, the disk: write and fsync", "80 % of the raw rate"),
+        ("snapshot_cost", "2 workers, to memory every 10 steps, the same without", "1 % or less"),
+        ("recovery", "raytf, worker, P95 to a new step, n = 20", "P95"),
+        ("recovery", "worker lost, seconds to a new step, Ray TensorflowTrainer", "stock Ray"),
+        ("input", "arrays, 28x28 uint8, raytf", "from arrays"),
+        ("input", "Parquet, local, raytf", "from Parquet"),
+        ("scale", "a row of nobody's goal", "scale: a row of nobody's goal"),
+    ],
+)
+def test_rows_of_the_benchmarks_find_their_goals(benchmark, name, goal):
+    assert goal in performance._goal_of(benchmark, name)
 
 
 def test_a_command_is_told_without_the_file_of_its_result():
