@@ -86,6 +86,20 @@ class Reading:
         return (self.at_least is None or middle >= self.at_least) and (self.at_most is None or middle <= self.at_most)
 
 
+@dataclass(frozen=True)
+class Grid:
+    """A table of another shape, as text.
+
+    Attributes:
+        title: above it.
+        head, rows: its cells.
+    """
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
 @dataclass
 class Report:
     """What a benchmark has found.
@@ -93,7 +107,7 @@ class Report:
     Attributes:
         name: of the module in benchmarks/.
         title: one line.
-        comparisons, readings: in the order in which they are shown.
+        comparisons, readings, grids: in the order in which they are shown.
         notes: lines of text, for example which peer was skipped and why.
         machine: where and when it ran; filled in when it is finished.
     """
@@ -102,6 +116,7 @@ class Report:
     title: str
     comparisons: list[Comparison] = field(default_factory=list)
     readings: list[Reading] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.time)
@@ -112,6 +127,7 @@ class Report:
         document = json.loads(path.read_text())
         document["comparisons"] = [Comparison(**row) for row in document["comparisons"]]
         document["readings"] = [Reading(**row) for row in document["readings"]]
+        document["grids"] = [Grid(**table) for table in document["grids"]]
         return cls(**document)
 
     def finish(self, path: Path | None) -> int:
@@ -250,6 +266,11 @@ def show(report: Report) -> None:
             for row in rows:
                 table.add_row(*row)
             console.print(table)
+    for grid in report.grids:
+        table = Table(*grid.head, title=grid.title, title_justify="left", title_style="bold")
+        for row in grid.rows:
+            table.add_row(*row)
+        console.print(table)
     for note in report.notes:
         console.print(note, markup=False, soft_wrap=True)
     seconds, load = report.machine["seconds"], (report.machine["load before"], report.machine["load after"])

@@ -35,8 +35,10 @@ class Exclusion:
         counts = {node: self.count(node, now) for node in nodes}
         out = []
         for node, count in counts.items():
+            if count < FAULTS:
+                continue
             others = [c for other, c in counts.items() if other != node]
-            if count >= FAULTS and (not others or count >= _MORE * statistics.median(others)):
+            if not others or count >= _MORE * statistics.median(others):
                 out.append(node)
         return sorted(out, key=lambda node: (-counts[node], node))
 

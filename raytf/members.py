@@ -34,10 +34,12 @@ def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None
         group: of all ranks.
         strategy: its name.
         local_rank: of this worker.
-        say: for the user, as a whole.
+        say: for the user, as a whole; rank 0 calls it.
     """
-    everyone = gather(group, json.dumps({"local_rank": local_rank} | about_me()).encode())
-    say(table(f"{count(len(everyone), 'worker')}, {strategy}", [json.loads(each) for each in everyone]))
+    me = {"local_rank": local_rank} | about_me()
+    everyone = [json.loads(each) for each in gather(group, json.dumps(without_cluster(me)).encode())]
+    if group.rank == 0:
+        say(table(f"{count(len(everyone), 'worker')}, {strategy}", [me, *everyone[1:]]))
 
 
 def count(number: int, what: str) -> str:
@@ -79,6 +81,12 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
     cluster = json.loads(processes[0]["tf_config"] or "{}").get("cluster")
     told = f"TF_CONFIG cluster: {json.dumps(cluster)}" if cluster else "TF_CONFIG is not set: there is one process"
     return "\n".join(line.rstrip() for line in [*out.getvalue().splitlines(), told])
+
+
+def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
+    """What a process says of itself, without the list of all others: that is long where they are many."""
+    config = json.loads(process["tf_config"] or "{}")
+    return process | {"tf_config": json.dumps({"task": config["task"]}) if "task" in config else ""}
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:

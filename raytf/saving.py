@@ -46,6 +46,7 @@ class _Prepared:
 
     Attributes:
         best: what `TrainingState.best` is once it is on storage.
+        writers: ranks that have tensors, the first ones.
         made_at: seconds of a clock that only goes forward.
     """
 
@@ -54,6 +55,7 @@ class _Prepared:
     tensors: dict[str, np.ndarray]
     document: dict[str, Any]
     best: tuple[str, float] | None
+    writers: int
 
 
 class Saving:
@@ -210,7 +212,8 @@ class Saving:
         self._copy(self._callbacks.active)
         values, arrays = self._callbacks.state()
         sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self._named.items()}
-        own = format.snapshot(self._named, codec.shares(sizes, self._group.world_size)[self._group.rank])
+        split = codec.shares(sizes, self._group.world_size)
+        own = format.snapshot(self._named, split[self._group.rank])
         state, value = self._state, self._value()
         best = (self._goal.metric, value) if self._goal and value is not None and self._is_best(value) else state.best
         document = {
@@ -221,7 +224,8 @@ class Saving:
             "world_size": self._group.world_size,
             "best": best,
         }
-        return _Prepared(self._clock(), state.step, own | arrays, document, best)
+        writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
+        return _Prepared(self._clock(), state.step, own | arrays, document, best, writers)
 
     def _take_waiting(self) -> _Prepared | None:
         save, self._waiting = self._waiting, None
@@ -237,7 +241,7 @@ class Saving:
             log.write(rows)
             self._reporter.upload()
 
-        self._saver.begin(save.step, save.tensors, save.document, self._finite, first)
+        self._saver.begin(save.step, save.tensors, save.document, self._finite, first, save.writers)
         self._current = save
         self._saved_step, self._saved_at = save.step, self._clock()
 

@@ -6,7 +6,7 @@ and then how long it takes for one logical shard alone, all at once, and how lon
 
 from __future__ import annotations
 
-import statistics
+import bisect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,8 +61,9 @@ class Stragglers:
             return []
         found = []
         usual = {rank: _mean_but_longest(costs) for rank, costs in self._costs.items()}
+        in_order = sorted(usual.values())
         for beat in beats:
-            peers = statistics.median(cost for rank, cost in usual.items() if rank != beat.rank)
+            peers = _median_without(in_order, usual[beat.rank])
             ratio = usual[beat.rank] / peers if peers else 1.0
             self._slow[beat.rank] = self._slow.get(beat.rank, 0) + 1 if ratio >= SLOW else 0
             if ratio < RECOVERED:
@@ -71,6 +72,16 @@ class Stragglers:
                 self._named.add(beat.rank)
                 found.append(Straggler(beat.rank, beat.node, beat.address, ratio))
         return found
+
+
+def _median_without(in_order: Sequence[float], one: float) -> float:
+    """The median of sorted numbers, at least two, but for one of them."""
+    left, place = len(in_order) - 1, bisect.bisect_left(in_order, one)
+
+    def at(i: int) -> float:
+        return in_order[i if i < place else i + 1]
+
+    return at(left // 2) if left % 2 else (at(left // 2 - 1) + at(left // 2)) / 2
 
 
 def _shard_seconds(before: Beat, beat: Beat) -> float:

@@ -490,7 +490,7 @@ class Worker:
 
     def _samples(self) -> int:
         epochs, rest = divmod(self.state.step, self.plan.steps_per_epoch)
-        return epochs * self.plan.records + sum(int(self.plan.counts(s).sum()) for s in range(rest))
+        return epochs * self.plan.records + sum(self.plan.records_of(s) for s in range(rest))
 
     def show(self, phase: str) -> None:
         """Tell the driver where the run is; rank 0 does."""

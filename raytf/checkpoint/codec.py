@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 import safetensors.numpy
 
@@ -10,12 +12,12 @@ from raytf.errors import CheckpointError
 
 def shares(sizes: dict[str, int], world_size: int) -> list[list[str]]:
     """Names for each rank to write: the largest tensor goes to the rank with the fewest bytes so far (Graham's LPT)."""
-    loads = [0] * world_size
     split: list[list[str]] = [[] for _ in range(world_size)]
+    loads = [(0, rank) for rank in range(world_size)]  # a heap; of equal loads the first rank comes first
     for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
-        rank = loads.index(min(loads))
+        load, rank = loads[0]
         split[rank].append(name)
-        loads[rank] += sizes[name]
+        heapq.heapreplace(loads, (load + sizes[name], rank))
     return split
 
 

@@ -48,7 +48,26 @@ def fold(*parts: int | np.ndarray) -> np.ndarray:
 
 def permutation(n: int, *key: int) -> np.ndarray:
     """A permutation of range(n), int64, drawn from the key."""
-    return np.argsort(fold(*key, np.arange(n)), kind="stable")
+    return argsort(fold(*key, np.arange(n)))
+
+
+def argsort(keys: np.ndarray) -> np.ndarray:
+    """np.argsort(keys, kind="stable") of uint64, in two thirds of the time: numbers sort faster than places of numbers.
+
+    So the low bits of each number make way for its place, and what these few bits would have told apart is put in
+    order afterwards: with random keys a pair in a million, or none.
+    """
+    low = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
+    packed = keys & ~low
+    packed |= np.arange(len(keys), dtype=np.uint64)
+    packed.sort()
+    tied = (packed[1:] ^ packed[:-1]) <= low
+    order = (packed & low).astype(np.int64)
+    if tied.any():
+        places = np.flatnonzero(np.append(tied, False) | np.append(False, tied))
+        some = order[places]
+        order[places] = some[np.argsort(keys[some], kind="stable")]
+    return order
 
 
 def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> np.ndarray:
@@ -82,7 +101,7 @@ def assign(shards: int, world_size: int) -> list[range]:
 
 def imbalance(shards: int, world_size: int) -> float:
     """Shards whose time a worker waits in each step, on average, when V is no multiple of W: ceil(V/W) - V/W."""
-    return max(map(len, assign(shards, world_size))) - shards / world_size
+    return -(-shards // world_size) - shards / world_size
 
 
 @dataclass(frozen=True)
@@ -115,16 +134,23 @@ class StepPlan:
     @cached_property
     def bounds(self) -> np.ndarray:
         """[V+1] where each shard's range of the epoch's sequence begins."""
-        return np.array([self.records * v // self.shards for v in range(self.shards + 1)], np.int64)
+        return np.arange(self.shards + 1, dtype=np.int64) * self.records // self.shards
 
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within it) of a global step, all counted from 0."""
         return divmod(step, self.steps_per_epoch)
 
-    def counts(self, step_in_epoch: int) -> np.ndarray:
-        """[V] records that each shard has at this step."""
+    def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
+        """Records that each of some shards has at this step; by default of all."""
+        low, high = (0, self.shards) if shards is None else (shards.start, shards.stop)
         taken = step_in_epoch * self.micro_batch_size
-        return np.clip(np.diff(self.bounds) - taken, 0, self.micro_batch_size)
+        return np.clip(np.diff(self.bounds[low : high + 1]) - taken, 0, self.micro_batch_size)
+
+    def records_of(self, step_in_epoch: int) -> int:
+        """Records that all shards have at this step."""
+        if self.is_full(step_in_epoch):
+            return self.global_batch_size
+        return int(self.counts(step_in_epoch).sum())
 
     def is_full(self, step_in_epoch: int) -> bool:
         return step_in_epoch < self.full_steps

@@ -118,16 +118,15 @@ class Pipeline:
     def _gather(self, start: int, stop: int) -> Call:
         epoch, inside = self.plan.locate(start)
         order, b, steps = self._epoch_order(epoch), self.plan.micro_batch_size, stop - start
-        counts = self.plan.counts(inside)
         full = self.plan.is_full(inside)
-        local = counts[self.shards.start : self.shards.stop].astype(np.int32)
+        local = self.plan.counts(inside, self.shards).astype(np.int32)
         # [L][K*b]: consecutive steps of a shard are consecutive positions of its range.
         ids = [order.records(v, inside * b, (inside + steps) * b) for v in self.shards]
         flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
         self._check_labels(flat, start)
         shard_steps = np.arange(start, stop)
         model_seeds = self._seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
-        records = self.plan.global_batch_size * steps if full else int(counts.sum())
+        records = self.plan.records_of(inside) * steps  # of one that is not full there is one step
         if full and self._augment is None:
             leaves = self._with_class_weight(flat)
             shaped = [self._by_step(leaf, steps) for leaf in leaves]

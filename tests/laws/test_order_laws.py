@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.data import ArraySource, ParquetSource
-from raytf.data.order import EpochOrder, StepPlan, assign, imbalance, permutation, step_seeds
+from raytf.data.order import EpochOrder, StepPlan, argsort, assign, fold, imbalance, permutation, step_seeds
 from raytf.data.pipeline import Pipeline
 from tests.laws import checks
 from tests.laws.checks import Stretch
@@ -137,6 +137,15 @@ def test_counts_say_what_records_gives(order):
         counts = order.plan.counts(step)
         assert [len(r) for r in step_records(order, step)] == counts.tolist()
         assert order.plan.is_full(step) == (counts == order.plan.micro_batch_size).all()
+        assert order.plan.records_of(step) == counts.sum()
+
+
+@given(plans(), st.data())
+def test_a_rank_counts_its_own_shards_alone(plan, data):
+    low = data.draw(st.integers(0, plan.shards - 1))
+    own = range(low, data.draw(st.integers(low + 1, plan.shards)))
+    step = data.draw(st.integers(0, plan.steps_per_epoch - 1))
+    assert plan.counts(step, own).tolist() == plan.counts(step)[own.start : own.stop].tolist()
 
 
 @given(plans())
@@ -178,8 +187,15 @@ def test_epochs_and_seeds_differ(seed, epoch):
     assert order(seed, epoch) != order(seed + 1, epoch)
 
 
+@given(st.lists(st.integers(0, 40) | st.integers(0, 2**64 - 1), max_size=60), st.integers(0, 2**64 - 1))
+def test_keys_that_differ_in_few_bits_or_none_are_sorted_as_by_numpy(low, high):
+    keys = np.array([high ^ bits for bits in low], np.uint64)
+    assert argsort(keys).tolist() == np.argsort(keys, kind="stable").tolist()
+
+
 @given(st.integers(0, 300), st.lists(st.integers(0, 2**40), max_size=3))
 def test_permutation_is_one(n, key):
+    assert permutation(n, *key).tolist() == np.argsort(fold(*key, np.arange(n)), kind="stable").tolist()
     assert np.sort(permutation(n, *key)).tolist() == list(range(n))
 
 

@@ -121,6 +121,20 @@ def test_what_is_saved_is_read(run):
     assert ranks.said == []
 
 
+def test_ranks_without_tensors_write_nothing(run):
+    ranks = Ranks(run, world_size=20)
+    for rank, saver in enumerate(ranks.savers):
+        tensors = {f"w{rank}": np.full(10, rank, np.float32)} if rank < 18 else {}
+        saver.begin(7, tensors, {"step": 7}, writers=18)
+        saver.phase = policy.Phase.WRITING
+    assert ranks.finish() is policy.Event.DONE
+    name = ranks.savers[0].name
+    files = [f"share-{rank:05d}.{kind}" for rank in range(18) for kind in ("json", "safetensors")]
+    assert run.list(f"{FOLDER}/{name}") == [manifest.FILE, *files]
+    assert [share["names"] for share in manifest.read(run, name)["shares"]] == [[f"w{rank}"] for rank in range(18)]
+    assert len(durable.load(run, name).tensors) == 18
+
+
 def test_a_failed_save_is_removed_and_said_once(run):
     ranks = Ranks(run)
     assert ranks.save(1) is policy.Event.DONE

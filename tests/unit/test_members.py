@@ -26,12 +26,16 @@ def test_each_worker_has_a_row_and_the_cluster_a_line():
     assert [row[0] for row in rows] == ["0", "1"]
     assert any("GPU:1 A100" in line for line in lines)
     assert lines[-1] == f"TF_CONFIG cluster: {json.dumps(cluster)}"
+    # The first one says who is in the cluster, for all.
+    processes = [worker(0, cluster), members.without_cluster(worker(1, cluster))]
+    assert members.table("2 workers", processes) == "\n".join(lines)
 
 
 def test_one_process_has_no_tf_config():
     lines = members.table("1 worker, mirrored", [worker(0, None)]).splitlines()
     assert lines[0] == "1 worker, mirrored"
     assert lines[-1] == "TF_CONFIG is not set: there is one process"
+    assert members.without_cluster(worker(0, None)) == worker(0, None)
 
 
 def test_processes_of_a_group_with_servers_are_told_by_their_task_and_have_no_rank():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.hangs import Beat
-from raytf.stragglers import SLOW, Stragglers
+from raytf.stragglers import SLOW, Straggler, Stragglers
 
 
 class World:
@@ -23,6 +24,10 @@ class World:
 
     def measure(self, noise: float = 0.0, rng: random.Random | None = None) -> list[int]:
         """Ranks named by one more measurement."""
+        return [s.rank for s in self.found(noise, rng)]
+
+    def found(self, noise: float = 0.0, rng: random.Random | None = None) -> list[Straggler]:
+        """What one more measurement finds."""
         rng, beats = rng or random.Random(0), []
         for last, cost, wait in zip(self.beats, self.costs, self.inputs, strict=True):
             seconds = cost * (1 + noise * rng.random())
@@ -36,7 +41,7 @@ class World:
                 )
             )
         self.beats = beats
-        return [s.rank for s in self.stragglers.look(beats)]
+        return self.stragglers.look(beats)
 
     def named(self, times: int = 20, **noise) -> list[int]:
         return [rank for _ in range(times) for rank in self.measure(**noise)]
@@ -46,6 +51,17 @@ def test_a_rank_three_times_slower_is_named_once_after_some_measurements():
     world = World([0.1, 0.1, 0.3])
     assert [world.measure() for _ in range(7)] == [[], [], [], [], [], [], [2]]
     assert world.named() == []
+
+
+@given(st.lists(st.sampled_from([0.5, 1.0, 1.25, 2.0, 8.0]), min_size=2, max_size=9))
+def test_a_rank_is_compared_with_the_median_of_its_peers(costs):
+    world = World(costs)
+    found = [slow for _ in range(20) for slow in world.found()]
+    for slow in found:
+        peers = statistics.median(costs[: slow.rank] + costs[slow.rank + 1 :])
+        assert slow.ratio == pytest.approx(costs[slow.rank] / peers)
+    expected = [r for r, cost in enumerate(costs) if cost >= SLOW * statistics.median(costs[:r] + costs[r + 1 :])]
+    assert [slow.rank for slow in found] == expected
 
 
 def test_of_two_the_slower_is_named():
