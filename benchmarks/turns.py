@@ -29,12 +29,19 @@ class Conductor:
         ranks: how many will call `follow`.
         log: file for what it prints.
         environment: of the program; by default this one's.
+        end_seconds: that it has to end by itself, once it is told.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], ranks: int, log: Path, environment: dict[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        ranks: int,
+        log: Path,
+        environment: dict[str, str] | None = None,
+        end_seconds: float = 30.0,
     ):
-        self.name, self._ranks, self._log = name, ranks, log
+        self.name, self._ranks, self._log, self._end_seconds = name, ranks, log, end_seconds
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._server.settimeout(1.0)
         address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -53,7 +60,7 @@ class Conductor:
             file.close()
         self._server.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=self._end_seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
             self._process.wait()
@@ -101,13 +108,40 @@ class Conductor:
 
 
 def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done."""
+    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done.
+
+    The answer has `cpu`, the seconds of CPU time that this process has spent on them.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as file:
         file.write(f"{json.dumps({'rank': rank})}\n")
         file.flush()
         for line in file:
             answer: dict[str, Any] = {}
+            began = time.process_time()
             yield json.loads(line)["steps"], answer
+            answer["cpu"] = time.process_time() - began
             file.write(f"{json.dumps(answer)}\n")
             file.flush()
+
+
+class Follower:
+    """As `follow`, for programs whose loop is not their own: called before each of its steps or calls.
+
+    Args:
+        address, rank: as of `follow`.
+    """
+
+    def __init__(self, address: str, rank: int):
+        self._words = follow(address, rank)
+        self._left = 0
+
+    def before(self, steps: int) -> bool:
+        """Wait for a turn, unless it is one; `steps` will be done now. False when all is done."""
+        if self._left <= 0:
+            found = next(self._words, None)
+            if found is None:
+                return False
+            self._left = found[0]
+        self._left -= steps
+        return True
