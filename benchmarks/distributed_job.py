@@ -28,7 +28,7 @@ class Job(common.Program):
 
 
 def main(job: Job) -> None:
-    address, driver, name = job.address, os.getpid(), job.model
+    address, driver, name, profile = job.address, os.getpid(), job.model, job.profile
 
     def build() -> Any:
         import keras
@@ -37,6 +37,7 @@ def main(job: Job) -> None:
 
     def callbacks(files: str) -> list[Any]:
         import keras
+        import tensorflow as tf
 
         from benchmarks import turns
 
@@ -44,8 +45,13 @@ def main(job: Job) -> None:
 
         class Turns(keras.callbacks.History):  # type: ignore[misc]
             def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+                was_between = follower.is_between
+                if profile and was_between and follower.turns == 2:
+                    tf.profiler.experimental.stop()
                 if not follower.before(common.CALL_STEPS):
                     os.kill(driver, signal.SIGKILL)  # and Ray with it: nobody wants the end of this run
+                if profile and was_between and follower.turns == 2:
+                    tf.profiler.experimental.start(profile)
 
         return [Turns()]
 

@@ -83,8 +83,12 @@ class Conductor:
             file = connection.makefile("rw")
             self._files[json.loads(file.readline())["rank"]] = file
 
-    def run(self, steps: int) -> dict[str, Any]:
+    def run(self, steps: int, **said: Any) -> dict[str, Any]:
         """Have all ranks do so many steps.
+
+        Args:
+            steps: of each rank.
+            said: what else they must know.
 
         Returns:
             Rank 0's answer, with `seconds` from the first word to the last answer of all.
@@ -92,7 +96,7 @@ class Conductor:
         self.wait()
         began = time.perf_counter()
         for file in self._files.values():
-            file.write(f"{json.dumps({'steps': steps})}\n")
+            file.write(f"{json.dumps({'steps': steps, **said})}\n")
             file.flush()
         answers = {}
         for rank, file in self._files.items():
@@ -110,16 +114,17 @@ class Conductor:
 def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done.
 
-    The answer has `cpu`, the seconds of CPU time that this process has spent on them.
+    The dictionary begins with what else the conductor has said. The answer has `cpu`, the seconds of CPU time that this
+    process has spent on them.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as file:
         file.write(f"{json.dumps({'rank': rank})}\n")
         file.flush()
         for line in file:
-            answer: dict[str, Any] = {}
-            began = time.process_time()
-            yield json.loads(line)["steps"], answer
+            answer: dict[str, Any] = json.loads(line)
+            steps, began = answer.pop("steps"), time.process_time()
+            yield steps, answer
             answer["cpu"] = time.process_time() - began
             file.write(f"{json.dumps(answer)}\n")
             file.flush()
@@ -130,18 +135,27 @@ class Follower:
 
     Args:
         address, rank: as of `follow`.
+
+    Attributes:
+        turns: that have begun.
     """
 
     def __init__(self, address: str, rank: int):
         self._words = follow(address, rank)
-        self._left = 0
+        self._left = self.turns = 0
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no turn goes on."""
+        return self._left <= 0
 
     def before(self, steps: int) -> bool:
         """Wait for a turn, unless it is one; `steps` will be done now. False when all is done."""
-        if self._left <= 0:
+        if self.is_between:
             found = next(self._words, None)
             if found is None:
                 return False
             self._left = found[0]
+            self.turns += 1
         self._left -= steps
         return True

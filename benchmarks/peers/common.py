@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ class Program:
     """For each worker, within an operation; 0 leaves it to the framework."""
     use_gpu: bool = False
     """One GPU for each worker."""
+    profile: str | None = None
+    """Folder for what TensorFlow's profiler sees of rank 0 in the second turn; see step_profile.py."""
 
 
 def set_threads(threads: int) -> None:
@@ -40,6 +43,15 @@ def set_threads(threads: int) -> None:
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
     for device in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(device, True)
+
+
+def profiled(folder: str | None) -> AbstractContextManager[Any]:
+    """Have TensorFlow's profiler look on, where a folder is given."""
+    if folder is None:
+        return nullcontext()
+    import tensorflow as tf
+
+    return tf.profiler.experimental.Profile(folder)
 
 
 def dataset(name: str, rank: int, workers: int, batch: int) -> Any:

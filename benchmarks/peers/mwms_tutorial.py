@@ -95,8 +95,9 @@ class Training:
 def main(program: common.Program) -> int:
     if "TF_CONFIG" in os.environ:
         training = Training(program.model, program.threads)
-        for steps, answer in turns.follow(program.address, training.rank):
-            answer["loss"] = training.run(steps)
+        for turn, (steps, answer) in enumerate(turns.follow(program.address, training.rank)):
+            with common.profiled(program.profile if turn == 1 and training.rank == 0 else None):
+                answer["loss"] = training.run(steps)
         os._exit(0)  # freeing TensorFlow's objects takes long
     started = [
         subprocess.Popen([sys.executable, *sys.argv], env=os.environ | more)
