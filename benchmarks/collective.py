@@ -24,8 +24,8 @@ import tyro
 
 from benchmarks import harness
 from benchmarks.collective_ranks import BUCKETS
+from benchmarks.peers import common
 from benchmarks.turns import Conductor
-from raytf.testing import environment
 
 PLAIN, OWN, GLOO = "gRPC", "raytf", "gloo"
 WAYS = [PLAIN, "gRPC ring", f"gRPC, {BUCKETS} buckets", "gRPC, bfloat16", "gRPC, int16", OWN]
@@ -54,7 +54,7 @@ class Arguments:
 @contextlib.contextmanager
 def processes(workers: int, threads: int, report: harness.Report) -> Iterator[dict[str, Conductor]]:
     """Way -> who does it."""
-    around = environment(PYTHONPATH=str(harness.ROOT), TF_CPP_MIN_LOG_LEVEL="2")
+    around = common.environment()
     with tempfile.TemporaryDirectory(prefix="rd-") as folder, contextlib.ExitStack() as stack:
         made: dict[str, Conductor] = {}
         for framework, ways in (("tensorflow", WAYS), ("torch", [GLOO])):

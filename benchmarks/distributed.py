@@ -27,7 +27,6 @@ import tyro
 from benchmarks import harness, models
 from benchmarks.peers import common
 from benchmarks.turns import Conductor
-from raytf.testing import environment
 
 HERE = Path(__file__).parent
 HAND, STOCK, DDP = "MWMS by hand", "Ray TensorflowTrainer", "DDP through Ray"
@@ -81,7 +80,7 @@ def programs(without: list[str], report: harness.Report) -> dict[str, list[str]]
 
 def measure(name: str, workers: int, arguments: Arguments, report: harness.Report) -> None:
     use_gpu = harness.gpus() >= workers
-    around = environment(PYTHONPATH=str(harness.ROOT), TF_CPP_MIN_LOG_LEVEL="2")
+    around = common.environment()
     if not use_gpu:
         around["CUDA_VISIBLE_DEVICES"] = "-1"
     flags = ["--address", "{address}", "--workers", workers, "--model", name, "--threads", arguments.threads]
@@ -93,8 +92,7 @@ def measure(name: str, workers: int, arguments: Arguments, report: harness.Repor
             words = [sys.executable, *command, *map(str, flags)]
             log = Path(folder) / f"{len(started)}.log"
             started[who] = stack.enter_context(Conductor(who, words, ranks, log, around | {"TMPDIR": folder}, 5.0))
-        for conductor in started.values():
-            conductor.wait()
+            started[who].wait()  # one after the other: a Ray that starts beside others may give up
         steps = {}
         for who, conductor in started.items():
             conductor.run(WARM)

@@ -22,9 +22,9 @@ import tyro
 
 from benchmarks import harness, step_trace
 from benchmarks.distributed import HERE, WARM
+from benchmarks.peers import common
 from benchmarks.step_trace import KINDS, Step
 from benchmarks.turns import Conductor
-from raytf.testing import environment
 
 #: Title -> file name, script and flags of its own.
 PROGRAMS = {
@@ -61,7 +61,7 @@ class Arguments:
 def profile(arguments: Arguments) -> dict[str, list[Step]]:
     """The steps of each program, one program after the other."""
     use_gpu = harness.gpus() >= arguments.workers
-    around = environment(PYTHONPATH=str(harness.ROOT), TF_CPP_MIN_LOG_LEVEL="2")
+    around = common.environment()
     if not use_gpu:
         around["CUDA_VISIBLE_DEVICES"] = "-1"
     found = {}

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import models
+from benchmarks import harness, models
+from raytf import testing
 
 #: Of an epoch: MNIST's 60,000, up to a whole number of batches and of calls.
 RECORDS = 480 * models.BATCH
@@ -32,6 +33,11 @@ class Program:
     """One GPU for each worker."""
     profile: str | None = None
     """Folder for what TensorFlow's profiler sees of rank 0 in the second turn; see step_profile.py."""
+
+
+def environment() -> dict[str, str]:
+    """Of all programs: a plain user's, from which they and Ray's workers import `benchmarks`."""
+    return testing.environment(PYTHONPATH=str(harness.ROOT), TF_CPP_MIN_LOG_LEVEL="2")
 
 
 def set_threads(threads: int) -> None:
