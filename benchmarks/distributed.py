@@ -64,11 +64,13 @@ class Arguments:
     """Write what was found here."""
 
 
-def programs(without: list[str], report: harness.Report) -> dict[str, list[str]]:
+def programs(
+    without: list[str], report: harness.Report, peers: dict[str, tuple[str | None, str, float]] = PEERS
+) -> dict[str, list[str]]:
     """Name -> script and flags of its own."""
     job = str(HERE / "distributed_job.py")
     found = {"raytf": [job, "--mode", "float"], "raytf, exact": [job, "--mode", "exact"]}
-    for name, (package, script, _) in PEERS.items():
+    for name, (package, script, _) in peers.items():
         if name in without:
             continue
         if package is not None and importlib.util.find_spec(package) is None:

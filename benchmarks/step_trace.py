@@ -16,7 +16,7 @@ LOSS_SUM, UPDATE, GAP = "sum of the loss", "optimizer", "no operation runs"
 KINDS = (COMPUTE, PACK, SUM, UNPACK, LOSS_SUM, UPDATE, GAP)
 
 _NAME = re.compile(r"^(?P<node>[\w./<>-]*):(?P<kind>\w+)$")
-_SUM = re.compile(r"^(Collective\w*|Eager?PyFunc|PyFunc|PyFuncStateless)$")
+_SUM = re.compile(r"^(Collective\w*|(Eager)?PyFunc(Stateless)?)$")
 _MODEL = re.compile(r"gradient_tape/|sequential|functional|compile_loss|crossentropy|Accumulate|while/while/body")
 _OPTIMIZER = re.compile(r"(^|/)adam/")
 #: Runs twice or more in each step, and is the first large operation of its network.
