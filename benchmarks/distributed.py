@@ -15,7 +15,6 @@ import contextlib
 import importlib.util
 import math
 import os
-import statistics
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -89,7 +88,7 @@ def measure(name: str, workers: int, arguments: Arguments, report: harness.Repor
     flags += ["--use-gpu"] if use_gpu else []
     with tempfile.TemporaryDirectory(prefix="rd-") as folder, contextlib.ExitStack() as stack:
         started = {}
-        for who, command in programs(arguments.without, report if name == arguments.models[0] else _unread()).items():
+        for who, command in programs(arguments.without, report).items():
             ranks = 1 if who.startswith("raytf") else workers
             words = [sys.executable, *command, *map(str, flags)]
             log = Path(folder) / f"{len(started)}.log"
@@ -108,6 +107,8 @@ def measure(name: str, workers: int, arguments: Arguments, report: harness.Repor
             return steps[who] / answer["seconds"]
 
         rates = harness.rounds(arguments.pairs, {who: lambda who=who: block(who) for who in started})
+        for conductor in started.values():
+            conductor.dismiss()  # they end beside each other
     add(report, f"{models.MODELS[name].title}, {workers} workers", rates, cpu, name == "cnn")
 
 
@@ -129,23 +130,18 @@ def add(
         report.readings.append(harness.Reading(what, f"CPU time of rank 0, {who}", "ms/step", values))
 
 
-def _unread() -> harness.Report:
-    return harness.Report("", "")
-
-
 def main(arguments: Arguments) -> int:
     settings: dict[str, Any] = vars(arguments)
     if arguments.quick:
-        settings = settings | {"models": ["cnn"], "pairs": 3, "seconds": 2.0}
+        settings = settings | {"models": ["cnn"], "pairs": 3, "seconds": 1.5}
     arguments = Arguments(**settings)
     report = harness.Report("distributed", "Distributed step: raytf beside its peers, global batch 128")
     for workers in arguments.workers:
         for name in arguments.models:
             measure(name, workers, arguments, report)
-            newest = report.comparisons[-1]
-            print(newest.configuration, statistics.median(newest.ours), file=sys.stderr)
     if max(arguments.workers) * arguments.threads > (os.cpu_count() or 1) and not harness.gpus():
         report.notes.append(f"This machine has {os.cpu_count()} cores: more workers than that share them.")
+    report.notes = list(dict.fromkeys(report.notes))
     return report.finish(arguments.json)
 
 

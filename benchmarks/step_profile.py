@@ -48,10 +48,10 @@ class Arguments:
     """Of each, within an operation."""
     steps: int = 64
     """That the profiler sees."""
-    folder: Path = harness.ROOT / "docs" / "images"
-    """Where the drawings go."""
+    folder: Path | None = None
+    """Where the drawings go: docs/images, or with --quick a temporary folder."""
     quick: bool = False
-    """Fewer steps."""
+    """Fewer steps; docs/images stays as it is."""
     pairs: int = 1
     """Not used: a profile is no comparison."""
     json: Path | None = None
@@ -131,20 +131,23 @@ def ticks(longest: float, most: int = 8) -> list[float]:
 
 
 def main(arguments: Arguments) -> int:
+    folder = arguments.folder or harness.ROOT / "docs" / "images"
     if arguments.quick:
+        folder = arguments.folder or Path(tempfile.gettempdir()) / "raytf-step-profile"
         arguments = Arguments(**vars(arguments) | {"steps": 32})
     report = harness.Report("step_profile", "Where the time of a distributed step goes: MNIST CNN, rank 0")
     found = profile(arguments)
     longest = 1.02 * max(step_trace.typical(steps).seconds for steps in found.values())
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for title, steps in found.items():
         name = f"{title}, {arguments.workers} workers"
-        (arguments.folder / f"{PROGRAMS[title][0]}.svg").write_text(picture(name, steps, longest))
+        (folder / f"{PROGRAMS[title][0]}.svg").write_text(picture(name, steps, longest))
         report.readings.append(harness.Reading(name, "step", "ms", [1000 * step.seconds for step in steps]))
         for kind in KINDS:
             values = [1000 * step.total(kind) for step in steps]
             if step_trace.median(steps, kind):
                 report.readings.append(harness.Reading(name, kind, "ms", values))
+    report.notes.append(f"Drawn in {folder}.")
     return report.finish(arguments.json)
 
 

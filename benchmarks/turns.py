@@ -56,8 +56,7 @@ class Conductor:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        for file in self._files.values():
-            file.close()
+        self.dismiss()
         self._server.close()
         try:
             self._process.wait(timeout=self._end_seconds)
@@ -105,6 +104,11 @@ class Conductor:
                 raise RuntimeError(f"rank {rank} of {self.name} has gone:\n{self._log.read_text()[-3000:]}")
             answers[rank] = json.loads(line)
         return answers[0] | {"seconds": time.perf_counter() - began}
+
+    def dismiss(self) -> None:
+        """Tell all ranks that all is done, without waiting for their end."""
+        for file in self._files.values():
+            file.close()
 
     def rate(self, steps: int) -> float:
         """Steps a second over so many."""
