@@ -55,7 +55,10 @@ class Arguments:
 def processes(workers: int, threads: int, report: harness.Report) -> Iterator[dict[str, Conductor]]:
     """Way -> who does it."""
     around = common.environment()
-    with tempfile.TemporaryDirectory(prefix="rd-") as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
         made: dict[str, Conductor] = {}
         for framework, ways in (("tensorflow", WAYS), ("torch", [GLOO])):
             if importlib.util.find_spec(framework) is None:
@@ -63,9 +66,7 @@ def processes(workers: int, threads: int, report: harness.Report) -> Iterator[di
                 continue
             command = [sys.executable, str(Path(__file__).with_name("collective_ranks.py")), "--address", "{address}"]
             command += ["--workers", str(workers), "--threads", str(threads), "--model", framework]
-            conductor = stack.enter_context(
-                Conductor(framework, command, workers, Path(folder) / framework, around, 5.0)
-            )
+            conductor = Conductor.started(stack, framework, command, workers, Path(folder) / framework, around, 5.0)
             made |= dict.fromkeys(ways, conductor)
         yield made
 

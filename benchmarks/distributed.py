@@ -86,14 +86,17 @@ def measure(name: str, workers: int, arguments: Arguments, report: harness.Repor
         around["CUDA_VISIBLE_DEVICES"] = "-1"
     flags = ["--address", "{address}", "--workers", workers, "--model", name, "--threads", arguments.threads]
     flags += ["--use-gpu"] if use_gpu else []
-    with tempfile.TemporaryDirectory(prefix="rd-") as folder, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
         started = {}
         for who, command in programs(arguments.without, report).items():
             ranks = 1 if who.startswith("raytf") else workers
             words = [sys.executable, *command, *map(str, flags)]
             log = Path(folder) / f"{len(started)}.log"
-            started[who] = stack.enter_context(Conductor(who, words, ranks, log, around | {"TMPDIR": folder}, 5.0))
-            started[who].wait()  # one after the other: a Ray that starts beside others may give up
+            # One after the other: they would only hold up each other.
+            started[who] = Conductor.started(stack, who, words, ranks, log, around | {"TMPDIR": folder}, 5.0)
         steps = {}
         for who, conductor in started.items():
             conductor.run(WARM)

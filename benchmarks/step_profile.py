@@ -66,13 +66,16 @@ def profile(arguments: Arguments) -> dict[str, list[Step]]:
         around["CUDA_VISIBLE_DEVICES"] = "-1"
     found = {}
     for title, (_, command) in PROGRAMS.items():
-        with tempfile.TemporaryDirectory(prefix="rd-") as folder, contextlib.ExitStack() as stack:
+        with (
+            tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder,
+            contextlib.ExitStack() as stack,
+        ):
             words = [sys.executable, str(HERE / command[0]), *command[1:], "--address", "{address}"]
             words += ["--workers", str(arguments.workers), "--threads", str(arguments.threads)]
             words += ["--profile", f"{folder}/profile", *(["--use-gpu"] if use_gpu else [])]
             ranks = 1 if title.startswith("raytf") else arguments.workers
             log = Path(folder) / "log"
-            conductor = stack.enter_context(Conductor(title, words, ranks, log, around | {"TMPDIR": folder}, 5.0))
+            conductor = Conductor.started(stack, title, words, ranks, log, around | {"TMPDIR": folder}, 5.0)
             conductor.run(WARM)
             conductor.run(arguments.steps)
             conductor.run(16)  # the profile is written before

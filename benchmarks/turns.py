@@ -7,6 +7,7 @@ the address that they were given, in whatever process they are, Ray's workers in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -51,6 +52,26 @@ class Conductor:
                 words, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
             )
         self._files: dict[int, IO[str]] = {}
+
+    @classmethod
+    def started(cls, stack: contextlib.ExitStack, *arguments: Any, tries: int = 2) -> Conductor:
+        """One that all ranks have called, made from `arguments` and ended with the stack.
+
+        A Ray that starts on a loaded machine may give up, so the program is started again where it fails.
+
+        Raises:
+            RuntimeError: it did not start so many times.
+        """
+        while True:
+            made = cls(*arguments)
+            try:
+                made.wait()
+                return stack.enter_context(made)
+            except BaseException as error:
+                made.__exit__()
+                tries -= 1
+                if not tries or not isinstance(error, RuntimeError):
+                    raise
 
     def __enter__(self) -> Conductor:
         return self

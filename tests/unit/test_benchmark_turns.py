@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ done = []
 thread = threading.Thread(target=called)
 thread.start()
 for steps, answer in follow(sys.argv[1], 0):
-    answer["mine"] = [steps, answer.pop("way")]
+    answer["mine"] = [steps, answer["way"]]
 thread.join()
 print("calls:", len(done))
 """
@@ -51,6 +52,20 @@ def test_all_ranks_do_each_turn_and_end_when_told(tmp_path: Path):
 def test_a_program_that_does_not_start_is_told_with_its_last_words(tmp_path: Path):
     with conductor(FAILS, tmp_path) as program, pytest.raises(RuntimeError, match="no such module: torch"):
         program.run(1)
+
+
+def test_a_program_that_fails_once_is_started_again(tmp_path: Path):
+    code = f"""
+import pathlib, sys
+seen = pathlib.Path({str(tmp_path / "seen")!r})
+if not seen.exists():
+    sys.exit(seen.touch() or "not yet")
+{RANKS}"""
+    command = [sys.executable, "-c", code, "{address}"]
+    around = environment(PYTHONPATH=str(harness.ROOT))
+    with contextlib.ExitStack() as stack:
+        program = Conductor.started(stack, "a program", command, 2, tmp_path / "log", around)
+        assert program.run(2, way="a")["mine"] == [2, "a"]
 
 
 def test_a_peer_whose_package_is_absent_is_skipped_with_a_note():
