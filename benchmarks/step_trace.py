@@ -17,7 +17,7 @@ KINDS = (COMPUTE, PACK, SUM, UNPACK, LOSS_SUM, UPDATE, GAP)
 
 _NAME = re.compile(r"^(?P<node>[\w./<>-]*):(?P<kind>\w+)$")
 _SUM = re.compile(r"^(Collective\w*|(Eager)?PyFunc(Stateless)?)$")
-_MODEL = re.compile(r"gradient_tape/|sequential|functional|compile_loss|crossentropy|Accumulate|while/while/body")
+_MODEL = re.compile(r"gradient_tape/|sequential|functional|compile_loss|crossentropy")
 _OPTIMIZER = re.compile(r"(^|/)adam/")
 #: Runs twice or more in each step, and is the first large operation of its network.
 _MARK = re.compile(r"(Conv2D|MatMul)$")
@@ -107,7 +107,9 @@ def _gradients(sums: Sequence[Op]) -> Op:
 def _kind(op: Op, gradients: Op | None) -> str:
     if _SUM.match(op.kind):
         return SUM if gradients is None or op.node == gradients.node else LOSS_SUM
-    if _MODEL.search(op.node):
+    scope = "" if gradients is None else gradients.node.rpartition("/")[0] + "/"
+    # raytf's loop over micro-batches is within the one over steps, in which the sum is.
+    if _MODEL.search(op.node) or (op.node.startswith(scope) and "while/body" in op.node[len(scope) :]):
         return COMPUTE
     if gradients is not None and _OPTIMIZER.search(op.node) and op.kind not in ("ConcatV2", "Split", "SplitV"):
         return UPDATE
