@@ -23,6 +23,8 @@ from typing import Any
 
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
+
 from benchmarks import harness, models
 from benchmarks.peers import common
 from benchmarks.turns import Conductor

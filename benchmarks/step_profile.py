@@ -20,6 +20,8 @@ from pathlib import Path
 
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
+
 from benchmarks import harness, step_trace
 from benchmarks.distributed import HERE, WARM
 from benchmarks.peers import common
