@@ -186,6 +186,11 @@ def machine() -> dict[str, Any]:
     }
 
 
+def gpus() -> int:
+    """How many this machine has."""
+    return len(_gpus())
+
+
 def _cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -7,6 +7,7 @@ the address that they were given, in whatever process they are, Ray's workers in
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -29,12 +30,19 @@ class Conductor:
         ranks: how many will call `follow`.
         log: file for what it prints.
         environment: of the program; by default this one's.
+        end_seconds: that it has to end by itself, once it is told.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], ranks: int, log: Path, environment: dict[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str],
+        ranks: int,
+        log: Path,
+        environment: dict[str, str] | None = None,
+        end_seconds: float = 30.0,
     ):
-        self.name, self._ranks, self._log = name, ranks, log
+        self.name, self._ranks, self._log, self._end_seconds = name, ranks, log, end_seconds
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._server.settimeout(1.0)
         address = f"127.0.0.1:{self._server.getsockname()[1]}"
@@ -45,15 +53,34 @@ class Conductor:
             )
         self._files: dict[int, IO[str]] = {}
 
+    @classmethod
+    def started(cls, stack: contextlib.ExitStack, *arguments: Any, tries: int = 2) -> Conductor:
+        """One that all ranks have called, made from `arguments` and ended with the stack.
+
+        A Ray that starts on a loaded machine may give up, so the program is started again where it fails.
+
+        Raises:
+            RuntimeError: it did not start so many times.
+        """
+        while True:
+            made = cls(*arguments)
+            try:
+                made.wait()
+                return stack.enter_context(made)
+            except BaseException as error:
+                made.__exit__()
+                tries -= 1
+                if not tries or not isinstance(error, RuntimeError):
+                    raise
+
     def __enter__(self) -> Conductor:
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        for file in self._files.values():
-            file.close()
+        self.dismiss()
         self._server.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=self._end_seconds)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, 9)
             self._process.wait()
@@ -76,8 +103,12 @@ class Conductor:
             file = connection.makefile("rw")
             self._files[json.loads(file.readline())["rank"]] = file
 
-    def run(self, steps: int) -> dict[str, Any]:
+    def run(self, steps: int, **said: Any) -> dict[str, Any]:
         """Have all ranks do so many steps.
+
+        Args:
+            steps: of each rank.
+            said: what else they must know.
 
         Returns:
             Rank 0's answer, with `seconds` from the first word to the last answer of all.
@@ -85,7 +116,7 @@ class Conductor:
         self.wait()
         began = time.perf_counter()
         for file in self._files.values():
-            file.write(f"{json.dumps({'steps': steps})}\n")
+            file.write(f"{json.dumps({'steps': steps, **said})}\n")
             file.flush()
         answers = {}
         for rank, file in self._files.items():
@@ -95,19 +126,61 @@ class Conductor:
             answers[rank] = json.loads(line)
         return answers[0] | {"seconds": time.perf_counter() - began}
 
+    def dismiss(self) -> None:
+        """Tell all ranks that all is done, without waiting for their end."""
+        for file in self._files.values():
+            file.close()
+
     def rate(self, steps: int) -> float:
         """Steps a second over so many."""
         return steps / self.run(steps)["seconds"]
 
 
 def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done."""
+    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done.
+
+    The dictionary begins with what else the conductor has said. The answer has `cpu`, the seconds of CPU time that this
+    process has spent on them.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as file:
         file.write(f"{json.dumps({'rank': rank})}\n")
         file.flush()
         for line in file:
-            answer: dict[str, Any] = {}
-            yield json.loads(line)["steps"], answer
+            answer: dict[str, Any] = json.loads(line)
+            steps, began = answer.pop("steps"), time.process_time()
+            yield steps, answer
+            answer["cpu"] = time.process_time() - began
             file.write(f"{json.dumps(answer)}\n")
             file.flush()
+
+
+class Follower:
+    """As `follow`, for programs whose loop is not their own: called before each of its steps or calls.
+
+    Args:
+        address, rank: as of `follow`.
+
+    Attributes:
+        turns: that have begun.
+    """
+
+    def __init__(self, address: str, rank: int):
+        self._words = follow(address, rank)
+        self._left = self.turns = 0
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no turn goes on."""
+        return self._left <= 0
+
+    def before(self, steps: int) -> bool:
+        """Wait for a turn, unless it is one; `steps` will be done now. False when all is done."""
+        if self.is_between:
+            found = next(self._words, None)
+            if found is None:
+                return False
+            self._left = found[0]
+            self.turns += 1
+        self._left -= steps
+        return True
