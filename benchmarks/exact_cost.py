@@ -85,7 +85,7 @@ def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
     from raytf.worker import set_up
 
-    set_up(addresses, rank, 1, quiet=True, exact=MODES[mode])
+    set_up(addresses, rank, 1, quiet=True, exact=MODES[mode], jit=False)
     from raytf.strategies.multi_worker import Group
 
     group = Group()
