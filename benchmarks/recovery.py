@@ -253,9 +253,9 @@ def measure(key: str, program: Program, round: int, faults: list[str], arguments
 def describe(recovery: Recovery) -> str:
     """One fault as a line."""
     return (
-        f"{recovery.program:>6} {recovery.fault:7} at step {recovery.step:6}: "
-        f"new group {recovery.group_seconds:5.1f} s, first step {recovery.first_seconds:5.1f} s, new step {recovery.new_seconds:5.1f} s, "
-        f"{recovery.redone:4} steps redone, from {recovery.source}, {recovery.reused} processes were there before; "
+        f"{recovery.program:>6} {recovery.fault:7} at {recovery.step:6}: new group {recovery.group_seconds:5.1f} s, "
+        f"first step {recovery.first_seconds:5.1f} s, new step {recovery.new_seconds:5.1f} s, {recovery.redone:4} "
+        f"redone, from {recovery.source}, {recovery.reused} processes were there before; "
         + ", ".join(f"{name} {seconds:.1f}" for name, seconds in recovery.phases.items())
     )
 
