@@ -48,9 +48,9 @@ from raytf.testing.processes import environment
 
 PEER = "stock Ray, interval checkpoints"
 #: Seconds of training with all workers before the clock of a part begins, and how long to wait for that.
-SETTLE_SECONDS, PATIENCE_SECONDS = 8.0, 300.0
-#: A run that has not come to have all workers by then is measured as it is.
-FULL_SECONDS = 90.0
+SETTLE_SECONDS, PATIENCE_SECONDS = 5.0, 300.0
+#: A run that has not come to have all workers by then is measured as it is; the second is of a quick run.
+FULL_SECONDS, FULL_QUICK_SECONDS = 90.0, 20.0
 #: Seconds in which the ledger is on storage.
 LEDGER_SECONDS = 4.0
 
@@ -60,7 +60,7 @@ class Arguments:
     """Measure goodput under faults."""
 
     quick: bool = False
-    """A minute of faults every 15 to 20 s, and 40 s of spot instances."""
+    """45 s of faults every 12 to 18 s, and 30 s of spot instances."""
     pairs: int = 5
     """Equal parts into which the time under faults is cut; each gives a pair."""
     minutes: float = 20.0
@@ -71,6 +71,8 @@ class Arguments:
     """Least and most seconds between two faults."""
     delay: tuple[float, float] = (5.0, 20.0)
     """Least and most seconds until a node is replaced."""
+    notice: float = 15.0
+    """Seconds from a drawn notice to the end of its node."""
     resize_every_seconds: float = 10.0
     """Least time between two planned changes of the number of workers."""
     seed: int = 0
@@ -115,7 +117,7 @@ def traces(arguments: Arguments) -> dict[str, Trace]:
     minutes, replay = arguments.minutes * 60, arguments.replay_minutes * 60
     found = {
         f"faults every {arguments.gap[0]:g}-{arguments.gap[1]:g} s": fault_trace.drawn(
-            arguments.seed, minutes, arguments.gap, arguments.delay
+            arguments.seed, minutes, arguments.gap, arguments.delay, arguments.notice
         ),
         "spot trace": fault_trace.replayed(counts, replay, arguments.seed) if replay else None,
     }
@@ -133,7 +135,7 @@ def run(key: str, program: Program, arguments: Arguments, folder: Path, data: Pa
         with Job(command, folder / f"{key}.log", settings, folder=harness.ROOT) as job:
             for name, trace in traces(arguments).items():
                 player.resize(trace.nodes)
-                _get_ready(job, notes, trace.nodes)
+                _get_ready(job, notes, trace.nodes, FULL_QUICK_SECONDS if arguments.quick else FULL_SECONDS)
                 print(f"{program.name}, {name}:", flush=True)
                 played.append((name, trace, player.play(trace, lambda: _check(job))))
                 print(*played[-1][2].log, sep="\n", flush=True)
@@ -176,10 +178,10 @@ def _check(job: Job) -> None:
         raise RuntimeError(f"the job ended:\n{job.output[-5000:]}")
 
 
-def _get_ready(job: Job, notes: Notes, workers: int) -> None:
+def _get_ready(job: Job, notes: Notes, workers: int, patience: float) -> None:
     """Wait until a group of so many workers has trained for a while."""
     job.until(lambda: notes.groups() and notes.groups()[-1].calls, PATIENCE_SECONDS)
-    end = time.monotonic() + FULL_SECONDS
+    end = time.monotonic() + patience
 
     def is_full() -> bool:
         group = notes.groups()[-1]
@@ -241,7 +243,7 @@ def main(arguments: Arguments) -> int:
     """Run all."""
     if arguments.quick:
         arguments = dataclasses.replace(
-            arguments, minutes=1.0, replay_minutes=40 / 60, gap=(15.0, 20.0), delay=(3.0, 6.0), pairs=1
+            arguments, minutes=0.75, replay_minutes=0.5, gap=(12.0, 18.0), delay=(2.0, 4.0), notice=6.0, pairs=1
         )
     report = harness.Report("goodput", "Goodput under faults, 1 to 3 workers, CNN")
     found: dict[str, list[Part]] = {}
