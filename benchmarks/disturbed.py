@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -17,6 +18,7 @@ from raytf.testing import ElasticCluster, Node
 HERE = Path(__file__).parent
 #: Images of the data, as many as MNIST has.
 RECORDS, BATCH = 60_000, models.BATCH
+_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,20 @@ def add_node(cluster: ElasticCluster) -> Node:
     """A node of one CPU, and one GPU of its own where there are some."""
     if gpus():
         # Each raylet offers what it sees; a GPU that a node which has gone had is free again.
-        taken = {node.gpu for node in cluster.nodes if hasattr(node, "gpu")}
+        taken = {getattr(node, "gpu", None) for node in cluster.nodes}
         free = next((number for number in range(gpus()) if number not in taken), 0)
         os.environ["CUDA_VISIBLE_DEVICES"] = str(free)
-        node = cluster.add_node()
+        node = _started(cluster)
         node.gpu = free  # type: ignore[attr-defined]
         return node
+    return _started(cluster)
+
+
+def _started(cluster: ElasticCluster) -> Node:
+    for _ in range(_TRIES - 1):
+        # Ray gives a node 30 s to start, too few on a loaded machine.
+        with contextlib.suppress(RuntimeError):
+            return cluster.add_node()
     return cluster.add_node()
 
 
