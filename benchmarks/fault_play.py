@@ -72,7 +72,7 @@ class Player:
 
         def end(node: Node) -> str:
             node.kill()
-            paid[node.id][1] = time.monotonic()
+            paid.setdefault(node.id, [began, 0.0])[1] = time.monotonic()
             return f"node {node.id[:8]} ends"
 
         def hit(event: Event) -> str:
@@ -113,8 +113,9 @@ class Player:
         finished = time.monotonic()
         joins.shutdown(wait=True, cancel_futures=True)
         notices.shutdown(wait=True)
-        for _, _, action in due:  # what was told shall not stay
-            action()
+        for node in self._cluster.nodes:
+            if node.id in self._doomed:  # its end would have come after that of the trace
+                node.kill()
         charged = sum(max(0.0, min(until, finished) - since) for since, until in paid.values())
         return Played(began, finished - began, hits, charged, tuple(log))
 
