@@ -101,18 +101,19 @@ class Player:
 
         for event in trace.events:
             heapq.heappush(due, (began + event.at, next(order), lambda event=event: hit(event)))
-        while (now := time.monotonic()) < began + trace.seconds:
-            check()
-            if due and due[0][0] <= now:
-                late, _, action = heapq.heappop(due)
-                log.append(
-                    f"{now - began:6.1f} s: {action()}" + (f", {now - late:.1f} s late" if now > late + 1 else "")
-                )
-            else:
-                time.sleep(min(0.1, max(0.0, (due[0][0] if due else now + 1) - now)))
-        finished = time.monotonic()
-        joins.shutdown(wait=True, cancel_futures=True)
-        notices.shutdown(wait=True)
+        try:
+            while (now := time.monotonic()) < began + trace.seconds:
+                check()
+                if due and due[0][0] <= now:
+                    late, _, action = heapq.heappop(due)
+                    delay = f", {now - late:.1f} s late" if now > late + 1 else ""
+                    log.append(f"{now - began:6.1f} s: {action()}{delay}")
+                else:
+                    time.sleep(min(0.1, max(0.0, (due[0][0] if due else now + 1) - now)))
+            finished = time.monotonic()
+        finally:  # nothing may join a cluster that is closed
+            joins.shutdown(wait=True, cancel_futures=True)
+            notices.shutdown(wait=True)
         for node in self._cluster.nodes:
             if node.id in self._doomed:  # its end would have come after that of the trace
                 node.kill()
