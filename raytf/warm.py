@@ -10,7 +10,6 @@ when a node's memory runs out. Where one is missing, the worker starts as ever.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import os
@@ -47,8 +46,6 @@ KEEP_SECONDS = 10 * 365 * 86400
 _SETTLE_SECONDS = 5.0
 #: Seconds after which a process that was asked for and did not come is asked for again.
 _START_SECONDS = 60.0
-#: Seconds between two looks at the worker beside which a process gets warm.
-_LOOK_SECONDS = 0.25
 
 
 def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
@@ -86,11 +83,11 @@ class Shelf:
         context = ray.get_runtime_context()
         return cls(session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
-    def ask(self, count: int, worker: int | None = None) -> None:
-        """So many are about to be started, beside a worker process of this number where there is one."""
+    def ask(self, count: int) -> None:
+        """So many are about to be started."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for _ in range(count):
-            (self._folder / f"asked-{uuid.uuid4().hex}").write_text("" if worker is None else str(worker))
+            (self._folder / f"asked-{uuid.uuid4().hex}").touch()
 
     def claim(self, pid: int) -> bool:
         """This process is one that was asked for; False where none is expected."""
@@ -103,13 +100,6 @@ class Shelf:
             os.utime(own, (self._clock(), self._clock()))
             return True
         return False
-
-    def beside(self, pid: int) -> int | None:
-        """The worker process beside which this one gets warm."""
-        try:
-            return int((self._folder / str(pid)).read_text())
-        except (OSError, ValueError):
-            return None
 
     def leave(self, pid: int) -> bool:
         """This process becomes a worker; whether it was a warm one."""
@@ -208,8 +198,7 @@ _first_step_at: float | None = None
 
 def get_warm() -> None:
     """Import what workers need if this process was started ahead; it can be taken all the while, and is used then."""
-    shelf = Shelf.here()
-    if not shelf.claim(os.getpid()):
+    if not Shelf.here().claim(os.getpid()):
         return  # a worker waits for this one
     ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]
     import numpy  # noqa: F401  # starts threads, which would inherit the priority below and keep it
@@ -217,23 +206,7 @@ def get_warm() -> None:
     # A thread's own priority ends with it, while a process without privileges could not raise its again.
     thread = threading.Thread(target=_import, name="raytf-warm")
     thread.start()
-    worker = shelf.beside(os.getpid())
-    if worker is not None:
-        _hurry(thread, lambda: not psutil.pid_exists(worker))
     thread.join()
-
-
-def _hurry(thread: threading.Thread, is_wanted: Callable[[], bool]) -> None:
-    """Give the import a worker's priority once the group has ended: the next one waits for it, with all that runs here.
-
-    Without privileges it stays as it is, since a process may not raise its own.
-    """
-    while thread.is_alive() and not is_wanted():
-        thread.join(_LOOK_SECONDS)
-    # Between the two the thread may end.
-    with contextlib.suppress(PermissionError, ProcessLookupError):
-        if thread.is_alive() and thread.native_id is not None:
-            os.setpriority(os.PRIO_PROCESS, thread.native_id, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _import() -> None:
@@ -282,7 +255,6 @@ def prepare(workers: int, runtime_env: str = "") -> Answer:
         workers: that it runs, or may run.
         runtime_env: of the workers; by default that of this process, a worker.
     """
-    beside = None if runtime_env else os.getpid()
     if not runtime_env:
         if _first_step_at is None or time.monotonic() - _first_step_at < _SETTLE_SECONDS:
             return Answer(False)
@@ -290,7 +262,7 @@ def prepare(workers: int, runtime_env: str = "") -> Answer:
     shelf = Shelf.here()
     count, why = missing(workers, shelf.count(), raylets.free_bytes())
     if count:
-        shelf.ask(count, beside)
+        shelf.ask(count)
         node, job = this_process().node, ray.get_runtime_context().get_job_id()
         raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
     return Answer(not count, why, runtime_env)

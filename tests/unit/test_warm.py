@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from ray import cloudpickle
 
 from raytf.supply import Schedule, spare_nodes
-from raytf.warm import PROCESS_BYTES, SPARE_BYTES, Shelf, _hurry, _make_hook, missing
+from raytf.warm import PROCESS_BYTES, SPARE_BYTES, Shelf, _make_hook, missing
 
 PLENTY = 1 << 40
 
@@ -147,39 +146,3 @@ def test_the_hook_does_no_harm_where_raytf_is_not_found(tmp_path: Path):
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120)
     assert "goes on" in done.stdout, done.stderr
     assert "not this one" in done.stderr
-
-
-def test_a_process_knows_beside_which_worker_it_gets_warm(tmp_path: Path):
-    shelf = Shelf(tmp_path / "shelf")
-    shelf.ask(1, worker=4711)
-    assert shelf.claim(12)
-    assert shelf.beside(12) == 4711
-    shelf.ask(1)
-    assert shelf.claim(13)
-    assert shelf.beside(13) is None
-    assert shelf.beside(14) is None
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may raise a priority")
-def test_an_import_gets_a_worker_s_priority_back_once_it_is_waited_for():
-    wanted, over, low = threading.Event(), threading.Event(), threading.Event()
-
-    def imports() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        low.set()
-        over.wait(30)
-
-    thread = threading.Thread(target=imports)
-    thread.start()
-    try:
-        low.wait(30)
-        watch = threading.Thread(target=_hurry, args=[thread, wanted.is_set])
-        watch.start()
-        assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == 19
-        wanted.set()
-        watch.join(30)
-        assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == os.getpriority(os.PRIO_PROCESS, 0)
-    finally:
-        over.set()
-        thread.join()
-    _hurry(thread, lambda: True)  # it has ended meanwhile: nothing to do
