@@ -76,8 +76,11 @@ class Conductor:
             file = connection.makefile("rw")
             self._files[json.loads(file.readline())["rank"]] = file
 
-    def run(self, steps: int) -> dict[str, Any]:
+    def run(self, steps: int, **told: Any) -> dict[str, Any]:
         """Have all ranks do so many steps.
+
+        Args:
+            told: JSON values that the ranks find in their answers.
 
         Returns:
             Rank 0's answer, with `seconds` from the first word to the last answer of all.
@@ -85,7 +88,7 @@ class Conductor:
         self.wait()
         began = time.perf_counter()
         for file in self._files.values():
-            file.write(f"{json.dumps({'steps': steps})}\n")
+            file.write(f"{json.dumps({'steps': steps, 'told': told})}\n")
             file.flush()
         answers = {}
         for rank, file in self._files.items():
@@ -95,19 +98,23 @@ class Conductor:
             answers[rank] = json.loads(line)
         return answers[0] | {"seconds": time.perf_counter() - began}
 
-    def rate(self, steps: int) -> float:
+    def rate(self, steps: int, **told: Any) -> float:
         """Steps a second over so many."""
-        return steps / self.run(steps)["seconds"]
+        return steps / self.run(steps, **told)["seconds"]
 
 
 def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields how many steps to do next and a dictionary for what else is to be told; ends when all is done."""
+    """Yields how many steps to do next and a dictionary for the answer; ends when all is done.
+
+    The dictionary holds already what this rank was told with the steps.
+    """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port))) as connection, connection.makefile("rw") as file:
         file.write(f"{json.dumps({'rank': rank})}\n")
         file.flush()
         for line in file:
-            answer: dict[str, Any] = {}
-            yield json.loads(line)["steps"], answer
+            asked = json.loads(line)
+            answer: dict[str, Any] = dict(asked["told"])
+            yield asked["steps"], answer
             file.write(f"{json.dumps(answer)}\n")
             file.flush()
