@@ -107,6 +107,8 @@ class Saving:
         self._note, self._logs, self._clock = note, logs, clock
         trainable = {id(v) for v in model.trainable_variables}
         self._finite = [name for name, v in named.items() if id(v) in trainable]
+        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
+        self._copies = format.Copies(named, codec.shares(sizes, group.world_size)[group.rank])
         self._outage = policy.Outage(random.random)
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         self._saved_step, self._saved_at = state.step, self._clock()
@@ -209,8 +211,7 @@ class Saving:
         # So that what is in memory is never older than what is on storage.
         self._copy(self._callbacks.active)
         values, arrays = self._callbacks.state()
-        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self._named.items()}
-        own = format.snapshot(self._named, codec.shares(sizes, self._group.world_size)[self._group.rank])
+        own = self._copies.take()
         state, value = self._state, self._value()
         best = (self._goal.metric, value) if self._goal and value is not None and self._is_best(value) else state.best
         document = {
@@ -245,6 +246,7 @@ class Saving:
         assert self._current is not None
         step, state = self._current.step, self._state
         self._saver.done()
+        self._copies.give_back(self._current.tensors)
         state.durable_step = max(step, state.durable_step or 0)  # the best of earlier steps may come late
         state.best = self._current.best
         if self._outage.failures:
