@@ -84,12 +84,15 @@ class Run:
             nothing,
             dict,
         )
-        values = [np.asarray(v.value.read_value()) for v in named.values()]
-        self._source = [np.array(v) for v in values]
-        self._target = [np.zeros_like(v) for v in values]
+        self._variables = list(named.values())
+        self._target = [np.zeros_like(v) for v in self._values()]
         for _ in range(4):  # both slots, and the saver's memory, are there from now on
             self.memory()
         self.durable()
+
+    def _values(self) -> list[np.ndarray]:
+        """Views of the variables' own memory; not to be kept, or the next update makes a copy."""
+        return [np.asarray(v.value.read_value()) for v in self._variables]
 
     def memory(self) -> dict[str, Any]:
         """A copy into the node's memory, as every ten steps."""
@@ -120,8 +123,9 @@ class Run:
 
     def copy(self) -> dict[str, Any]:
         """One thread copies as many bytes in memory."""
+        values = self._values()
         began = time.perf_counter()
-        for target, source in zip(self._target, self._source, strict=True):
+        for target, source in zip(self._target, values, strict=True):
             np.copyto(target, source)
         return {"stall": time.perf_counter() - began}
 
@@ -130,7 +134,7 @@ class Run:
         path = f"{self.folder}/raw"
         began = time.perf_counter()
         with open(path, "wb") as out:
-            for array in self._source:
+            for array in self._target:
                 out.write(array.reshape(-1).view(np.uint8).data)
             out.flush()
             os.fsync(out.fileno())
