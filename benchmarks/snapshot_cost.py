@@ -1,6 +1,7 @@
 """What the two tiers of checkpoints cost while nothing fails: steps/s with and without them, in turns, in one run.
 
     python benchmarks/snapshot_cost.py --pairs 5 --block-seconds 60
+    python benchmarks/snapshot_cost.py --quick
 
 The network of jobs/mnist.py and pictures of MNIST's size on two workers. For a block of seconds the state is copied
 into memory every 10 steps and saved to storage once; for the next block neither happens; then again, in the order A B,
@@ -13,17 +14,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import raytf
+from benchmarks import harness
 from benchmarks.exact_cost import BATCH, SHARDS, images
 
 #: Seconds at the start that do not count: exponents, calls and caches find their sizes.
@@ -34,7 +37,9 @@ WARM_SECONDS = 10.0
 class Arguments:
     """What checkpoints cost while nothing fails."""
 
-    pairs: int = 5
+    quick: bool = False
+    """Two pairs of blocks of ten seconds."""
+    pairs: int = harness.PAIRS
     """Blocks of each kind."""
     block_seconds: float = 60.0
     """Length of a block; one save to storage falls into each that saves."""
@@ -42,7 +47,7 @@ class Arguments:
     """Steps between two copies in memory."""
     workers: int = 2
     json: Path | None = None
-    """Write the blocks here."""
+    """Write the report here."""
 
 
 @dataclass
@@ -97,8 +102,11 @@ class Turns:
         Cadence.is_due = is_due_in_turn  # type: ignore[method-assign]
 
 
-def main(arguments: Arguments) -> None:
+def main(arguments: Arguments) -> int:
     """Train, and print the table."""
+    if arguments.quick:
+        arguments = replace(arguments, pairs=2, block_seconds=10.0)
+    report = harness.Report("snapshot_cost", "4b. Checkpoints while nothing fails, MNIST CNN")
     with tempfile.TemporaryDirectory(prefix="raytf-cost-") as folder:
         path, root = f"{folder}/marks.json", str(Path(__file__).parents[1])
 
@@ -130,22 +138,19 @@ def main(arguments: Arguments) -> None:
         )
         raytf.fit(build, images(BATCH * 100), config=config, callbacks=stop_in_time)
         marks = json.loads(Path(path).read_text())
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(marks))
-    rates: list[float] = []
-    copies = []
+    rates, copies = [], []
     for (t0, s0, c0), (t1, s1, c1) in itertools.pairwise(marks):
         rates.append((s1 - s0) / (t1 - t0))
-        copies.append((c1 - c0) / (t1 - t0))
-    ratios = []
-    print(f"{'pair':>4} {'without, steps/s':>18} {'with, steps/s':>15} {'with / without':>15} {'copying':>9}")
-    for pair in range(arguments.pairs):
-        on, off = (2 * pair, 2 * pair + 1) if pair % 2 == 0 else (2 * pair + 1, 2 * pair)
-        ratios.append(rates[on] / rates[off])
-        print(f"{pair + 1:4} {rates[off]:18.1f} {rates[on]:15.1f} {ratios[-1]:15.4f} {copies[on]:9.2%}")
-    low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
-    print(f"with / without: median {middle:.4f} [{low:.4f}, {high:.4f}]; a cost of {1 - middle:.2%} of steps/s")
+        copies.append(100 * (c1 - c0) / (t1 - t0))
+    on = [2 * pair if pair % 2 == 0 else 2 * pair + 1 for pair in range(arguments.pairs)]
+    off = [2 * pair + 1 if pair % 2 == 0 else 2 * pair for pair in range(arguments.pairs)]
+    what = f"{arguments.workers} workers, to memory every {arguments.every_steps} steps, to storage once a block"
+    with_them, without = [rates[b] for b in on], [rates[b] for b in off]
+    report.comparisons.append(harness.Comparison(what, "the same without", "steps/s", with_them, without, goal=0.99))
+    share = [copies[b] for b in on]
+    report.readings.append(harness.Reading(what, "training stands still to copy", "% of the time", share, at_most=1.0))
+    return report.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    sys.exit(main(tyro.cli(Arguments)))

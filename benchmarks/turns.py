@@ -131,9 +131,9 @@ class Conductor:
         for file in self._files.values():
             file.close()
 
-    def rate(self, steps: int) -> float:
+    def rate(self, steps: int, **said: Any) -> float:
         """Steps a second over so many."""
-        return steps / self.run(steps)["seconds"]
+        return steps / self.run(steps, **said)["seconds"]
 
 
 def follow(address: str, rank: int) -> Iterator[tuple[int, dict[str, Any]]]:

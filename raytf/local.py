@@ -9,19 +9,20 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 #: How long a swap waits for another one.
 _LOCK_SECONDS = 5.0
 
 
-def put(path: str, data: bytes | memoryview) -> None:
-    """Write a file; it appears, or replaces another one, only when it is complete and on disk."""
+def put(path: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
+    """Write a file, or the pieces of one; it appears, or replaces another one, only when it is complete and on disk."""
     temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
     os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         with open(temporary, "wb") as out:
-            out.write(data)
+            for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
+                out.write(piece)
             out.flush()
             os.fsync(out.fileno())
         os.replace(temporary, path)

@@ -109,6 +109,10 @@ class Saving:
         self._note, self._logs, self._clock = note, logs, clock
         trainable = {id(v) for v in model.trainable_variables}
         self._finite = [name for name, v in named.items() if id(v) in trainable]
+        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
+        split = codec.shares(sizes, group.world_size)
+        self._copies = format.Copies(named, split[group.rank])
+        self._writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
         self._outage = policy.Outage(random.random)
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         self._saved_step, self._saved_at = state.step, self._clock()
@@ -211,9 +215,7 @@ class Saving:
         # So that what is in memory is never older than what is on storage.
         self._copy(self._callbacks.active)
         values, arrays = self._callbacks.state()
-        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in self._named.items()}
-        split = codec.shares(sizes, self._group.world_size)
-        own = format.snapshot(self._named, split[self._group.rank])
+        own = self._copies.take()
         state, value = self._state, self._value()
         best = (self._goal.metric, value) if self._goal and value is not None and self._is_best(value) else state.best
         document = {
@@ -224,8 +226,7 @@ class Saving:
             "world_size": self._group.world_size,
             "best": best,
         }
-        writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
-        return _Prepared(self._clock(), state.step, own | arrays, document, best, writers)
+        return _Prepared(self._clock(), state.step, own | arrays, document, best, self._writers)
 
     def _take_waiting(self) -> _Prepared | None:
         save, self._waiting = self._waiting, None
@@ -249,6 +250,7 @@ class Saving:
         assert self._current is not None
         step, state = self._current.step, self._state
         self._saver.done()
+        self._copies.give_back(self._current.tensors)
         state.durable_step = max(step, state.durable_step or 0)  # the best of earlier steps may come late
         state.best = self._current.best
         if self._outage.failures:

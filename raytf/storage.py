@@ -19,7 +19,7 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -111,15 +111,16 @@ class Storage:
         base, _, _ = self.uri.partition("?")
         return self._path(name) if self.is_local else f"{base.rstrip('/')}/{name}".rstrip("/")
 
-    def put(self, name: str, data: bytes | memoryview) -> None:
-        """Write a whole file; it appears only when it is complete."""
+    def put(self, name: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
+        """Write a whole file, or the pieces of one; it appears only when it is complete."""
         if self.is_local:
             self._do("write", name, lambda: local.put(self._path(name), data))
             return
 
         def write() -> None:
             with self._fs.open_output_stream(self._path(name)) as out:
-                out.write(data)
+                for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
+                    out.write(piece)
 
         self._do("write", name, write)
 

@@ -17,7 +17,7 @@ import json
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -292,13 +292,17 @@ class Saver:
         self._run.delete(f"{FOLDER}/{name}")
 
     def _write_share(self, name: str, tensors: dict[str, np.ndarray], finite: Collection[str]) -> None:
-        bad = [n for n in tensors if n in finite and not np.isfinite(tensors[n]).all()]
-        if bad:
-            raise CheckpointError(f"{bad[0]} holds NaN or infinite values; such a state is not saved.")
-        data = codec.encode(tensors)
+        pieces = codec.parts(tensors)
+        # Beside the writing, which waits for the disk or the network most of the time.
+        checks = in_thread(lambda: _check(pieces, tensors, finite), "raytf-check")
         file = f"share-{self._rank:05d}"
-        self._run.put(f"{FOLDER}/{name}/{file}.safetensors", data)
-        share = {"file": f"{file}.safetensors", "bytes": len(data), "crc32": zlib.crc32(data), "names": sorted(tensors)}
+        self._run.put(f"{FOLDER}/{name}/{file}.safetensors", pieces)
+        share = {
+            "file": f"{file}.safetensors",
+            "bytes": sum(piece.nbytes for piece in pieces),
+            "crc32": checks.result(),
+            "names": sorted(tensors),
+        }
         self._run.put(f"{FOLDER}/{name}/{file}.json", manifest.dump(share))
 
     def _write_manifest(self, save: _Save) -> None:
@@ -365,6 +369,21 @@ class Saver:
                 self._values[name] = self._goal.value_at(body["step"], history) if self._goal else None
         self._values = {name: value for name, value in self._values.items() if name in complete}
         return damaged
+
+
+def _check(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite: Collection[str]) -> int:
+    """The CRC-32 of a share.
+
+    Raises:
+        CheckpointError: a tensor that must be finite is not.
+    """
+    bad = codec.broken(tensors, (name for name in tensors if name in finite))
+    if bad is not None:
+        raise CheckpointError(f"{bad} holds NaN or infinite values; such a state is not saved.")
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc
 
 
 def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:

@@ -9,8 +9,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from raytf import model as models
+from raytf.checkpoint.slots import copy_all
 from raytf.errors import CheckpointError
 
 
@@ -42,6 +44,39 @@ def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict
 def snapshot(named: dict[str, keras.Variable], names: list[str]) -> dict[str, np.ndarray]:
     """Copies of some variables' values that later steps do not change."""
     return {name: np.array(keras.ops.convert_to_numpy(named[name]), copy=True) for name in names}
+
+
+class Copies:
+    """Copies of variables that later steps do not change, in memory that is used again.
+
+    New memory is slow: the system clears each page of it when it is first written.
+
+    Args:
+        named: variables.
+        names: of those that are copied.
+    """
+
+    def __init__(self, named: dict[str, keras.Variable], names: list[str]):
+        self._names = names
+        variables = [named[name].value for name in names]
+        # One call for all: what it gives are the variables' own buffers, not copies.
+        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
+        self._spare: dict[str, np.ndarray] = {}
+
+    def take(self) -> dict[str, np.ndarray]:
+        """The present values, by name."""
+        into, self._spare = self._spare, {}
+        values = [np.asarray(value) for value in self._read()]
+        for name, value in zip(self._names, values, strict=True):
+            if name not in into:
+                into[name] = np.empty(value.shape, value.dtype)
+        copy_all([into[name] for name in self._names], values)
+        return {name: into[name] for name in self._names}
+
+    def give_back(self, tensors: dict[str, np.ndarray]) -> None:
+        """Nobody uses some copies any more; what else is among them is left alone."""
+        if all(name in tensors for name in self._names):
+            self._spare = {name: tensors[name] for name in self._names}
 
 
 def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) -> None:

@@ -218,6 +218,27 @@ class EpochOrder:
         block = np.searchsorted(self._first_position, positions, side="right") - 1
         return self._first_record[block] + positions - self._first_position[block]
 
+    def coming(self, shard: int, position: int, most: int) -> np.ndarray:
+        """First records of the blocks that a shard should have at hand beside its present window.
+
+        They are those of as much of the next window as it has taken of the present one: so that the next one is not
+        read at once when it begins.
+
+        Args:
+            position: in the shard's range, of the next record that it takes.
+            most: records.
+        """
+        if self._unit_blocks or self._window <= 1:
+            return np.zeros(0, np.int64)
+        low, high = self.plan.bounds[shard], self.plan.bounds[shard + 1]
+        window, taken = divmod(position, self._window)
+        start = (window + 1) * self._window
+        stop = min(start + min(taken, most), high - low)
+        if stop <= start:
+            return np.zeros(0, np.int64)
+        first, last = np.searchsorted(self._first_position, [low + start, low + stop - 1], side="right") - 1
+        return self._first_record[first : last + 1]
+
     def _shuffle_windows(self, shard: int, positions: np.ndarray, length: int) -> np.ndarray:
         out = np.empty_like(positions)
         for w in np.unique(positions // self._window):

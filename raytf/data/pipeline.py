@@ -12,10 +12,15 @@ import numpy as np
 from raytf.data import tree
 from raytf.data.order import EpochOrder, StepPlan, step_seeds
 from raytf.data.sources import Source, Spec
+from raytf.data.sources.base import record_bytes
 from raytf.errors import DataError
 
 #: (batch, seed) -> batch, where batch is (x, y, sample_weight) of tensors [b, ...] and seed an int32 tensor [2].
 Augment = Callable[[tuple[Any, Any, Any], Any], tuple[Any, Any, Any]]
+#: Of records that are read before their window begins, at most.
+_AHEAD_BYTES = 32 << 20
+#: Steps whose records are taken at a time, at most, and bytes of them.
+_ROWS_STEPS, _ROWS_BYTES = 16, 4 << 20
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,16 @@ class Call:
     full: bool
     seeds: np.ndarray
     records: int
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Records that were taken for full steps [first, stop) of an epoch: leaves [(stop - first) * L * b, ...]."""
+
+    order: EpochOrder
+    first: int
+    stop: int
+    leaves: list[np.ndarray]
 
 
 class Pipeline:
@@ -77,6 +92,8 @@ class Pipeline:
         if self._weights is not None:
             self._template = (*source.spec[:2], Spec((), "float32"))
         self._order: tuple[int, EpochOrder] | None = None
+        self._rows: _Rows | None = None
+        self._expect = getattr(self.source, "expect", None) if shuffle and shards else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
         self.template, self.leaf_specs = self._describe()
 
@@ -119,20 +136,58 @@ class Pipeline:
         epoch, inside = self.plan.locate(start)
         order, b, steps = self._epoch_order(epoch), self.plan.micro_batch_size, stop - start
         full = self.plan.is_full(inside)
+
         local = self.plan.counts(inside, self.shards).astype(np.int32)
-        # [L][K*b]: consecutive steps of a shard are consecutive positions of its range.
-        ids = [order.records(v, inside * b, (inside + steps) * b) for v in self.shards]
-        flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
-        self._check_labels(flat, start)
         shard_steps = np.arange(start, stop)
         model_seeds = self._seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
         records = self.plan.records_of(inside) * steps  # of one that is not full there is one step
         if full and self._augment is None:
-            leaves = self._with_class_weight(flat)
-            shaped = [self._by_step(leaf, steps) for leaf in leaves]
+            flat = self._full_rows(order, inside, steps)
+            self._check_labels(flat, start)
+            shape = steps, len(self.shards), b
+            shaped = [leaf.reshape(*shape, *leaf.shape[1:]) for leaf in self._with_class_weight(flat)]
         else:
+            # [L][K*b]: consecutive steps of a shard are consecutive positions of its range.
+            ids = [order.records(v, inside * b, (inside + steps) * b) for v in self.shards]
+            flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
+            self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
+        self._read_ahead(order, (inside + steps) * b)
         return Call(start, stop, shaped, local, full, model_seeds[:, :, :-1], records)
+
+    def _full_rows(self, order: EpochOrder, inside: int, steps: int) -> list[np.ndarray]:
+        """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.
+
+        They are taken some steps at a time, however short calls are: to take few records costs as much as many.
+        """
+        each, end = len(self.shards) * self.plan.micro_batch_size, inside + steps
+        pieces: list[list[np.ndarray]] = []
+        while inside < end:
+            rows = self._rows
+            if rows is None or rows.order is not order or not rows.first <= inside < rows.stop:
+                # From where the last ones end: a source expects to be asked for each record once.
+                rows = self._rows = self._take_rows(order, inside, end)
+            stop = min(end, rows.stop)
+            cut = slice((inside - rows.first) * each, (stop - rows.first) * each)
+            pieces.append([leaf[cut] for leaf in rows.leaves])
+            inside = stop
+        return pieces[0] if len(pieces) == 1 else [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+
+    def _take_rows(self, order: EpochOrder, first: int, end: int) -> _Rows:
+        """Take the records of steps from `first` on, to `end` at least, unless that is another epoch."""
+        b, shards = self.plan.micro_batch_size, len(self.shards)
+        most = min(_ROWS_STEPS, _ROWS_BYTES // max(1, shards * b * record_bytes(self.source.spec)))
+        stop = max(end, min(first + most, self.plan.full_steps))
+        ids = np.empty((stop - first, shards, b), np.int64)
+        for i, v in enumerate(self.shards):
+            ids[:, i] = order.records(v, first * b, stop * b).reshape(-1, b)
+        return _Rows(order, first, stop, self.source.take(ids.reshape(-1)))
+
+    def _read_ahead(self, order: EpochOrder, position: int) -> None:
+        """Have the source read, in its own threads, what the shards will want after the present window."""
+        if self._expect is not None:
+            most = _AHEAD_BYTES // (max(1, record_bytes(self.source.spec)) * len(self.shards))
+            self._expect(np.concatenate([order.coming(v, position, most) for v in self.shards]))
 
     def _check_labels(self, leaves: list[np.ndarray], step: int) -> None:
         if self._classes is None or not len(leaves[0]):
@@ -143,10 +198,6 @@ class Pipeline:
                 f"{self.source.name}: near step {step + 1} labels go from {y.min()} to {y.max()}, but the model has "
                 f"{self._classes} outputs. Number the classes from 0, or give the last layer more units."
             )
-
-    def _by_step(self, leaf: np.ndarray, steps: int) -> np.ndarray:
-        grouped = leaf.reshape(len(self.shards), steps, self.plan.micro_batch_size, *leaf.shape[1:])
-        return grouped[:, 0][None] if steps == 1 else np.ascontiguousarray(grouped.swapaxes(0, 1))
 
     def _by_shard(self, flat: list[np.ndarray], lengths: list[int], steps: int, seeds: np.ndarray) -> list[np.ndarray]:
         b = self.plan.micro_batch_size

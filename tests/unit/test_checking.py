@@ -83,7 +83,7 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path):
 
 def test_damaged_row_groups_and_footers_are_named(tmp_path):
     rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (100, 50), np.uint8)
+    x = rng.random((100, 50), np.float32)
     write(Storage(str(tmp_path)), ArraySource(x), Layout("parquet", 40, 10), "me")
     second = pq.ParquetFile(tmp_path / "part-00000.parquet").metadata.row_group(1).column(0)
     change(tmp_path / "part-00000.parquet", second.data_page_offset + second.total_compressed_size - 9)
@@ -98,7 +98,7 @@ def test_damaged_row_groups_and_footers_are_named(tmp_path):
         "part-00002.parquet",
     ]
     assert found.records == 100 - 10 - 20
-    assert found.specs == {"x": Spec((50,), "uint8")}
+    assert found.specs == {"x": Spec((50,), "float32")}
     assert found.problems[0][1] == "its bytes are not those that were written (CRC-32C)"
 
 

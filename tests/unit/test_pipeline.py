@@ -1,14 +1,17 @@
 """Batches for one worker, from arrays and without TensorFlow."""
 
+import itertools
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from raytf.data import ArraySource
-from raytf.data.order import StepPlan
+from raytf.data import ArraySource, ParquetSource
+from raytf.data.order import EpochOrder, StepPlan
 from raytf.data.pipeline import Pipeline
+from raytf.data.sources.writing import Layout, write
 from raytf.errors import DataError
+from raytf.storage import Storage
 
 
 def pipeline(n=11, batch=4, shards=2, mine=None, y=None, sample_weight=None, **more):
@@ -74,3 +77,25 @@ def test_class_weights_below_0():
 def test_class_weights_with_several_targets():
     with pytest.raises(DataError, match="class_weight needs one target"):
         pipeline(y={"a": np.zeros(11, int)}, class_weight={0: 1.0})
+
+
+@pytest.mark.parametrize("order", ["blocks", "records"])
+def test_blocks_that_are_read_ahead_give_the_same_records(tmp_path, order):
+    x = (np.arange(600) % 251).astype(np.uint8).reshape(300, 2)
+    arrays = ArraySource(x, np.arange(300))
+    write(Storage(str(tmp_path)), arrays, Layout("parquet", 100, 7), "test")
+    source, plan = ParquetSource(str(tmp_path), window=20, order=order), StepPlan(300, 8, 2)
+    epoch = EpochOrder(plan, source.block_sizes, 0, 0, source.window)
+    reader = source.reader(2)
+    with closing(Pipeline(reader, plan, range(2), seed=0)) as made:
+        made.prepare(seeds_per_shard=0, classes=None)
+        step, lengths = 0, itertools.cycle([1, 5, 2, 17])
+        while step < plan.steps_per_epoch:
+            end = plan.call_end(step, next(lengths), plan.steps_per_epoch)
+            call = made.submit(step, end).result()
+            for k in range(end - step):
+                for shard, count in enumerate(call.counts):
+                    ids = epoch.records(shard, (step + k) * 4, (step + k + 1) * 4)
+                    assert call.leaves[1][k, shard, :count].tolist() == ids.tolist()
+                    assert (call.leaves[0][k, shard, :count] == x[ids]).all()
+            step = end

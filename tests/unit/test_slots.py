@@ -85,6 +85,18 @@ def test_what_is_given_is_not_kept(path):
     assert read.tolist() == [1, 1, 1, 1]
 
 
+def test_what_threads_copy_is_read(path):
+    rng = np.random.default_rng(0)
+    large = {"kernel": rng.random((3_000_001,)).astype(np.float32).reshape(-1, 1), "turned": rng.random((700, 500)).T}
+    large["many"] = rng.integers(0, 256, slots._PIECE * (slots._MANY + 1) + 5, np.uint8)
+    write(slots.Slot(path), 50, large)
+    tensors = slots.parse(contents(path))[1]
+    assert all((tensors[name] == array).all() for name, array in large.items())
+    copies = [np.empty(array.shape, array.dtype) for array in large.values()]
+    slots.copy_all(copies, list(large.values()))
+    assert all((copy == array).all() for copy, array in zip(copies, large.values(), strict=True))
+
+
 class Killed(Exception):
     """Takes the part of SIGKILL in the middle of a write."""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+import itertools
+from collections import OrderedDict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
 
 from raytf.data.sources.base import Order, Spec, is_by_record, record_bytes, window_of
+
+#: Blocks of one reader that are read at a time.
+_THREADS = 2
 
 
 class BlockSource:
@@ -25,7 +30,9 @@ class BlockSource:
     spec: tuple[Any, Any, Any]
     crc: int | None = None
     #: What stays with the process that read it; open files cannot travel.
-    _own: tuple[str, ...] = ("_cache", "_taken", "_used_up", "_cached_rows", "_rows_read")
+    _own: tuple[str, ...] = ("_cache", "_taken", "_used_up", "_cached_rows", "_rows_read", "_ahead", "_pool")
+    #: Whether several threads may call `_read` at once.
+    _reads_beside = False
 
     def __init__(self, name: str, window: int | None):
         self.name, self._window = name, window
@@ -78,20 +85,47 @@ class BlockSource:
         return self._rows_read[0]
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
-        blocks = np.searchsorted(self._starts, records, side="right") - 1
-        wanted, counts = np.unique(blocks, return_counts=True)
         out = [np.empty((len(records), *spec.shape), spec.dtype) for spec in self._leaf_specs]
+        if not len(records):
+            return out
+        blocks = np.searchsorted(self._starts, records, side="right") - 1
+        by_block = np.argsort(blocks, kind="stable")
+        inside, blocks = (records - self._starts[blocks])[by_block], blocks[by_block]
+        edges = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(blocks)]
+        parts = list(zip(blocks[edges[:-1]].tolist(), itertools.pairwise(edges), strict=True))
         # Those at hand first: reading the others may push them out.
-        for b, count in sorted(
-            zip(wanted.tolist(), counts.tolist(), strict=True), key=lambda b: b[0] not in self._cache
-        ):
-            here = blocks == b
-            inside = records[here] - self._starts[b]
+        parts.sort(key=lambda part: part[0] not in self._cache)
+        missing = deque(b for b, _ in parts if b not in self._cache)
+        most = len(self._ahead) + _THREADS  # so that they take little memory
+        for b, (low, high) in parts:
+            while missing and len(self._ahead) < most:
+                self._begin(missing.popleft())
+            here = by_block[low:high]
             for target, leaf in zip(out, self._block(b), strict=True):
-                target[here] = leaf[inside]
-            self._count(b, count)
+                target[here] = leaf[inside[low:high]]
+            self._count(b, high - low)
             self._evict()
         return out
+
+    def expect(self, records: np.ndarray) -> None:
+        """Begin to read, beside what the caller does, blocks that soon will be asked for.
+
+        Args:
+            records: of the source, in any order.
+        """
+        if not self._reads_beside or (self._by_record and self._shards):
+            return
+        for b in np.unique(np.searchsorted(self._starts, records, side="right") - 1).tolist():
+            if b not in self._cache:
+                self._begin(b)
+
+    def _begin(self, b: int) -> None:
+        """Have a thread read a block, where there is none yet and more than one may read."""
+        if not self._reads_beside or b in self._ahead:
+            return
+        if not self._pool:
+            self._pool.append(ThreadPoolExecutor(_THREADS, thread_name_prefix="raytf-blocks"))
+        self._ahead[b] = self._pool[0].submit(self._read, b)
 
     def label_range(self) -> tuple[float, float] | None:
         return None
@@ -103,6 +137,9 @@ class BlockSource:
         self._used_up: OrderedDict[int, None] = OrderedDict()
         self._cached_rows = 0
         self._rows_read = [0]
+        #: Blocks that threads read, or have read and nobody has asked for yet.
+        self._ahead: dict[int, Future[list[np.ndarray]]] = {}
+        self._pool: list[ThreadPoolExecutor] = []
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k not in self._own}
@@ -115,7 +152,8 @@ class BlockSource:
         if b in self._cache:
             self._cache.move_to_end(b)
             return self._cache[b]
-        leaves = self._read(b)
+        ahead = self._ahead.pop(b, None)
+        leaves = self._read(b) if ahead is None else ahead.result()
         self._cache[b], self._taken[b] = leaves, 0
         self._cached_rows += len(leaves[0])
         self._rows_read[0] += len(leaves[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ class ParquetSource(BlockSource):
         StorageError: storage refuses.
     """
 
-    _own = (*BlockSource._own, "_opened")
+    _own = (*BlockSource._own, "_opened", "_lock")
+    _reads_beside = True
 
     def __init__(
         self,
@@ -93,7 +95,9 @@ class ParquetSource(BlockSource):
 
     def _forget(self) -> None:
         super()._forget()
-        self._opened: OrderedDict[int, Any] = OrderedDict()
+        #: By thread and file: a ParquetFile serves one thread at a time.
+        self._opened: OrderedDict[tuple[int, int], Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def label_range(self) -> tuple[float, float] | None:
         known = [b for b in self._label_bounds if b is not None]
@@ -113,14 +117,22 @@ class ParquetSource(BlockSource):
     def _open(self, f: int) -> Any:
         import pyarrow.parquet as pq
 
-        if f not in self._opened:
-            filesystem, path = self._files[f]
-            with explained(path):
-                self._opened[f] = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
+        key = threading.get_ident(), f
+        with self._lock:
+            found = self._opened.get(key)
+            footer = next((file.metadata for (_, g), file in self._opened.items() if g == f), None)
+            if found is not None:
+                self._opened.move_to_end(key)
+                return found
+        filesystem, path = self._files[f]
+        with explained(path):
+            found = pq.ParquetFile(path, filesystem=filesystem, metadata=footer, page_checksum_verification=True)
+        with self._lock:
+            self._opened[key] = found
             if len(self._opened) > _OPEN_FILES:
-                self._opened.popitem(last=False)[1].close(force=True)
-        self._opened.move_to_end(f)
-        return self._opened[f]
+                # Not closed: another thread may read it; the last one that does closes it.
+                self._opened.popitem(last=False)
+        return found
 
     def _describe(self, group: Any) -> tuple[float, float] | None:
         """Add a row group's footer to the CRC; its smallest and largest label where the footer tells."""

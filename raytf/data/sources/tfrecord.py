@@ -144,6 +144,7 @@ class TFRecordSource(BlockSource):
         self._where: dict[int, np.ndarray] = {}
 
     _own = (*BlockSource._own, "_where")
+    _reads_beside = True
 
     def _starts_of(self, f: int) -> np.ndarray:
         if f not in self._where:

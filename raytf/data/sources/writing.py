@@ -209,8 +209,14 @@ class _Parquet:
         kinds = [_arrow_type(self._specs[name], name) for name in self._names]
         self._schema = pa.schema(list(zip(self._names, kinds, strict=True)))
         self._sink = pa.BufferOutputStream()
+        # Numbers of 8 bits lie in Parquet as 32. Through a dictionary they take 8, and a third of the time to read.
+        small = [n for n in self._names if np.dtype(self._specs[n].dtype).itemsize == 1 and self._specs[n].shape]
         self._writer = pq.ParquetWriter(
-            self._sink, self._schema, compression="snappy", use_dictionary=False, write_page_checksum=True
+            self._sink,
+            self._schema,
+            compression="snappy",
+            use_dictionary=[f"{name}.list.element" for name in small] or False,
+            write_page_checksum=True,
         )
         self._waiting: list[list[np.ndarray]] = []
 
