@@ -38,7 +38,8 @@ _SMALL_HEADROOM, _SMALL_SLACK = 1, 2
 #: Exponents below this round to zero; it keeps the scale a normal float32.
 _LEAST, _MOST = -90, 128
 
-AllReduce = Callable[[tf.Tensor], tf.Tensor]
+#: Sums a vector over workers; None where there is but one, and nothing has to be packed.
+AllReduce = Callable[[tf.Tensor], tf.Tensor] | None
 #: scales -> (encoded tensors summed over this worker's shards, rows [L, M + extra]).
 Compute = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 
@@ -94,7 +95,7 @@ class Reduction(Protocol):
         """Compute this worker's shards and add them over all workers.
 
         Args:
-            all_reduce: sums a vector over workers.
+            all_reduce: sums a vector over workers; None where this is the only one.
             compute: this worker's part.
             flags: [F] this worker's flags, whole numbers.
             shards: the shards of this worker.
@@ -123,13 +124,15 @@ class Float:
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
     ) -> Reduced:
         summed, rows = compute(tf.zeros([0]))
+        if all_reduce is None:
+            tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
+            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed))
         rows = tf.cast(_everyones(rows, shards, total_shards), self.dtype)
         packed = _pack([*summed, rows, tf.cast(flags, self.dtype)])
         vector, matrix, flags_sum = tf.split(all_reduce(packed), [self.layout.size, -1, flags.shape[0]])
         matrix = tf.cast(tf.reshape(matrix, [total_shards, rows.shape[1]]), tf.float32)
         tensors = [tf.cast(t, d) for t, d in zip(self.layout.split(vector), self.layout.dtypes, strict=True)]
-        finite = tf.reduce_all(tf.math.is_finite(vector))
-        return Reduced(tensors, tf.reduce_sum(matrix, 0), tf.cast(flags_sum, tf.float32), finite)
+        return Reduced(tensors, tf.reduce_sum(matrix, 0), tf.cast(flags_sum, tf.float32), all_finite([vector]))
 
 
 class Exact:
@@ -186,30 +189,35 @@ class Exact:
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, rows = compute(power_of_two(self._bits - used))
-            bits = tf.bitcast(_everyones(rows, shards, total_shards), tf.int32)
-            packed = _pack([*self._to_wire(summed), bits, tf.cast(flags, tf.int32)])
-            vector, matrix, flags_sum = tf.split(all_reduce(packed), [self._words, -1, flags.shape[0]])
-            matrix = tf.reshape(tf.bitcast(matrix, tf.float32), [total_shards, rows.shape[1]])
+            summed, matrix = compute(power_of_two(self._bits - used))
+            flags_sum, columns = tf.cast(flags, tf.int32), matrix.shape[1]
+            if all_reduce is not None:
+                bits = tf.bitcast(_everyones(matrix, shards, total_shards), tf.int32)
+                packed = _pack([*self._to_wire(summed), bits, flags_sum])
+                vector, matrix, flags_sum = tf.split(all_reduce(packed), [self._words, -1, flags.shape[0]])
+                matrix = tf.reshape(tf.bitcast(matrix, tf.float32), [total_shards, columns])
+                summed = [vector]
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
-            return tf.reduce_any(needed > used), used, needed, vector, matrix, flags_sum
+            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *summed)
 
         # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
-        nothing = tf.zeros([0], tf.int32), tf.zeros([total_shards, 0]), tf.zeros(flags.shape, tf.int32)
-        start = tf.constant(True), before, before, *nothing
-        unknown = [tf.TensorShape([None]), tf.TensorShape([total_shards, None])]
-        invariants = (*(t.shape for t in start[:3]), *unknown, flags.shape)
-        again = tf.while_loop(lambda again, *_: again, attempt, start, invariants, parallel_iterations=1)
-        _, used, needed, vector, matrix, flags_sum = again
+        start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), tf.zeros(flags.shape, tf.int32)
+        invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
+        sums = [tf.zeros([0], tf.int32)] * (len(self.layout.shapes) if all_reduce is None else 1)
+        shapes = *invariants, *([tf.TensorShape(None)] * len(sums))
+        again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
+        _, used, needed, matrix, flags_sum, *sums = again
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         self._exponents.assign(tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST))
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
         # What is not finite makes all of its tensor so.
         steps = tf.unstack(tf.where(finite, power_of_two(used - self._bits), largest), self.extra)
-        whole = self._from_wire(tf.ensure_shape(vector, [self._words]))
-        parts = zip(self.layout.split(whole), steps, self.layout.dtypes, strict=True)
+        if all_reduce is not None:
+            sums = self.layout.split(self._from_wire(tf.ensure_shape(sums[0], [self._words])))
+        sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.layout.shapes, strict=True)]
+        parts = zip(sums, steps, self.layout.dtypes, strict=True)
         tensors = [tf.cast(tf.cast(part, tf.float32) * step, dtype) for part, step, dtype in parts]
         return Reduced(tensors, row, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
 
@@ -231,6 +239,14 @@ class Exact:
             return vector
         joined, rest = tf.split(vector, [-(-self._halves // 2), -1])
         return tf.concat([part(joined, self._halves), rest], 0)
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether all numbers of some tensors are finite."""
+    # What is not finite makes a sum so, in one pass that writes nothing. A sum can overflow by itself: look twice then.
+    quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
+    slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
+    return tf.cond(quick, lambda: tf.constant(True), slow)
 
 
 def join(values: tf.Tensor) -> tf.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -18,7 +17,7 @@ from raytf.data.sources import Spec
 from raytf.devices import Devices, OneDevice
 from raytf.errors import ConfigError
 from raytf.micro import MicroBatch, fixed_values, spread_shards
-from raytf.optimizing import LearningRate
+from raytf.optimizing import LearningRate, fused
 
 
 class Outcome(NamedTuple):
@@ -39,7 +38,7 @@ class TrainStep:
         model: built and compiled.
         plan: sizes.
         shards: this worker's logical shards, at least one.
-        all_reduce: sums a vector over workers.
+        all_reduce: sums a vector over workers; None where this is the only one.
         template, specs: structure and leaves of a batch.
         flags: number of flags that travel with each step.
         jit: compile gradients with XLA.
@@ -59,7 +58,7 @@ class TrainStep:
         model: keras.Model,
         plan: StepPlan,
         shards: range,
-        all_reduce: Callable[[tf.Tensor], tf.Tensor],
+        all_reduce: reduce.AllReduce,
         template: tuple[Any, Any, Any],
         specs: list[Spec],
         flags: int,
@@ -212,16 +211,22 @@ class TrainStep:
             tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
 
+        is_float, plan = isinstance(reduction, reduce.Float), self._plan
+        is_even = is_float and counts is None  # a sum times the weight that all shards have
+
         def compute(scales: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-                return reduction.encode(tensors, weight, scales)
+                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
-            return spread_shards(self._devices, micro, encode, like, leaves, seeds, counts, total, self._plan, fixed)
+            summed, rows = spread_shards(
+                self._devices, micro, encode, like, leaves, seeds, counts, total, plan, fixed, alike=not is_float
+            )
+            return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
 
         with self._devices.at_home():
             reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
             kept = self._kept(reduced.tensors)  # before the update changes the loss scale
-            with self._rate.applied(rate):
+            with self._rate.applied(rate), fused(self._model.optimizer):
                 micro.apply(reduced.tensors)
             micro.add_metrics(reduced.row[1:])
         # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.

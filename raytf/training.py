@@ -196,7 +196,7 @@ class Worker:
             self.model,
             self.plan,
             self.shards,
-            self.group.all_reduce,
+            self.group.all_reduce if self.world_size > 1 else None,
             self.pipeline.template,
             self.pipeline.leaf_specs,
             len(Flag),
