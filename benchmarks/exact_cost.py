@@ -1,30 +1,32 @@
-"""What exact training costs: steps/s with float and with exact reduction, side by side.
+"""What exact training costs: steps/s of the exact step against those of the float step.
 
-    python benchmarks/exact_cost.py --workers 1,2,4 --models mnist,large --json cost.json
-    python benchmarks/exact_cost.py --workers 1 --profile          # the operations in which the difference is spent
+    python benchmarks/exact_cost.py --workers 1 2 4 --models mnist large --json cost.json
+    python benchmarks/exact_cost.py --workers 1 --profile         # the operations in which the difference is spent
 
-Real processes, MultiWorkerMirroredStrategy over gRPC on this machine, one TensorFlow thread a worker. Both groups of
-workers are there all the time, set up as `raytf.worker` does it for each mode, and take turns in blocks of steps (A B,
-B A, A B, ...), so that what else the machine does meets both alike; a ratio is that of two neighboring blocks. CPU time
-is rank 0's and varies less than the clock.
+Real processes, MultiWorkerMirroredStrategy over the network of this machine, one TensorFlow thread a worker. Both
+groups of workers are there all the time, set up as `raytf.worker` does it for each mode, and take turns in blocks of
+steps (A B, B A, A B, ...). CPU time is rank 0's and varies less than the clock.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
+
+from benchmarks.harness import PAIRS, Comparison, Reading, Report
 
 BATCH, SHARDS = 128, 4
 MODES = {"float": False, "exact": True}
@@ -33,7 +35,9 @@ CALL, CALLS = 8, 12
 #: Calls before the clock runs. Exponents find their places in the first steps, which are often done twice.
 WARM = 8
 #: As many as `raytf.worker` sends.
-FLAGS = 8
+FLAGS = 9
+#: Of exact against float.
+GOAL = 1 / 1.15
 
 
 def mnist() -> Any:
@@ -122,13 +126,20 @@ class Run:
         pipeline.prepare(len(seed_states(model)), None)
         self.weights, self.steps = model.count_params(), 0
         self._sums = tf.Variable(0)
-
-        def all_reduce(tensor: tf.Tensor) -> tf.Tensor:
-            self._sums.assign_add(1)
-            return group.all_reduce(tensor)
-
         template, specs = pipeline.template, pipeline.leaf_specs
+        all_reduce = group.all_reduce if group.world_size > 1 else None
         self.step = TrainStep(model, plan, own, all_reduce, template, specs, FLAGS, jit=False, exact=exact)
+        reduction = self.step.reduction
+        reduce = reduction.reduce
+
+        def counted(all_reduce: Any, compute: Any, *more: Any) -> Any:
+            def attempt(scales: tf.Tensor) -> Any:
+                self._sums.assign_add(1)
+                return compute(scales)
+
+            return reduce(all_reduce, attempt, *more)
+
+        reduction.reduce = counted  # type: ignore[method-assign]
         self.calls = [pipeline.submit(c * CALL, (c + 1) * CALL).result() for c in range(CALLS)]
         pipeline.close()
 
@@ -178,12 +189,17 @@ class Workers:
     """The processes of one mode."""
 
     def __init__(self, count: int, name: str, mode: str, verbose: bool):
-        group = json.dumps(free_addresses(count))
-        command = [sys.executable, __file__, f"--models={name}", f"--group={group}", f"--mode={mode}"]
+        addresses = free_addresses(count)
         err = None if verbose else subprocess.DEVNULL
         self._ranks = [
-            subprocess.Popen([*command, f"--rank={r}"], stdin=-1, stdout=-1, stderr=err, text=True)
-            for r in range(count)
+            subprocess.Popen(
+                [sys.executable, __file__, "--rank", json.dumps([addresses, rank, name, mode])],
+                stdin=-1,
+                stdout=-1,
+                stderr=err,
+                text=True,
+            )
+            for rank in range(count)
         ]
 
     def answer(self) -> dict[str, Any]:
@@ -205,75 +221,83 @@ class Workers:
             rank.kill()
 
 
-def measure(name: str, count: int, arguments: argparse.Namespace) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Arguments:
+    """Exact against float."""
+
+    quick: bool = False
+    """One worker and two, the model of jobs/mnist.py, three pairs of short blocks."""
+    workers: list[int] = field(default_factory=lambda: [1, 2, 4])
+    """Numbers of workers."""
+    models: list[str] = field(default_factory=lambda: list(MODELS))
+    """Of mnist and large."""
+    pairs: int = PAIRS
+    """Blocks of each mode."""
+    seconds: float = 2.0
+    """Length of a block."""
+    profile: bool = False
+    """Time the operations of a step instead."""
+    verbose: bool = False
+    """Show what the workers print."""
+    json: Path | None = None
+    """Write the report here."""
+    rank: Annotated[str, tyro.conf.Suppress] = ""
+    """Of a worker: its group, number, model and mode, as JSON."""
+
+
+def measure(name: str, count: int, arguments: Arguments, report: Report) -> None:
+    """The rows of a model and a number of workers."""
     workers = {mode: Workers(count, name, mode, arguments.verbose) for mode in MODES}
     try:
         first = {mode: group.answer() for mode, group in workers.items()}
-        row: dict[str, Any] = {"model": name, "workers": count, "weights": first["exact"]["weights"]}
-        row["first call seconds"] = {mode: answer["first"] for mode, answer in first.items()}
         calls = max(1, int(arguments.seconds / (workers["float"].run(2)["wall"] * CALL)))
         if arguments.profile:
-            return row | {mode: group.run(calls, True)["operations"] for mode, group in workers.items()}
+            show_operations(name, count, {m: group.run(calls, True)["operations"] for m, group in workers.items()})
+            return
         blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
         for pair in range(arguments.pairs):
             for mode in list(MODES)[:: 1 if pair % 2 == 0 else -1]:
                 blocks[mode].append(workers[mode].run(calls))
-        steps = calls * CALL * arguments.pairs
-        return row | blocks | {"steps": steps, "repeated": sum(block["repeated"] for block in blocks["exact"])}
     finally:
         for group in workers.values():
             group.end()
+    what = f"{name}, {first['exact']['weights']:,} weights, {count} worker{'s' * (count > 1)}"
+    clock, cpu = ({m: [b[kind] for b in blocks[m]] for m in MODES} for kind in ("wall", "cpu"))
+    rates = {mode: [1 / seconds for seconds in clock[mode]] for mode in MODES}
+    steps = calls * CALL * arguments.pairs
+    again = sum(block["repeated"] for block in blocks["exact"])
+    report.comparisons += [
+        Comparison(f"{what}, exact", "float", "steps/s", rates["exact"], rates["float"], goal=GOAL),
+        Comparison(f"{what}, exact", "float", "CPU ms/step of rank 0",
+                   *([1000 * c for c in cpu[m]] for m in ("exact", "float")), more_is_better=False),
+    ]  # fmt: skip
+    report.readings.append(Reading(what, "steps done twice", "%", [100 * again / steps]))
 
 
-def show(row: dict[str, Any]) -> str:
-    def ratio(kind: str) -> str:
-        ratios = [e[kind] / f[kind] for f, e in zip(row["float"], row["exact"], strict=True)]
-        return f"{statistics.median(ratios):.3f} [{min(ratios):.3f}, {max(ratios):.3f}]"
-
-    rates = " ".join(f"{1 / statistics.median(b['wall'] for b in row[mode]):14.1f}" for mode in MODES)
-    again = f"{row['repeated']} of {row['steps']}"
-    return (
-        f"{row['model']:6} {row['weights']:>9,} {row['workers']:8} {rates}   {ratio('wall')}   {ratio('cpu')}   {again}"
-    )
-
-
-def show_operations(row: dict[str, Any], most: int = 20) -> str:
-    before, after = row["float"], row["exact"]
+def show_operations(name: str, count: int, spent: dict[str, dict[str, float]], most: int = 20) -> None:
+    before, after = spent["float"], spent["exact"]
     kinds = sorted({*before, *after}, key=lambda kind: -abs(after.get(kind, 0) - before.get(kind, 0)))[:most]
-    lines = [f"{kind:40} {before.get(kind, 0):8.3f} {after.get(kind, 0):8.3f}" for kind in kinds]
-    return "\n".join([f"{row['model']}, {row['workers']} workers: ms a step, float and exact", *lines])
+    print(f"{name}, {count} workers: ms a step, float and exact")
+    for kind in kinds:
+        print(f"{kind:40} {before.get(kind, 0):8.3f} {after.get(kind, 0):8.3f}", flush=True)
 
 
-HEAD = (
-    "model    weights  workers  float steps/s  exact steps/s   exact / float time     CPU time               repeated"
-)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="mnist,large", help=f"of {', '.join(MODELS)}")
-    parser.add_argument("--workers", default="1,2,4")
-    parser.add_argument("--pairs", type=int, default=9, help="blocks of each mode")
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a block")
-    parser.add_argument("--profile", action="store_true", help="time the operations of a step instead")
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--verbose", action="store_true", help="show what the workers print")
-    parser.add_argument("--group", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--mode", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.group:
-        rank_main(arguments.group, arguments.rank, arguments.models, arguments.mode)
-    if not arguments.profile:
-        print(HEAD, flush=True)
-    rows = []
-    for workers in map(int, arguments.workers.split(",")):
-        for name in arguments.models.split(","):
-            rows.append(measure(name, workers, arguments))
-            print(show_operations(rows[-1]) if arguments.profile else show(rows[-1]), flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n")
+def main(arguments: Arguments) -> int:
+    if arguments.rank:
+        rank_main(*json.loads(arguments.rank))
+    workers, models = arguments.workers, arguments.models
+    if arguments.quick:
+        workers, models = [1, 2], ["mnist"]
+        arguments = dataclasses.replace(arguments, pairs=3, seconds=1.0)
+    report = Report("exact_cost", "Exact against float")
+    for count in workers:
+        for name in models:
+            measure(name, count, arguments, report)
+    if arguments.profile:
+        return 0
+    report.notes.append(f"Batch {BATCH}, {SHARDS} logical shards, one thread within operations, calls of {CALL} steps.")
+    return report.finish(arguments.json)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(tyro.cli(Arguments)))
