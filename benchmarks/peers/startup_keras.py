@@ -1,0 +1,55 @@
+"""The peer of benchmarks/startup.py without Ray: Keras's `model.fit` on arrays, which notes when its first step ended.
+
+As in Keras's guide "Training & evaluation with the built-in methods"; every step is noted by itself, so none waits for
+others.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from benchmarks import models
+
+
+@dataclass(frozen=True)
+class Program:
+    """Train the MNIST CNN for some steps."""
+
+    data: Path
+    """An .npz with x_train and y_train."""
+    note: Path
+    """File that gets the time of the end of the first step."""
+    steps: int = 40
+    """Then it ends."""
+
+
+def noting(keras: Any, note: Path) -> Any:
+    """A callback that notes when the first step was done."""
+
+    class Noting(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 0:
+                note.write_text(str(time.time()))
+
+    return Noting()
+
+
+def main(program: Program) -> None:
+    import keras
+
+    arrays = np.load(program.data)
+    records = program.steps * models.BATCH
+    x, y = arrays["x_train"][:records], arrays["y_train"][:records]
+    # XLA would compile for seconds before the first step; only long runs have that back.
+    model = models.compiled(keras, "cnn", jit_compile=False)
+    model.fit(x, y, batch_size=models.BATCH, epochs=1, verbose=0, callbacks=[noting(keras, program.note)])
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Program))
