@@ -70,10 +70,8 @@ class Starts:
         events = ledger.read(Storage(str(storage / run)))
         group, attempt = (next(e for e in events if e["kind"] == kind) for kind in ("group", "attempt"))
         self.phases["command and Ray"].append(group["time"] - began)
-        inside = {name: float(seconds) for name, seconds in attempt["phases"].items()}
-        self.phases["worker's process"].append(attempt["time"] - group["time"] - sum(inside.values()))
-        for name, seconds in inside.items():
-            self.phases[name].append(seconds)
+        for name, seconds in attempt["phases"].items():
+            self.phases[name].append(float(seconds))
         return float(attempt["time"]) - began
 
     def stock(self) -> float:
