@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import tyro
@@ -34,6 +34,8 @@ MODES = {"float": False, "exact": True}
 CALL, CALLS = 8, 12
 #: Calls before the clock runs. Exponents find their places in the first steps, which are often done twice.
 WARM = 8
+#: What a worker's command begins with; its group, number, model and mode follow as JSON.
+AS_RANK = "--rank"
 #: As many as `raytf.worker` sends.
 FLAGS = 9
 #: Of exact against float.
@@ -193,7 +195,7 @@ class Workers:
         err = None if verbose else subprocess.DEVNULL
         self._ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, "--rank", json.dumps([addresses, rank, name, mode])],
+                [sys.executable, __file__, AS_RANK, json.dumps([addresses, rank, name, mode])],
                 stdin=-1,
                 stdout=-1,
                 stderr=err,
@@ -241,8 +243,6 @@ class Arguments:
     """Show what the workers print."""
     json: Path | None = None
     """Write the report here."""
-    rank: Annotated[str, tyro.conf.Suppress] = ""
-    """Of a worker: its group, number, model and mode, as JSON."""
 
 
 def measure(name: str, count: int, arguments: Arguments, report: Report) -> None:
@@ -283,8 +283,6 @@ def show_operations(name: str, count: int, spent: dict[str, dict[str, float]], m
 
 
 def main(arguments: Arguments) -> int:
-    if arguments.rank:
-        rank_main(*json.loads(arguments.rank))
     workers, models = arguments.workers, arguments.models
     if arguments.quick:
         workers, models = [1, 2], ["mnist"]
@@ -300,4 +298,6 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [AS_RANK]:
+        rank_main(*json.loads(sys.argv[2]))
     raise SystemExit(main(tyro.cli(Arguments)))

@@ -10,7 +10,6 @@ shows what TensorFlow and the model take by themselves.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import itertools
 import os
@@ -29,7 +28,7 @@ from benchmarks import models
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, rounds
 from raytf import ledger
 from raytf.storage import Storage
-from raytf.testing import Job, environment
+from raytf.testing import ElasticCluster, Job, environment
 
 PEERS = ROOT / "benchmarks" / "peers"
 STOCK, KERAS = "Ray TensorflowTrainer", "Keras fit"
@@ -55,11 +54,11 @@ class Starts:
 
     Args:
         folder: for what they write.
-        ray: address of a Ray; None where each starts its own.
+        ray: environment in which a Ray is found; empty where each starts its own.
     """
 
     folder: Path
-    ray: str | None = None
+    ray: dict[str, str] = field(default_factory=dict)
     #: raytf's parts of a start -> seconds of each start.
     phases: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     _numbers: Iterator[int] = field(default_factory=itertools.count)
@@ -71,10 +70,8 @@ class Starts:
         events = ledger.read(Storage(str(storage / run)))
         group, attempt = (next(e for e in events if e["kind"] == kind) for kind in ("group", "attempt"))
         self.phases["command and Ray"].append(group["time"] - began)
-        inside = {name: float(seconds) for name, seconds in attempt["phases"].items()}
-        self.phases["worker's process"].append(attempt["time"] - group["time"] - sum(inside.values()))
-        for name, seconds in inside.items():
-            self.phases[name].append(seconds)
+        for name, seconds in attempt["phases"].items():
+            self.phases[name].append(float(seconds))
         return float(attempt["time"]) - began
 
     def stock(self) -> float:
@@ -95,25 +92,12 @@ class Starts:
 
     def _run(self, name: str, command: list[str]) -> float:
         """When it began; returns when it has ended."""
-        address = {} if self.ray is None else {"RAY_ADDRESS": self.ray}
-        around = environment(PYTHONPATH=str(ROOT), **address)
+        around = environment(PYTHONPATH=str(ROOT), **self.ray)
         began = time.time()
         with Job([sys.executable, *command], self.folder / f"{name}.log", around) as job:
             if job.process.wait(PATIENCE_SECONDS):
                 raise RuntimeError(f"{name} failed:\n{job.output[-3000:]}")
         return began
-
-
-@contextlib.contextmanager
-def a_ray() -> Iterator[str]:
-    """A Ray of this machine, as long as the block lasts."""
-    import ray
-
-    context = ray.init(address="local", num_cpus=max(2, os.cpu_count() or 1), log_to_driver=False)
-    try:
-        yield context.address_info["gcs_address"]
-    finally:
-        ray.shutdown()
 
 
 def measure(kind: str, starts: Starts, pairs: int, report: Report) -> None:
@@ -147,8 +131,8 @@ def main(arguments: Arguments) -> int:
         x, y = models.images(60_000)
         np.savez(folder / "images.npz", x_train=x, y_train=y, x_test=x[:1000], y_test=y[:1000])
         measure("cold", Starts(folder / "cold"), pairs, report)
-        with a_ray() as address:
-            measure("warm", Starts(folder / "warm", address), pairs, report)
+        with ElasticCluster(head_cpus=max(2, os.cpu_count() or 1), dashboard=True) as cluster:
+            measure("warm", Starts(folder / "warm", cluster.env), pairs, report)
     return report.finish(arguments.json)
 
 

@@ -180,11 +180,13 @@ def loop_shards(
     total: tf.Tensor | int,
     plan: StepPlan,
     values: Values,
+    alike: bool = True,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
 
     One shard after another, so that memory is that of one micro-batch however many shards a device has. One shard
     alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
+    Where last bits may differ it is none, which saves a sum.
 
     Args:
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
@@ -194,6 +196,7 @@ def loop_shards(
         counts: [L] records in each shard, or None where all are full.
         total: records of all shards of this step, where not all are full.
         values: of the model; all shards start from them.
+        alike: whether a shard's bits may not depend on the number of shards.
     """
     size = seeds.shape[0]
 
@@ -208,6 +211,10 @@ def loop_shards(
 
     def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
         return [tf.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
+
+    if size == 1 and counts is None and not alike:
+        tensors, row = one(tf.constant(0))
+        return tensors, row[None]
 
     def body(i: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray) -> tuple[Any, Any, Any]:
         more, row = one(i) if counts is None else tf.cond(counts[i] > 0, lambda: one(i), nothing)
@@ -230,6 +237,7 @@ def spread_shards(
     total: tf.Tensor | int,
     plan: StepPlan,
     fixed: Sequence[Values],
+    alike: bool = True,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
 
@@ -242,7 +250,8 @@ def spread_shards(
             part = slice(own.start, own.stop)
             mine = None if counts is None else counts[part]
             batch = [leaf[part] for leaf in leaves]
-            tensors, row = loop_shards(micro, encode, like, batch, seeds[part], mine, total, plan, micro.values(known))
+            at = micro.values(known)
+            tensors, row = loop_shards(micro, encode, like, batch, seeds[part], mine, total, plan, at, alike)
             summed.append(tensors)
             rows.append(row)
     with devices.at_home():

@@ -79,8 +79,9 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Have Adam, AdamW and SGD update each weight by one operation of TensorFlow, in what is traced meanwhile.
 
     Keras writes an update as a dozen operations, each of which goes through memory once: for a small model that takes
-    longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass. Clipping,
-    weight decay, averages and loss scales are Keras's as before; so is the update of any other optimizer.
+    longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass, but that
+    they round Adam's betas to the weights' type before they take 1 - beta (5e-5 of that at 0.999). Clipping, weight
+    decay, averages and loss scales are Keras's as before; so is the update of any other optimizer.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     own, update = type(inner).update_step, None

@@ -211,11 +211,17 @@ class TrainStep:
             tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
 
+        is_float, plan = isinstance(reduction, reduce.Float), self._plan
+        is_even = is_float and counts is None  # a sum times the weight that all shards have
+
         def compute(scales: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-                return reduction.encode(tensors, weight, scales)
+                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
-            return spread_shards(self._devices, micro, encode, like, leaves, seeds, counts, total, self._plan, fixed)
+            summed, rows = spread_shards(
+                self._devices, micro, encode, like, leaves, seeds, counts, total, plan, fixed, alike=not is_float
+            )
+            return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
 
         with self._devices.at_home():
             reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)

@@ -2,8 +2,8 @@
 
 As in Ray's guide "Get Started with Distributed Training using TensorFlow and Keras": the train function builds and
 compiles the model in the scope of MultiWorkerMirroredStrategy and calls `model.fit`, with tf_keras, as the guide's
-`tf.keras` is. It looks at no settings of Ray; what differs from the guide is the callback, which notes the time in place
-of a report to Ray, which is made after each epoch.
+`tf.keras` is. What differs from the guide is the callback: it notes the time, in place of a report to Ray at the end of
+each epoch.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def train(
             model,
             plan,
             own,
-            world.all_reduce(rank),
+            world.all_reduce(rank) if world_size > 1 else None,
             pipeline.template,
             pipeline.leaf_specs,
             1,

@@ -3,9 +3,12 @@ a callback, scaled by a loss scale."""
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from raytf.checkpoint import format
@@ -13,7 +16,7 @@ from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
 from raytf.model import build, seed_states, weights_sha256
-from raytf.optimizing import LearningRate
+from raytf.optimizing import LearningRate, fused
 from raytf.rates import RateLaw
 from raytf.sections import ComputeSection
 from raytf.step import TrainStep
@@ -122,3 +125,42 @@ def test_without_a_law_nothing_is_touched():
     assert float(run.model.optimizer.learning_rate) == pytest.approx(0.01)
     run.train(0, 3)
     assert "_get_current_learning_rate" not in vars(run.model.optimizer)
+
+
+FUSED = {
+    "adam": lambda: keras.optimizers.Adam(0.05, clipnorm=0.3),
+    "adamw": lambda: keras.optimizers.AdamW(0.05, weight_decay=0.1, use_ema=True),
+    "sgd": lambda: keras.optimizers.SGD(0.05),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
+    "not fused": lambda: keras.optimizers.Adam(0.05, amsgrad=True),
+}
+
+
+def updated(name: str, around) -> tuple[list[np.ndarray], set[str]]:
+    """All variables after five updates, and the operations that made them."""
+    variables = [keras.Variable(np.linspace(-1, 1, 21, dtype="float32").reshape(7, 3)) for _ in range(2)]
+    made = FUSED[name]()
+    made.build(variables)
+
+    @tf.function(autograph=False)
+    def step(given):
+        with around(made):
+            made.apply(given, variables)
+
+    random = np.random.default_rng(1)
+    for _ in range(5):
+        given = [tf.constant(random.normal(size=(7, 3)).astype("float32")) for _ in variables]
+        step(given)
+    assert "update_step" not in vars(made)
+    operations = {node.op for node in step.get_concrete_function(given).graph.as_graph_def().node}
+    return [v.numpy() for v in [*variables, *made.variables]], operations
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_fused_update_is_that_of_keras_but_for_rounding(name):
+    plain, _ = updated(name, contextlib.nullcontext)
+    quick, operations = updated(name, fused)
+    assert any("ResourceApply" in kind for kind in operations) == (name != "not fused")
+    for a, b in zip(plain, quick, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)  # 1 - 0.999 is rounded before or after

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.reduce import Exact, Float, Layout, exponent, join, packed, part, power_of_two
+from raytf.reduce import Exact, Float, Layout, all_finite, exponent, join, packed, part, power_of_two
 
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
@@ -126,7 +126,8 @@ def test_powers_of_two_are_exact():
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("kind", [Exact, Float])
-def test_what_is_not_finite_stays_so_and_is_told(bad, kind):
+@pytest.mark.parametrize("all_reduce", [packed(tf.identity), None], ids=["several workers", "one worker"])
+def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
     layout = Layout([(3,), (2,)], [tf.float32, tf.float32])
     reduction = Exact(layout, 2) if kind is Exact else Float(layout)
     values = [[1.0, bad, 2.0], [0.5, 0.25]]
@@ -136,7 +137,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind):
         summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
         return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
 
-    reduced = reduction.reduce(packed(tf.identity), compute, tf.ones([1]), range(2), 2)
+    reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
     assert not bool(reduced.finite)
     assert not np.isfinite(reduced.tensors[0].numpy()[1])
     np.testing.assert_array_equal(reduced.tensors[1].numpy(), [0.5, 0.25])
@@ -210,7 +211,13 @@ def test_the_largest_values_of_all_shards_fit_the_sum():
         assert got[1] == -got[0]
 
 
-def test_the_loop_gives_the_same_in_a_graph():
+def test_a_sum_that_overflows_is_not_taken_for_a_number_that_is_not_finite():
+    assert bool(all_finite([tf.fill([4], 3e38), tf.ones([2])]))
+    assert not bool(all_finite([tf.ones([2]), tf.constant([np.inf, -np.inf])]))
+
+
+@pytest.mark.parametrize("all_reduce", [packed(tf.identity), None], ids=["several workers", "one worker"])
+def test_the_loop_gives_the_same_in_a_graph(all_reduce):
     values = np.float32([[1.5, -3.25], [1e-3, 7.0]])
     reduction = Exact(Layout([(2,)], [tf.float32]), 2)
 
@@ -222,9 +229,26 @@ def test_the_loop_gives_the_same_in_a_graph():
                 [tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]
             )
 
-        reduced = reduction.reduce(packed(tf.identity), compute, tf.ones([3]), range(2), 2)
+        reduced = reduction.reduce(all_reduce, compute, tf.ones([3]), range(2), 2)
         return reduced.tensors[0], reduced.row, reduced.flags
 
     tensor, row, flags = step(values)
     assert tensor.numpy().tobytes() == reduce_over([], values).tobytes()
     assert (row.numpy().tolist(), flags.numpy().tolist()) == ([2.0], [1.0] * 3)
+
+
+def test_one_worker_that_packs_nothing_has_the_bits_of_several():
+    random = np.random.default_rng(0)
+    values = [random.normal(size=(2, *shape)).astype("float32") for shape in ((3, 5), (7,))]
+    found = []
+    for all_reduce in (packed(tf.identity), None):
+        reduction = Exact(Layout([(3, 5), (7,)], [tf.float32] * 2), 2, compressed=1)
+
+        def compute(scales, reduction=reduction):
+            parts = [reduction.encode([tf.constant(v[s]) for v in values], tf.constant(0.5), scales) for s in range(2)]
+            summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
+            return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+
+        reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
+        found.append([t.numpy().tobytes() for t in [*reduced.tensors, reduced.row, reduced.flags]])
+    assert found[0] == found[1]

@@ -46,7 +46,7 @@ class SlowSaver(durable.Saver):
     calls = left = 0
     fails = False
 
-    def begin(self, step, tensors, document, finite, first) -> None:
+    def begin(self, step, tensors, document, finite, first, writers=None) -> None:
         def refuse() -> None:
             raise StorageError("storage is away", "unreachable")
 
