@@ -1,11 +1,11 @@
 """Steps per second of 2 and 4 workers of this machine, raytf beside those who do the same.
 
     python benchmarks/distributed.py
-    python benchmarks/distributed.py --workers 2 --models cnn --quick
+    python benchmarks/distributed.py --workers 2 --cases cnn:64 --pairs 9
 
 Real `raytf.fit` against (a) a script written by hand for MultiWorkerMirroredStrategy, (b) Ray's TensorflowTrainer and
-(c) PyTorch's DistributedDataParallel through Ray's TorchTrainer, see benchmarks/peers/. One network, one global batch
-of 128, data of MNIST's size in memory, equally many threads for each worker. All programs are there all the time and
+(c) PyTorch's DistributedDataParallel through Ray's TorchTrainer, see benchmarks/peers/. One network, one global batch,
+data of MNIST's size in memory, equally many threads for each worker. All programs are there all the time and
 take turns of equal length. With as many GPUs as workers, each has one.
 """
 
@@ -49,8 +49,8 @@ class Arguments:
 
     workers: list[int] = field(default_factory=lambda: [2, 4])
     """Numbers of workers."""
-    models: list[str] = field(default_factory=lambda: ["cnn", "mlp"])
-    """Of cnn and mlp."""
+    cases: list[str] = field(default_factory=lambda: ["cnn:64", "cnn:128", "mlp:128"])
+    """MODEL:BATCH, models of cnn and mlp, with so many examples in a step over all workers."""
     threads: int = 1
     """Of each worker, within an operation."""
     pairs: int = harness.PAIRS
@@ -60,7 +60,7 @@ class Arguments:
     without: list[str] = field(default_factory=list)
     """Peers to leave out, by the names in the table."""
     quick: bool = False
-    """The CNN alone, in three short turns."""
+    """The CNN with a batch of 64 alone, in three short turns."""
     json: Path | None = None
     """Write what was found here."""
 
@@ -81,12 +81,24 @@ def programs(
     return found
 
 
-def measure(name: str, workers: int, arguments: Arguments, report: harness.Report) -> None:
+def measure(case: str, workers: int, arguments: Arguments, report: harness.Report) -> None:
+    name, _, batch = case.partition(":")
     use_gpu = harness.gpus() >= workers
     around = common.environment()
     if not use_gpu:
         around["CUDA_VISIBLE_DEVICES"] = "-1"
-    flags = ["--address", "{address}", "--workers", workers, "--model", name, "--threads", arguments.threads]
+    flags = [
+        "--address",
+        "{address}",
+        "--workers",
+        workers,
+        "--model",
+        name,
+        "--batch",
+        batch,
+        "--threads",
+        arguments.threads,
+    ]
     flags += ["--use-gpu"] if use_gpu else []
     with (
         tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder,
@@ -114,7 +126,7 @@ def measure(name: str, workers: int, arguments: Arguments, report: harness.Repor
         rates = harness.rounds(arguments.pairs, {who: lambda who=who: block(who) for who in started})
         for conductor in started.values():
             conductor.dismiss()  # they end beside each other
-    add(report, f"{models.MODELS[name].title}, {workers} workers", rates, cpu, name == "cnn")
+    add(report, f"{models.MODELS[name].title}, batch {batch}, {workers} workers", rates, cpu, name == "cnn")
 
 
 def add(
@@ -138,12 +150,12 @@ def add(
 def main(arguments: Arguments) -> int:
     settings: dict[str, Any] = vars(arguments)
     if arguments.quick:
-        settings = settings | {"models": ["cnn"], "pairs": 3, "seconds": 1.5}
+        settings = settings | {"cases": ["cnn:64"], "pairs": 3, "seconds": 1.5}
     arguments = Arguments(**settings)
-    report = harness.Report("distributed", "Distributed step: raytf beside its peers, global batch 128")
+    report = harness.Report("distributed", "Distributed step: raytf beside its peers")
     for workers in arguments.workers:
-        for name in arguments.models:
-            measure(name, workers, arguments, report)
+        for case in arguments.cases:
+            measure(case, workers, arguments, report)
     if max(arguments.workers) * arguments.threads > (os.cpu_count() or 1) and not harness.gpus():
         report.notes.append(f"This machine has {os.cpu_count()} cores: more workers than that share them.")
     report.notes = list(dict.fromkeys(report.notes))

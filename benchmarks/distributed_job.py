@@ -63,7 +63,7 @@ def main(job: Job) -> None:
         cpus_per_worker=float(job.threads) if job.workers * job.threads <= cores else cores / job.workers,
         use_gpu=job.use_gpu,
         epochs=100_000,
-        global_batch_size=models.BATCH,
+        global_batch_size=job.batch,
         steps_per_call=common.CALL_STEPS,
         reduction="float" if job.mode == "float" else "fixed",
         exact=job.mode == "exact",

@@ -27,6 +27,8 @@ class Program:
     """Processes."""
     model: str = "cnn"
     """Of benchmarks/models.py."""
+    batch: int = models.BATCH
+    """Examples in one step, over all workers together."""
     threads: int = 1
     """For each worker, within an operation; 0 leaves it to the framework."""
     use_gpu: bool = False

@@ -64,7 +64,7 @@ def train(settings: dict[str, Any]) -> None:
             chosen = torch.tensor(numbers)
             return x[chosen], y[chosen]
 
-    size = models.BATCH // context.get_world_size()
+    size = settings["batch"] // context.get_world_size()
     loader = DataLoader(Pictures(), size, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
     loader = ray.train.torch.prepare_data_loader(loader)
     more = {"gradient_as_bucket_view": True, "static_graph": True}

@@ -46,7 +46,7 @@ class Training:
         step: takes an iterator, returns the loss over all workers.
     """
 
-    def __init__(self, name: str, threads: int):
+    def __init__(self, name: str, threads: int, global_batch_size: int):
         import keras
         import tensorflow as tf
 
@@ -56,7 +56,7 @@ class Training:
         found = models.MODELS[name]
 
         def dataset(context: Any) -> Any:
-            batch = context.get_per_replica_batch_size(models.BATCH)
+            batch = context.get_per_replica_batch_size(global_batch_size)
             return common.dataset(name, context.input_pipeline_id, context.num_input_pipelines, batch)
 
         with strategy.scope():
@@ -71,7 +71,7 @@ class Training:
             x, y = inputs
             with tf.GradientTape() as tape:
                 predictions = model(x, training=True)
-                loss = tf.nn.compute_average_loss(entropy(y, predictions), global_batch_size=models.BATCH)
+                loss = tf.nn.compute_average_loss(entropy(y, predictions), global_batch_size=global_batch_size)
             gradients = tape.gradient(loss, [v.value for v in model.trainable_variables])
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             accuracy.update_state(y, predictions)
@@ -94,7 +94,7 @@ class Training:
 
 def main(program: common.Program) -> int:
     if "TF_CONFIG" in os.environ:
-        training = Training(program.model, program.threads)
+        training = Training(program.model, program.threads, program.batch)
         for turn, (steps, answer) in enumerate(turns.follow(program.address, training.rank)):
             with common.profiled(program.profile if turn == 1 and training.rank == 0 else None):
                 answer["loss"] = training.run(steps)

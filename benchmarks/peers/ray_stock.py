@@ -41,7 +41,7 @@ def train(settings: dict[str, Any]) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = models.compiled(tf.keras, settings["model"], steps_per_execution=common.CALL_STEPS)
-    batches = common.dataset(settings["model"], rank, workers, models.BATCH)
+    batches = common.dataset(settings["model"], rank, workers, settings["batch"])
     model.fit(
         prepare_dataset_shard(batches),
         steps_per_epoch=1_000_000 * common.CALL_STEPS,
