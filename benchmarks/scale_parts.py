@@ -47,7 +47,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     """`Exact.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
     import tensorflow as tf
 
-    from raytf.reduce import Exact, Layout
+    from raytf.reduce import Exact, Layout, packed
 
     exact = Exact(Layout([[1]] * tensors, [tf.float32] * tensors), shards)
     own = assign(shards, world_size)[world_size // 2]
@@ -56,7 +56,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
 
     @tf.function(autograph=False)
     def step() -> Any:
-        return exact.reduce(tf.identity, lambda _: (summed, rows), tf.zeros([len(Flag)]), own, shards).row
+        return exact.reduce(packed(tf.identity), lambda _: (summed, rows), tf.zeros([len(Flag)]), own, shards).row
 
     step()
     return lambda: step().numpy()

@@ -122,9 +122,9 @@ def _adam(adam: Any) -> _Update:
             beta1_power=powers[key][0],
             beta2_power=powers[key][1],
             lr=tf.cast(learning_rate, dtype),
-            beta1=tf.cast(adam.beta_1, dtype),
-            beta2=tf.cast(adam.beta_2, dtype),
-            epsilon=tf.cast(adam.epsilon, dtype),
+            beta1=tf.constant(adam.beta_1, dtype),
+            beta2=tf.constant(adam.beta_2, dtype),
+            epsilon=tf.constant(adam.epsilon, dtype),
             grad=tf.cast(gradient, dtype),
             use_locking=True,
         )
@@ -144,7 +144,7 @@ def _sgd(sgd: Any) -> _Update:
             accum=_handle(sgd.momentums[sgd._get_variable_index(variable)]),
             lr=rate,
             grad=gradient,
-            momentum=tf.cast(sgd.momentum, dtype),
+            momentum=tf.constant(sgd.momentum, dtype),
             use_locking=True,
             use_nesterov=bool(sgd.nesterov),
         )

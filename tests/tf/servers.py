@@ -123,7 +123,7 @@ def main() -> None:
         steps = 14
 
         plain, pipeline, plan = make(rich, 4)
-        step = TrainStep(plain, plan, range(4), tf.identity, pipeline.template, pipeline.leaf_specs, 1, False, False)
+        step = TrainStep(plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, 1, False, False)
         losses = [float(step(pipeline.submit(s, s + 1).result(), np.zeros(1)).losses[0]) for s in range(steps)]
 
         for parts in (3, 2):  # of three workers: no backups, and one
@@ -143,7 +143,7 @@ def main() -> None:
         told["places"] = sync.state.places()
 
         plain, pipeline, plan = make(double, 4)
-        step = TrainStep(plain, plan, range(4), tf.identity, pipeline.template, pipeline.leaf_specs, 1, False, False)
+        step = TrainStep(plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, 1, False, False)
         mirror, _, _ = make(double, 4)
         own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
         sync = SyncStep(*own, parts=2, workers=3)
@@ -186,7 +186,7 @@ def main() -> None:
         # Scaled and warmed up: a schedule, aggregated, as a plain step has it.
         plain, pipeline, plan = make(rich, 4)
         rate, args = LearningRate(plain.optimizer, LAW), (pipeline.template, pipeline.leaf_specs)
-        step = TrainStep(plain, plan, range(4), tf.identity, *args, 1, False, False, rate=rate)
+        step = TrainStep(plain, plan, range(4), None, *args, 1, False, False, rate=rate)
         expected = [step(pipeline.submit(s, s + 1).result(), np.zeros(1)) for s in range(steps)]
         mirror, pipeline, plan = make(rich, 4)
         own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
