@@ -14,7 +14,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from keras import layers
 
 from raytf.data.order import StepPlan
