@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
@@ -39,6 +41,7 @@ _DTYPES = {
     "float32": "F32",
     "float64": "F64",
 }
+_KINDS = {short: name for name, short in _DTYPES.items()}
 #: Bytes that are taken at a time, so that what is done to them finds them in the cache.
 _PIECE = 4 << 20
 
@@ -85,6 +88,10 @@ def encode(tensors: dict[str, np.ndarray]) -> bytes:
     return safetensors.numpy.save({name: np.asarray(value, order="C") for name, value in tensors.items()})
 
 
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
 def decode(data: bytes) -> dict[str, np.ndarray]:
     """Tensors of a safetensors file.
 
@@ -92,6 +99,13 @@ def decode(data: bytes) -> dict[str, np.ndarray]:
         CheckpointError: the bytes are no safetensors file.
     """
     try:
-        return safetensors.numpy.load(data)
+        found = safetensors.deserialize(data)
+        if any(tensor["dtype"] not in _KINDS for _, tensor in found):
+            return safetensors.numpy.load(data)
+        # Its own form for numpy does not read the bfloat16 that it writes.
+        return {
+            name: np.frombuffer(tensor["data"], _dtype(_KINDS[tensor["dtype"]])).reshape(tensor["shape"])
+            for name, tensor in found
+        }
     except Exception as error:  # safetensors' own error class is not public
         raise CheckpointError(f"no safetensors file, or a damaged one: {error}") from error
