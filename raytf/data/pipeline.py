@@ -136,7 +136,6 @@ class Pipeline:
         epoch, inside = self.plan.locate(start)
         order, b, steps = self._epoch_order(epoch), self.plan.micro_batch_size, stop - start
         full = self.plan.is_full(inside)
-
         local = self.plan.counts(inside, self.shards).astype(np.int32)
         shard_steps = np.arange(start, stop)
         model_seeds = self._seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)

@@ -31,7 +31,7 @@ class Job:
 
 
 class StuckSource(ArraySource):
-    """Arrays, until the last rank reads for the 40th time."""
+    """Arrays, until the last rank has read more than 1,000 records; it has 320 an epoch."""
 
     def __init__(self, x, y, mark: Path):
         super().__init__(x, y)
@@ -39,8 +39,8 @@ class StuckSource(ArraySource):
 
     def take(self, ids):
         config = json.loads(os.environ.get("TF_CONFIG", "{}"))
-        self._taken += 1
-        if config and config["task"]["index"] + 1 == len(config["cluster"]["worker"]) and self._taken >= 40:
+        self._taken += len(ids)
+        if config and config["task"]["index"] + 1 == len(config["cluster"]["worker"]) and self._taken > 1000:
             get_stuck(self._mark)
         return super().take(ids)
 
