@@ -174,7 +174,7 @@ def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):
         assert 0 < figures["goodput"] < 1
         assert figures["seconds_total"] > 0
         cluster.head.kill()  # with the driver, the controller, the workers and what they had in memory
-        at = manifests(folder)[-1]
+    at = manifests(folder)[-1]  # not sooner: a save may have been at its end
     with ElasticCluster(head_cpus=2, dashboard=True) as cluster, submit(cluster, "second.log") as job:
         output = job.wait(PATIENCE)
     assert f"restored step {at} from checkpoint 0" in output
