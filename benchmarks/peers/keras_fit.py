@@ -47,6 +47,7 @@ def follower(keras: Any, address: str, base: Any) -> Any:
 
     class Follower(base):  # type: ignore[misc]
         def on_train_begin(self, logs: Any = None) -> None:
+            super().on_train_begin(logs)  # a History makes its lists there
             self._words: Iterator[tuple[int, dict[str, Any]]] = turns.follow(address, 0)
             self._left = 0
             self._answer: dict[str, Any] = {}
