@@ -26,6 +26,8 @@ from typing import Any
 import psutil
 import tyro
 
+from raytf.signals import told_to_stop
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 #: Minutes that all quick runs together may take.
@@ -160,17 +162,13 @@ def stoppable() -> Iterator[None]:
     """Have Ctrl-C and SIGTERM raise `Stopped`, once: what follows is clean-up."""
 
     def stop(number: int, _: Any) -> None:
-        for each in before:
+        for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
         raise Stopped(number)
 
     # Also where a shell in the background had Ctrl-C ignored, which the programs would inherit.
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with told_to_stop(stop):
         yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 def chosen(only: str, entries: Sequence[Entry] = ENTRIES) -> list[Entry]:

@@ -41,11 +41,6 @@ def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict
     return named
 
 
-def snapshot(named: dict[str, keras.Variable], names: list[str]) -> dict[str, np.ndarray]:
-    """Copies of some variables' values that later steps do not change."""
-    return {name: np.array(keras.ops.convert_to_numpy(named[name]), copy=True) for name in names}
-
-
 class Copies:
     """Copies of variables that later steps do not change, in memory that is used again.
 
