@@ -25,6 +25,8 @@ class Job(common.Program):
 
     mode: str = "float"
     """float, fixed or exact: how gradients are added."""
+    shards: int = 0
+    """Logical shards; 0 for raytf's own choice."""
 
 
 def main(job: Job) -> None:
@@ -64,6 +66,7 @@ def main(job: Job) -> None:
         use_gpu=job.use_gpu,
         epochs=100_000,
         global_batch_size=job.batch,
+        logical_shards=job.shards or None,
         steps_per_call=common.CALL_STEPS,
         reduction="float" if job.mode == "float" else "fixed",
         exact=job.mode == "exact",

@@ -39,7 +39,7 @@ OURS: dict[str, tuple[list[str], float | None]] = {
 WAYS = {"plain": [], "XLA": ["--jit"]}
 #: Of memory beyond plain Keras and the size of the state.
 MEMORY_GOAL_MB = 300.0
-#: Steps before the clock runs: two calls.
+#: Steps before the clock runs: two calls; a quick run has one.
 WARM = 64
 
 
@@ -48,7 +48,7 @@ class Arguments:
     """Steps/s of one raytf worker against Keras's fit."""
 
     quick: bool = False
-    """Two pairs of short blocks, raytf without XLA and without fixed point."""
+    """Two pairs of short blocks, both sides without XLA, raytf without fixed point."""
     pairs: int = PAIRS
     """Blocks of each side."""
     seconds: float = 3.0
@@ -64,6 +64,7 @@ class Arguments:
 def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> None:
     """All rows of one model."""
     pairs, seconds = (2, 1.0) if arguments.quick else (arguments.pairs, arguments.seconds)
+    warm = WARM // 2 if arguments.quick else WARM
     title, flags = MODELS[name].title, ["--address={address}", f"--model={name}", f"--threads={arguments.threads}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
     steps: dict[str, int] = {}
@@ -73,8 +74,8 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
             command = [sys.executable, str(HERE / script), *flags, *words]
             log = folder / f"{name} {what}.log"
             one = stack.enter_context(Conductor(f"{name} {what}", command, 1, log, dict(environment)))
-            one.run(WARM)  # one after another: a start wants all cores
-            steps[one.name] = max(1, round(seconds * one.rate(WARM) / WARM)) * WARM
+            one.run(warm)  # one after another: a start wants all cores
+            steps[one.name] = max(1, round(seconds * one.rate(warm) / warm)) * warm
             return one
 
         def rate(one: Conductor) -> float:
@@ -83,12 +84,13 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
         def fastest(ways: dict[str, Conductor]) -> str:
             return max(ways, key=lambda way: rate(ways[way])) if len(ways) > 1 else next(iter(ways))
 
-        theirs = {way: start(f"Keras {way}", "peers/keras_fit.py", words) for way, words in WAYS.items()}
+        # A quick run has no time for XLA's compiler.
+        tried = {"plain": WAYS["plain"]} if arguments.quick else WAYS
+        theirs = {way: start(f"Keras {way}", "peers/keras_fit.py", words) for way, words in tried.items()}
         peer = fastest(theirs)
         for setting, (words, goal) in OURS.items():
             if arguments.quick and goal is None:
                 continue
-            tried = {"plain": WAYS["plain"]} if arguments.quick else WAYS
             ours = {w: start(f"{setting} {w}", "step_overhead_job.py", words + more) for w, more in tried.items()}
             way = fastest(ours)
             found = turns(pairs, lambda: rate(ours[way]), lambda: rate(theirs[peer]))  # noqa: B023
@@ -96,7 +98,7 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
                 Comparison(f"{title}, {setting} ({way})", f"Keras fit ({peer})", "steps/s", *found, goal=goal)
             )
             if setting == "4 shards":
-                add_memory(report, title, ours["plain"].run(WARM), theirs["plain"].run(WARM))
+                add_memory(report, title, ours["plain"].run(warm), theirs["plain"].run(warm))
 
 
 def add_memory(report: Report, title: str, ours: dict[str, float], theirs: dict[str, float]) -> None:

@@ -7,7 +7,6 @@ changes anything, and both may run beside a live run, whose retention deletes wh
 from __future__ import annotations
 
 import enum
-import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -126,7 +125,7 @@ def _read(run: Storage, seen: Finding) -> Finding | None:
             raise
         if len(data) != share["bytes"]:
             return f"{share['file']} has {len(data)} of {share['bytes']} bytes"
-        if zlib.crc32(data) != share["crc32"]:
+        if not codec.is_intact(data, share):
             return f"{share['file']} has a wrong checksum"
         try:
             names = sorted(codec.decode(data))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import google_crc32c
 import ml_dtypes
 import numpy as np
 import safetensors.numpy
@@ -81,6 +83,19 @@ def _is_finite(array: np.ndarray) -> bool:
             if np.isfinite(np.add.reduce(array, axis=None)):
                 return True
     return bool(np.isfinite(array).all())
+
+
+def checksum(pieces: Iterable[bytes | memoryview]) -> int:
+    """CRC-32C of a share, for which processors have an instruction: a fifth of the time of zlib's CRC-32."""
+    crc = 0
+    for piece in pieces:
+        crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it takes no memoryview
+    return crc
+
+
+def is_intact(data: bytes, share: Mapping[str, Any]) -> bool:
+    """Whether the bytes of a share have the checksum that the manifest says: CRC-32 in manifests of version 1."""
+    return checksum([data]) == share["crc32c"] if "crc32c" in share else zlib.crc32(data) == share["crc32"]
 
 
 def encode(tensors: dict[str, np.ndarray]) -> bytes:

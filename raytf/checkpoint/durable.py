@@ -2,9 +2,9 @@
 
     checkpoints/000000000400-20261121T101500-3f2a/
         share-00000.safetensors   the tensors that rank 0 wrote
-        share-00000.json          its size, CRC-32 and names
+        share-00000.json          its size, CRC-32C and names
         ...
-        MANIFEST.json             written last: step, number of shares, each one's size and CRC-32, and the document
+        MANIFEST.json             written last: step, number of shares, each one's size and CRC-32C, and the document
 
 Where there are more ranks than tensors, the last ones have none and write nothing. A folder without a manifest is no
 checkpoint. Each attempt (each start of a worker group) writes folders of its own.
@@ -16,7 +16,6 @@ import contextlib
 import json
 import threading
 import time
-import zlib
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -54,7 +53,7 @@ def load(run: Storage, name: str) -> Checkpoint:
             if error.kind == "missing":
                 raise CheckpointError(f"checkpoint {name}: {share['file']} is missing.") from error
             raise
-        if len(data) != share["bytes"] or zlib.crc32(data) != share["crc32"]:
+        if len(data) != share["bytes"] or not codec.is_intact(data, share):
             raise CheckpointError(
                 f"checkpoint {name}: {share['file']} is damaged "
                 f"({len(data)} of {share['bytes']} bytes, or a wrong checksum)."
@@ -300,7 +299,7 @@ class Saver:
         share = {
             "file": f"{file}.safetensors",
             "bytes": sum(piece.nbytes for piece in pieces),
-            "crc32": checks.result(),
+            "crc32c": checks.result(),
             "names": sorted(tensors),
         }
         self._run.put(f"{FOLDER}/{name}/{file}.json", manifest.dump(share))
@@ -372,7 +371,7 @@ class Saver:
 
 
 def _check(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite: Collection[str]) -> int:
-    """The CRC-32 of a share.
+    """The checksum of a share.
 
     Raises:
         CheckpointError: a tensor that must be finite is not.
@@ -380,10 +379,7 @@ def _check(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite:
     bad = codec.broken(tensors, (name for name in tensors if name in finite))
     if bad is not None:
         raise CheckpointError(f"{bad} holds NaN or infinite values; such a state is not saved.")
-    crc = 0
-    for piece in pieces:
-        crc = zlib.crc32(piece, crc)
-    return crc
+    return codec.checksum(pieces)
 
 
 def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:

@@ -17,7 +17,7 @@ from raytf.storage import Storage
 FOLDER = "checkpoints"
 FILE = "MANIFEST.json"
 #: Changed when older raytf could not read what newer raytf writes.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,9 @@ def _wrong_field(body: dict[str, Any]) -> str | None:
     for field, kind in kinds.items():
         if not isinstance(body.get(field), kind):
             return f"{field} is no {kind.__name__}"
-    parts = {"file": str, "bytes": int, "crc32": int, "names": list}
+    crc = "crc32" if body["version"] == 1 else "crc32c"
+    parts = {"file": str, "bytes": int, crc: int, "names": list}
     for share in body["shares"]:
         if not isinstance(share, dict) or not all(isinstance(share.get(part), kind) for part, kind in parts.items()):
-            return "a share without file, bytes, crc32 or names"
+            return f"a share without file, bytes, {crc} or names"
     return None

@@ -88,9 +88,13 @@ def checkpoint(run: Storage, model: keras.Model, step: int, history=(), best=Non
     data = codec.encode(format.Copies(named, list(named)).take())
     name = name_of(step, "a")
     run.put(f"{manifest.FOLDER}/{name}/share-00000.safetensors", data)
-    import zlib
 
-    share = {"file": "share-00000.safetensors", "bytes": len(data), "crc32": zlib.crc32(data), "names": sorted(named)}
+    share = {
+        "file": "share-00000.safetensors",
+        "bytes": len(data),
+        "crc32c": codec.checksum([data]),
+        "names": sorted(named),
+    }
     manifest.write(run, name, step, [share], {"history": list(history), "best": best})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ def save(run: Storage, step: int, attempt: str = "a", shares: int = 2, history: 
         data = codec.encode({f"tensor {rank}": np.arange(700, dtype=np.int32) * step + rank})
         file = f"share-{rank:05d}.safetensors"
         run.put(f"{manifest.FOLDER}/{name}/{file}", data)
-        written.append({"file": file, "bytes": len(data), "crc32": zlib.crc32(data), "names": [f"tensor {rank}"]})
+        crc = codec.checksum([data])
+        written.append({"file": file, "bytes": len(data), "crc32c": crc, "names": [f"tensor {rank}"]})
     if complete:
         manifest.write(run, name, step, written, {"history": list(history)})
     return name

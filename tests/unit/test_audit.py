@@ -149,7 +149,12 @@ def test_shares_that_were_never_right_are_damage(folder):
     """Right checksums of bytes that hold no tensors, or other ones."""
     for step, data, problem in ((1, b"x" * 100, "no safetensors file"), (2, codec.encode({}), "other tensors")):
         name = policy.name_of(step, "a")
-        file = {"file": "share-00000.safetensors", "bytes": len(data), "crc32": zlib.crc32(data), "names": ["kernel"]}
+        file = {
+            "file": "share-00000.safetensors",
+            "bytes": len(data),
+            "crc32c": codec.checksum([data]),
+            "names": ["kernel"],
+        }
         folder.put(share(name), data)
         manifest.write(folder, name, step, [file], {})
         found = audit.verify(folder)[0]

@@ -71,9 +71,9 @@ if not seen.exists():
 def test_a_peer_whose_package_is_absent_is_skipped_with_a_note():
     known = {"there": ("json", "peers/a.py", 1.0), "away": ("no_such_package", "peers/b.py", 1.0)}
     report = harness.Report("a", "b")
-    assert list(distributed.programs([], report, known)) == ["raytf", "raytf, exact", "there"]
+    assert list(distributed.programs([], 2, report, known)) == ["raytf", "raytf, exact", "there"]
     assert "away: skipped, no_such_package is not installed" in report.notes[0]
-    assert "there" not in distributed.programs(["there"], report, known)
+    assert "there" not in distributed.programs(["there"], 2, report, known)
 
 
 def test_the_operations_of_a_profile_become_the_parts_of_a_step():

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from raytf.checkpoint import durable, manifest, policy
+from raytf.checkpoint import audit, durable, manifest, policy
 from raytf.checkpoint.manifest import FOLDER
 from raytf.errors import CheckpointError, RunInUseError
 from raytf.goal import Goal
@@ -309,6 +309,34 @@ def test_what_was_lost_while_it_was_written_lets_nothing_go(run):
         ranks.save(step)
         assert steps(run) == [1]
     assert any("share-00001.safetensors is missing; it counts for nothing" in text for text in ranks.said)
+
+
+def as_version_one(run, name):
+    """Write a checkpoint's manifest as older raytf did, with zlib's CRC-32 of each share."""
+    body = manifest.read(run, name)
+    for share in body["shares"]:
+        del share["crc32c"]
+        share["crc32"] = zlib.crc32(run.get(f"{FOLDER}/{name}/{share['file']}"))
+    body["version"] = 1
+    run.put(f"{FOLDER}/{name}/{manifest.FILE}", manifest.dump({"body": body, "crc32": zlib.crc32(manifest.dump(body))}))
+
+
+def test_a_checkpoint_of_format_1_is_read_and_verified(run):
+    ranks = Ranks(run)
+    ranks.save(7)
+    name = ranks.savers[0].name
+    as_version_one(run, name)
+    loaded = durable.load(run, name)
+    assert loaded.step == 7
+    np.testing.assert_array_equal(loaded.tensors["w1"], np.full(10, 7, np.float32))
+    assert [finding.state for finding in audit.verify(run)] == [audit.State.WHOLE]
+
+    path = f"{FOLDER}/{name}/share-00001.safetensors"
+    data = bytearray(run.get(path))
+    data[-1] ^= 1
+    run.put(path, bytes(data))
+    with pytest.raises(CheckpointError, match="wrong checksum"):
+        durable.load(run, name)
 
 
 def test_a_checkpoint_of_a_newer_raytf_is_left_alone(run):

@@ -12,7 +12,7 @@ from raytf.storage import Storage
 
 NAME = name_of(7, "a")
 PATH = f"{manifest.FOLDER}/{NAME}/{manifest.FILE}"
-SHARES = [{"file": "share-00000.safetensors", "bytes": 10, "crc32": 1, "names": ["model/kernel"]}]
+SHARES = [{"file": "share-00000.safetensors", "bytes": 10, "crc32c": 1, "names": ["model/kernel"]}]
 DOCUMENT = {"identity": {"--seed": "0"}, "loss": 0.1, "grün": [1, None]}
 
 
