@@ -103,6 +103,7 @@ class Run:
         flags = vector({Flag.COPY: 1.0})
         self.saving.act(flags)
         watch.goes_on()
+        self.snapshots.settle()
         watch.is_durable(self.snapshots.bytes // 2)
         assert self.snapshots.step == self.state.step
         return watch.answer

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
+
 from benchmarks.harness import PAIRS, Comparison, Reading, Report
 
 BATCH, SHARDS = 128, 4

@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
+
 from benchmarks import harness
 from benchmarks.harness import Comparison, Grid, Report
 from benchmarks.peers import index_lists

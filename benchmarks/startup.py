@@ -24,6 +24,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
+
 from benchmarks import models
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, rounds
 from raytf import ledger

@@ -25,6 +25,8 @@ from pathlib import Path
 
 import tyro
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
+
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, turns
 from benchmarks.models import MODELS
 from benchmarks.turns import Conductor

@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import keras
@@ -65,6 +66,9 @@ class Snapshots:
         self._keeper: Any = None
         self._place: Any = None
         self._slots: list[slots.Slot] = []
+        #: Has the newest copy count, beside training.
+        self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
+        self._sealing.set_result(None)
         #: Of the latest copies, seconds: the copy itself, and giving all ranks what rank 0 alone knows.
         self._costs: list[tuple[float, float]] = []
         self._slow: tuple[Any, bytes] = (None, b"")
@@ -159,18 +163,27 @@ class Snapshots:
                 self._slow = (slow_key, json.dumps(slow()).encode())
         share = policy.Share(step, self._attempt, self._share, self._shares)
         try:
-            size = self._slots[0].write(share, tensors, live, self._slow[1])
+            self.settle()  # the copy before this one is all that there is while this one is made
+            size = self._slots[0].copy(share, tensors, live, self._slow[1])
         except (OSError, ValueError) as error:  # the keeper was killed
             self._stop(f"the state cannot be copied into memory: {error}")
             return
         first = self.step is None
+        self._sealing = self._sealer.submit(self._seal, self._slots[0], first)
         self._slots.reverse()
         self.step, self.bytes = step, 2 * size * self._shares
         copying, sharing, self._sharing_seconds = time.perf_counter() - began, self._sharing_seconds, 0.0
         self.seconds += copying + sharing
         if not first:  # it pays for memory that is touched for the first time
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
-        if first:
+
+    def settle(self) -> None:
+        """Wait until the newest copy counts, which it does soon after it was made."""
+        self._sealing.result()
+
+    def _seal(self, slot: slots.Slot, is_first: bool) -> None:
+        slot.seal()
+        if is_first:
             self._keeper.tidy.remote(self._attempt)
 
     def _ready(self) -> bool:

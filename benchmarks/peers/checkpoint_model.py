@@ -62,12 +62,13 @@ class Watch:
 
     def goes_on(self) -> None:
         """Training goes on: the call has returned. The next update may wait for memory that the save still uses."""
-        blocked = time.perf_counter() - self._began
-        self.answer["stall"] = blocked + self._update() - self._usual
+        self._blocked = time.perf_counter() - self._began
+        self.answer["stall"] = self._blocked + self._update() - self._usual
 
     def is_durable(self, written: int) -> None:
         """The checkpoint is complete."""
         ended = os.times()
         self.answer["durable"] = time.perf_counter() - self._began
+        self.answer["writing"] = self.answer["durable"] - self._blocked
         self.answer["cpu"] = ended.user + ended.system - self._cpu.user - self._cpu.system
         self.answer["written"] = written / 1e6

@@ -6,7 +6,8 @@
     text      three lines of JSON: what changes with each snapshot, where each tensor is, what seldom changes
 
 The header is wiped first and written last, so a process that is killed while it writes leaves nothing that looks
-whole. Two slots take turns: the other one still holds the snapshot before.
+whole. Two slots take turns: the other one still holds the snapshot before. Training waits for the copy alone: the
+checksum, and with it the header, may come from another thread while the next steps are made.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ _ALIGN = 64
 _DATA = -(-(_HEADER.size + _HEADER_CRC.size) // _ALIGN) * _ALIGN
 #: So that a text that grows needs no other mapping each time.
 _SPARE_BYTES = 1 << 20
-#: Bytes that are copied at a time, which fit into a core's cache; with so many times as many, two threads copy.
-_PIECE, _MANY = 1 << 18, 64
-#: Bytes of a piece where nothing else is done to it.
-_LARGE = 8 << 20
+#: With so many bytes two threads copy; bytes that one of them takes at a time.
+_MANY, _PIECE = 16 << 20, 8 << 20
 
 
 class Slot:
@@ -53,9 +52,16 @@ class Slot:
         self._fd = os.open(path, os.O_RDWR)
         self._memory: mmap.mmap | None = None
         self._size = 0
+        self._copied: tuple[Share, int, int, int] | None = None
 
     def write(self, share: Share, tensors: Mapping[str, np.ndarray], live: dict[str, Any], slow: bytes) -> int:
-        """Replace what the slot holds; the bytes that it takes.
+        """Replace what the slot holds: `copy` and `seal`."""
+        size = self.copy(share, tensors, live, slow)
+        self.seal()
+        return size
+
+    def copy(self, share: Share, tensors: Mapping[str, np.ndarray], live: dict[str, Any], slow: bytes) -> int:
+        """Copy what the slot is to hold, which then holds nothing until `seal`; the bytes that it takes.
 
         Args:
             share: all but its `bytes` is taken.
@@ -71,25 +77,25 @@ class Slot:
         text = b"\n".join([json.dumps({"attempt": share.attempt, **live}).encode(), json.dumps(index).encode(), slow])
         memory = self._map(end + len(text))
         memory[: len(_MAGIC)] = bytes(len(_MAGIC))
-        checksum = 0
+        places = [np.frombuffer(memory, a.dtype, a.size, index[n][2]).reshape(a.shape) for n, a in tensors.items()]
+        copy_all(places, list(tensors.values()))
         for name, array in tensors.items():
-            begin = index[name][2]
-            checksum += _copy(memory, begin, array)
-            memory[begin + array.nbytes : begin + -(-array.nbytes // _ALIGN) * _ALIGN] = bytes(-array.nbytes % _ALIGN)
+            begin = index[name][2] + array.nbytes
+            memory[begin : begin + -array.nbytes % _ALIGN] = bytes(-array.nbytes % _ALIGN)
         memory[end : end + len(text)] = text
-        header = _HEADER.pack(
-            _MAGIC,
-            share.step,
-            share.share,
-            share.shares,
-            end,
-            end + len(text),
-            checksum & 0xFFFFFFFFFFFFFFFF,
-            zlib.crc32(text),
-        )
+        self._copied = share, end, end + len(text), zlib.crc32(text)
+        return end + len(text)
+
+    def seal(self) -> None:
+        """Have what was copied count: add it up, and write the header."""
+        memory, copied, self._copied = self._memory, self._copied, None
+        assert memory is not None
+        assert copied is not None
+        share, data_end, text_end, text_crc = copied
+        checksum = _checksum(memory, data_end)
+        header = _HEADER.pack(_MAGIC, share.step, share.share, share.shares, data_end, text_end, checksum, text_crc)
         whole = header + _HEADER_CRC.pack(zlib.crc32(header))
         memory[: len(whole)] = whole
-        return end + len(text)
 
     def close(self) -> None:
         self._memory = None
@@ -156,31 +162,16 @@ def _view(memory: Any, dtype: np.dtype, shape: Any, begin: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, count * dtype.itemsize, begin).view(dtype).reshape(shape)
 
 
-def _copy(memory: Any, begin: int, array: np.ndarray) -> int:
-    """Copy an array to a place, and add up its words there as `_checksum` does, while they are in the cache."""
-    source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    target = np.frombuffer(memory, np.uint8, len(source), begin)
-    pieces = [slice(a, a + _PIECE) for a in range(0, len(source), _PIECE)]
-
-    def copy(piece: slice) -> int:
-        np.copyto(target[piece], source[piece])
-        here = target[piece]
-        whole = len(here) // 8 * 8
-        total = int(np.add.reduce(here[:whole].view(np.uint64), dtype=np.uint64))
-        return total + int.from_bytes(here[whole:].tobytes(), "little")  # what follows up to a whole word is zero
-
-    return sum(map(copy, pieces) if len(pieces) < _MANY else _threads().map(copy, pieces))
-
-
 def copy_all(targets: Sequence[np.ndarray], sources: Sequence[np.ndarray]) -> None:
-    """Copy arrays, large ones by several threads."""
+    """Copy arrays, many bytes by several threads."""
+    shared = sum(source.nbytes for source in sources) >= _MANY
     pieces: list[tuple[np.ndarray, np.ndarray]] = []
     for target, source in zip(targets, sources, strict=True):
-        if source.nbytes < _PIECE or not source.flags.c_contiguous:
+        if not shared or source.nbytes < _PIECE or not source.flags.c_contiguous:
             np.copyto(target, source)
             continue
         to, of = (array.reshape(-1).view(np.uint8) for array in (target, source))
-        pieces += [(to[a : a + _LARGE], of[a : a + _LARGE]) for a in range(0, len(of), _LARGE)]
+        pieces += [(to[a : a + _PIECE], of[a : a + _PIECE]) for a in range(0, len(of), _PIECE)]
     if pieces:
         list(_threads().map(lambda pair: np.copyto(*pair), pieces))
 

@@ -88,13 +88,23 @@ def test_what_is_given_is_not_kept(path):
 def test_what_threads_copy_is_read(path):
     rng = np.random.default_rng(0)
     large = {"kernel": rng.random((3_000_001,)).astype(np.float32).reshape(-1, 1), "turned": rng.random((700, 500)).T}
-    large["many"] = rng.integers(0, 256, slots._PIECE * (slots._MANY + 1) + 5, np.uint8)
+    large["many"] = rng.integers(0, 256, slots._MANY + slots._PIECE + 5, np.uint8)
     write(slots.Slot(path), 50, large)
     tensors = slots.parse(contents(path))[1]
     assert all((tensors[name] == array).all() for name, array in large.items())
     copies = [np.empty(array.shape, array.dtype) for array in large.values()]
     slots.copy_all(copies, list(large.values()))
     assert all((copy == array).all() for copy, array in zip(copies, large.values(), strict=True))
+
+
+def test_a_copy_counts_once_it_is_sealed(path):
+    slot = slots.Slot(path)
+    write(slot, 40)
+    size = slot.copy(Share(50, "a", 1, 2), TENSORS, {}, b"")
+    assert slots.head(contents(path)) is None
+    slot.seal()
+    assert slots.head(contents(path)) == Share(50, "a", 1, 2, size)
+    assert slots.parse(contents(path))[1]["kernel"].tolist() == TENSORS["kernel"].tolist()
 
 
 class Killed(Exception):
