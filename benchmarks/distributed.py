@@ -52,7 +52,7 @@ class Arguments:
 
     workers: list[int] = field(default_factory=lambda: [2, 4])
     """Numbers of workers."""
-    cases: list[str] = field(default_factory=lambda: ["cnn:64", "cnn:128", "mlp:128"])
+    cases: list[str] = field(default_factory=lambda: ["cnn:64", "cnn:128"])
     """MODEL:BATCH, models of cnn and mlp, with so many examples in a step over all workers."""
     threads: int = 1
     """Of each worker, within an operation."""

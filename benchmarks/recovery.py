@@ -55,7 +55,7 @@ class Arguments:
     """Measure how long a run stands still after a fault."""
 
     quick: bool = False
-    """3 workers killed, 2 of each peer, and Ray's trainer only with the checkpoints that are more often."""
+    """2 workers killed, 1 of each peer, and Ray's trainer only with the checkpoints that are more often."""
     pairs: int = 5
     """Rounds: in each, all programs are started, raytf with its share of the faults and each peer with its own."""
     kills: int = 20
@@ -324,8 +324,8 @@ def main(arguments: Arguments) -> int:
     """Run all."""
     report = harness.Report("recovery", "Recovery: from a fault to the next new step, two workers, CNN")
     rounds = 1 if arguments.quick else arguments.pairs
-    kills = 3 if arguments.quick else arguments.kills
-    most = (2 if arguments.quick else rounds) if arguments.peer is None else arguments.peer
+    kills = 2 if arguments.quick else arguments.kills
+    most = (1 if arguments.quick else rounds) if arguments.peer is None else arguments.peer
     wanted = dict(zip(FAULTS, (kills, arguments.raylets, arguments.frozen), strict=True))
     found: list[Recovery] = []
     named = programs(arguments)

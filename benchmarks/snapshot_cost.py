@@ -1,6 +1,6 @@
 """What the two tiers of checkpoints cost while nothing fails: steps/s with and without them, in turns, in one run.
 
-    python benchmarks/snapshot_cost.py --pairs 5 --block-seconds 60
+    python benchmarks/snapshot_cost.py --pairs 5
     python benchmarks/snapshot_cost.py --quick
 
 The network of jobs/mnist.py and pictures of MNIST's size on two workers. For a block of seconds the state is copied
@@ -38,10 +38,10 @@ class Arguments:
     """What checkpoints cost while nothing fails."""
 
     quick: bool = False
-    """Two pairs of blocks of ten seconds."""
+    """Two pairs of blocks of eight seconds."""
     pairs: int = harness.PAIRS
     """Blocks of each kind."""
-    block_seconds: float = 60.0
+    block_seconds: float = 20.0
     """Length of a block; one save to storage falls into each that saves."""
     every_steps: int = 10
     """Steps between two copies in memory."""
@@ -105,7 +105,7 @@ class Turns:
 def main(arguments: Arguments) -> int:
     """Train, and print the table."""
     if arguments.quick:
-        arguments = replace(arguments, pairs=2, block_seconds=10.0)
+        arguments = replace(arguments, pairs=2, block_seconds=8.0)
     report = harness.Report("snapshot_cost", "4b. Checkpoints while nothing fails, MNIST CNN")
     with tempfile.TemporaryDirectory(prefix="raytf-cost-") as folder:
         path, root = f"{folder}/marks.json", str(Path(__file__).parents[1])

@@ -43,7 +43,7 @@ class Arguments:
     """Seconds from the command to the first step."""
 
     quick: bool = False
-    """Two pairs."""
+    """One pair."""
     pairs: int = PAIRS
     """Starts of each, cold and warm."""
     json: Path | None = None
@@ -122,7 +122,7 @@ def measure(kind: str, starts: Starts, pairs: int, report: Report) -> None:
 
 
 def main(arguments: Arguments) -> int:
-    pairs = 2 if arguments.quick else arguments.pairs
+    pairs = 1 if arguments.quick else arguments.pairs
     report = Report("startup", "From the command to the first step")
     if importlib.util.find_spec("tf_keras") is None:
         report.notes.append(f"{STOCK}: skipped, tf_keras is not installed (pip install 'raytf[peers]').")

@@ -7,7 +7,7 @@
 raytf is the real `raytf.fit` on Ray, the peer the real `model.fit` (peers/keras_fit.py), with as many of TensorFlow's
 threads. Both can be set up in several ways, of which each is a process of its own; all are there at once and take
 turns. In a first round each way does a block, and the fastest goes on into the pairs, so that neither side is held back
-by a setting. On a machine with a GPU both use it.
+by a setting; raytf has XLA only where it is the faster way for Keras. On a machine with a GPU both use it.
 
 raytf cuts each batch into logical shards, four by default, so that one worker learns what four would. Keras does not:
 `1 shard` is the same computation as Keras's, `4 shards` is the default. Gradients are added as floats; `fixed` is
@@ -29,20 +29,23 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobo
 
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, turns
 from benchmarks.models import MODELS
+from benchmarks.peers.keras_fit import CALL_STEPS
 from benchmarks.turns import Conductor
 
 HERE = Path(__file__).parent
+#: The setting in which raytf computes what Keras does.
+SAME = "1 shard"
 #: Setting -> (flags, goal).
 OURS: dict[str, tuple[list[str], float | None]] = {
     "4 shards": (["--shards=4"], 1.0),
-    "1 shard": (["--shards=1"], 1.0),
+    SAME: (["--shards=1"], 1.0),
     "fixed, 4 shards": (["--shards=4", "--reduction=fixed"], None),
 }
 WAYS = {"plain": [], "XLA": ["--jit"]}
 #: Of memory beyond plain Keras and the size of the state.
 MEMORY_GOAL_MB = 300.0
-#: Steps before the clock runs: two calls; a quick run has one.
-WARM = 64
+#: Calls before the clock runs; a quick run has one.
+WARM_CALLS = 2
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Arguments:
     """Steps/s of one raytf worker against Keras's fit."""
 
     quick: bool = False
-    """Two pairs of short blocks, both sides without XLA, raytf without fixed point."""
+    """Two pairs of short blocks, both sides without XLA, raytf with one shard."""
     pairs: int = PAIRS
     """Blocks of each side."""
     seconds: float = 3.0
@@ -66,7 +69,7 @@ class Arguments:
 def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> None:
     """All rows of one model."""
     pairs, seconds = (2, 1.0) if arguments.quick else (arguments.pairs, arguments.seconds)
-    warm = WARM // 2 if arguments.quick else WARM
+    warm = CALL_STEPS * (1 if arguments.quick else WARM_CALLS)
     title, flags = MODELS[name].title, ["--address={address}", f"--model={name}", f"--threads={arguments.threads}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
     steps: dict[str, int] = {}
@@ -77,7 +80,7 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
             log = folder / f"{name} {what}.log"
             one = stack.enter_context(Conductor(f"{name} {what}", command, 1, log, dict(environment)))
             one.run(warm)  # one after another: a start wants all cores
-            steps[one.name] = max(1, round(seconds * one.rate(warm) / warm)) * warm
+            steps[one.name] = max(1, round(seconds * one.rate(warm) / CALL_STEPS)) * CALL_STEPS
             return one
 
         def rate(one: Conductor) -> float:
@@ -91,15 +94,16 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
         theirs = {way: start(f"Keras {way}", "peers/keras_fit.py", words) for way, words in tried.items()}
         peer = fastest(theirs)
         for setting, (words, goal) in OURS.items():
-            if arguments.quick and goal is None:
+            if arguments.quick and setting != SAME:
                 continue
-            ours = {w: start(f"{setting} {w}", "step_overhead_job.py", words + more) for w, more in tried.items()}
+            own = {way: WAYS[way] for way in ("plain", peer)}  # nobody needs XLA where it is slower
+            ours = {w: start(f"{setting} {w}", "step_overhead_job.py", words + more) for w, more in own.items()}
             way = fastest(ours)
             found = turns(pairs, lambda: rate(ours[way]), lambda: rate(theirs[peer]))  # noqa: B023
             report.comparisons.append(
                 Comparison(f"{title}, {setting} ({way})", f"Keras fit ({peer})", "steps/s", *found, goal=goal)
             )
-            if setting == "4 shards":
+            if setting == SAME:
                 add_memory(report, title, ours["plain"].run(warm), theirs["plain"].run(warm))
 
 

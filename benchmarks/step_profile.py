@@ -75,6 +75,7 @@ def profile(arguments: Arguments) -> dict[str, list[Step]]:
             words = [sys.executable, str(HERE / command[0]), *command[1:], "--address", "{address}"]
             words += ["--workers", str(arguments.workers), "--threads", str(arguments.threads)]
             words += ["--profile", f"{folder}/profile", *(["--use-gpu"] if use_gpu else [])]
+            words += ["--shards", str(arguments.workers)] if title == "raytf" else []  # what the script computes
             ranks = 1 if title.startswith("raytf") else arguments.workers
             log = Path(folder) / "log"
             conductor = Conductor.started(stack, title, words, ranks, log, around | {"TMPDIR": folder}, 5.0)
