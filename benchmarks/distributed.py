@@ -58,7 +58,7 @@ class Arguments:
     """Of each worker, within an operation."""
     pairs: int = harness.PAIRS
     """Turns of each program."""
-    seconds: float = 5.0
+    seconds: float = 3.0
     """Length of a turn."""
     without: list[str] = field(default_factory=list)
     """Peers to leave out, by the names in the table."""

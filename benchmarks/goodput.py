@@ -1,6 +1,6 @@
 """How much of its time a run spends on steps that count while faults come: raytf and Ray Train's TensorflowTrainer.
 
-    python benchmarks/goodput.py                    # 20 minutes of faults, 6 of spot instances, for each of both
+    python benchmarks/goodput.py                    # 20 minutes of faults, 3 of spot instances, for each of both
     python benchmarks/goodput.py --quick
 
 Both train the CNN of jobs/mnist.py on the same data with 1 to 3 workers, on an elastic cluster of this machine: a node
@@ -50,7 +50,7 @@ PEER = "stock Ray, interval checkpoints"
 #: Seconds of training with all workers before the clock of a part begins, and how long to wait for that.
 SETTLE_SECONDS, PATIENCE_SECONDS = 5.0, 300.0
 #: A run that has not come to have all workers by then is measured as it is; the second is of a quick run.
-FULL_SECONDS, FULL_QUICK_SECONDS = 90.0, 20.0
+FULL_SECONDS, FULL_QUICK_SECONDS = 90.0, 15.0
 #: Seconds in which the ledger is on storage.
 LEDGER_SECONDS = 4.0
 
@@ -60,12 +60,12 @@ class Arguments:
     """Measure goodput under faults."""
 
     quick: bool = False
-    """45 s of faults every 12 to 18 s, and 30 s of spot instances."""
+    """36 s of faults every 12 to 18 s, and 21 s of spot instances."""
     pairs: int = 5
     """Equal parts into which the time under faults is cut; each gives a pair."""
     minutes: float = 20.0
     """Length of the faults."""
-    replay_minutes: float = 6.0
+    replay_minutes: float = 3.0
     """Length of the spot instances' trace."""
     gap: tuple[float, float] = (60.0, 120.0)
     """Least and most seconds between two faults."""
@@ -243,7 +243,7 @@ def main(arguments: Arguments) -> int:
     """Run all."""
     if arguments.quick:
         arguments = dataclasses.replace(
-            arguments, minutes=0.75, replay_minutes=0.5, gap=(12.0, 18.0), delay=(2.0, 4.0), notice=6.0, pairs=1
+            arguments, minutes=0.6, replay_minutes=0.35, gap=(12.0, 18.0), delay=(2.0, 4.0), notice=6.0, pairs=1
         )
     report = harness.Report("goodput", "Goodput under faults, 1 to 3 workers, CNN")
     found: dict[str, list[Part]] = {}

@@ -41,7 +41,7 @@ class Arguments:
     """Two pairs of blocks of eight seconds."""
     pairs: int = harness.PAIRS
     """Blocks of each kind."""
-    block_seconds: float = 20.0
+    block_seconds: float = 15.0
     """Length of a block; one save to storage falls into each that saves."""
     every_steps: int = 10
     """Steps between two copies in memory."""
