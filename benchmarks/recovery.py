@@ -14,8 +14,9 @@ What is measured is the time from the fault to the next *new* step, one above ev
 holds what was lost: steps since the last checkpoint are done again first.
 
 raytf has its defaults. Ray's trainer saves every `--save-every-steps`, as does the script; `epoch` among `--only` is
-Ray's trainer with a checkpoint at the end of each epoch, as in Ray's guide, which loses more. An epoch is MNIST's, 468 steps or some 15 s here. Young's and
-Daly's best interval for a checkpoint of 0.1 s and a fault an hour is 27 s, so neither is too seldom for real clusters.
+Ray's trainer with a checkpoint at the end of each epoch, as in Ray's guide, which loses more. An epoch is MNIST's, 468
+steps or some 15 s here. Young's and Daly's best interval for a checkpoint of 0.1 s and a fault an hour is 27 s, so
+neither is too seldom for real clusters.
 """
 
 from __future__ import annotations
