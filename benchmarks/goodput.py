@@ -50,7 +50,7 @@ PEER = "stock Ray, interval checkpoints"
 #: Seconds of training with all workers before the clock of a part begins, and how long to wait for that.
 SETTLE_SECONDS, PATIENCE_SECONDS = 5.0, 300.0
 #: A run that has not come to have all workers by then is measured as it is; the second is of a quick run.
-FULL_SECONDS, FULL_QUICK_SECONDS = 90.0, 15.0
+FULL_SECONDS, FULL_QUICK_SECONDS = 90.0, 8.0
 #: Seconds in which the ledger is on storage.
 LEDGER_SECONDS = 4.0
 
@@ -60,7 +60,7 @@ class Arguments:
     """Measure goodput under faults."""
 
     quick: bool = False
-    """36 s of faults every 12 to 18 s, and 21 s of spot instances."""
+    """30 s of faults every 12 to 18 s, and 21 s of spot instances."""
     pairs: int = 5
     """Equal parts into which the time under faults is cut; each gives a pair."""
     minutes: float = 20.0
@@ -243,7 +243,7 @@ def main(arguments: Arguments) -> int:
     """Run all."""
     if arguments.quick:
         arguments = dataclasses.replace(
-            arguments, minutes=0.6, replay_minutes=0.35, gap=(12.0, 18.0), delay=(2.0, 4.0), notice=6.0, pairs=1
+            arguments, minutes=0.5, replay_minutes=0.35, gap=(12.0, 18.0), delay=(2.0, 4.0), notice=6.0, pairs=1
         )
     report = harness.Report("goodput", "Goodput under faults, 1 to 3 workers, CNN")
     found: dict[str, list[Part]] = {}

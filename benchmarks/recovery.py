@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,7 @@ class Arguments:
     """Measure how long a run stands still after a fault."""
 
     quick: bool = False
-    """2 workers killed, 1 of each peer."""
+    """2 workers killed, 1 of each peer, with shorter gaps."""
     pairs: int = 5
     """Rounds: in each, all programs are started, raytf with its share of the faults and each peer with its own."""
     kills: int = 20
@@ -323,6 +323,8 @@ def paired(ours: list[Recovery], theirs: list[Recovery]) -> list[tuple[float, fl
 
 def main(arguments: Arguments) -> int:
     """Run all."""
+    if arguments.quick:
+        arguments = replace(arguments, gap=(4.0, 6.0))
     report = harness.Report("recovery", "Recovery: from a fault to the next new step, two workers, CNN")
     rounds = 1 if arguments.quick else arguments.pairs
     kills = 2 if arguments.quick else arguments.kills
