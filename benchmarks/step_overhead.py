@@ -95,7 +95,14 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
             if arguments.quick and setting != SAME:
                 continue
             own = {way: WAYS[way] for way in ("plain", peer)}  # nobody needs XLA where it is slower
-            ours = {w: start(f"{setting} {w}", "step_overhead_job.py", words + more) for w, more in own.items()}
+            ours = {
+                w: start(
+                    f"{setting} {w}",
+                    "step_overhead_job.py",
+                    [*words, *more, f"--storage={folder}/{name} {setting} {w}"],
+                )
+                for w, more in own.items()
+            }
             way = fastest(ours)
             found = turns(pairs, lambda: rate(ours[way]), lambda: rate(theirs[peer]))  # noqa: B023
             report.comparisons.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,8 @@ class Job:
 
     address: str
     """Of the conductor; see turns.py."""
+    storage: str
+    """Folder for the run."""
     model: str = "cnn"
     """Of benchmarks/models.py."""
     threads: int = 1
@@ -48,7 +49,7 @@ def main(job: Job) -> None:
         return [keras_fit.follower(keras, address, base=keras.callbacks.History)]
 
     config = raytf.TrainConfig.of(
-        storage=tempfile.mkdtemp(prefix="raytf-steps-"),
+        storage=job.storage,
         workers="1",
         cpus_per_worker=float(job.threads),
         epochs=1_000_000,
