@@ -159,7 +159,10 @@ def main(arguments: Arguments) -> int:
     report = harness.Report("distributed", "Distributed step: raytf beside its peers")
     for workers in arguments.workers:
         for case in arguments.cases:
-            measure(case, workers, arguments, report)
+            try:
+                measure(case, workers, arguments, report)
+            except RuntimeError as error:  # of hours of others nothing is lost
+                report.notes.append(f"{case}, {workers} workers: no result: {str(error).splitlines()[0]}")
     if max(arguments.workers) * arguments.threads > (os.cpu_count() or 1) and not harness.gpus():
         report.notes.append(f"This machine has {os.cpu_count()} cores: more workers than that share them.")
     report.notes = list(dict.fromkeys(report.notes))

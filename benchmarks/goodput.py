@@ -13,7 +13,7 @@ of one CPU for each worker, and a head. The same things happen at the same momen
 
 Both look for other numbers of workers every 10 s, since a minute, the default of both, is long for faults a minute
 apart and for scaled time. raytf has its defaults beside that. Ray's trainer saves as often as is best for so many
-faults, by Young's and Daly's formula, from the cost of a checkpoint that it measures itself, and once more where Ray
+drawn faults (the spot trace's are another number), by Young's and Daly's formula, from the cost of a checkpoint that it measures itself, and once more where Ray
 tells it of a notice, as Ray's guide has it.
 
 Goodput is the share of the wall time that the new steps would take undisturbed: each counts as long as the median step
@@ -212,6 +212,9 @@ def fill(report: harness.Report, ours: list[Part], theirs: list[Part], price: fl
         def compare(what: str, unit: str, values: list[tuple[float, float]], more: bool = True, name: str = our.name):
             # A part in which nothing was done has no ratio; the whole has.
             known = [(a, b) for a, b in values if a > 0 and b > 0]
+            if len(known) < len(values):
+                left = f"{len(values) - len(known)} of {len(values)} pairs are left out: one side made nothing new"
+                report.notes.append(f"{name}: {what}: {left}")
             if known:
                 a, b = [a for a, _ in known], [b for _, b in known]
                 report.comparisons.append(harness.Comparison(f"{name}: {what}", PEER, unit, a, b, more))
@@ -220,7 +223,7 @@ def fill(report: harness.Report, ours: list[Part], theirs: list[Part], price: fl
             compare("goodput, by parts", "share", [(a.goodput, b.goodput) for a, b in pieces])
         compare("goodput", "share", [(our.whole.goodput, their.whole.goodput)])
         compare("new samples", "1/s", [(our.whole.samples_per_second, their.whole.samples_per_second)])
-        costs = [part.whole.cost(part.played.node_seconds, price) for part in (our, their)]
+        costs = [part.whole.cost(part.played.node_seconds, price) if part.whole.new else 0.0 for part in (our, their)]
         compare("cost of 1 M new samples", "$", [(costs[0], costs[1])], more=False)
     for name, parts in (("raytf", ours), (PEER, theirs)):
         for part in parts:
@@ -256,6 +259,7 @@ def main(arguments: Arguments) -> int:
                 every, cost = (part.partition("=")[2] for part in chosen[0].split(","))
                 report.notes.append(f"{program.name}: each {every} steps, since a checkpoint takes {cost} s")
     fill(report, found.get("raytf", []), found.get("stock", []), arguments.price)
+    report.notes.append("one program after the other, each with the same things at the same moments; not in turns")
     report.notes.append(f"cost: ${arguments.price:g} for a node and hour, from the order of a node to its end")
     return report.finish(arguments.json)
 

@@ -70,7 +70,7 @@ class Arguments:
     only: tuple[str, ...] = ()
     """Programs to run: raytf, epoch, often, script. By default all but `epoch`."""
     save_every_steps: int = 100
-    """Steps between two checkpoints of the script, and of Ray's trainer the second time."""
+    """Steps between two checkpoints of the script, and of Ray's trainer."""
     gap: tuple[float, float] = (8.0, 16.0)
     """Seconds of training between two faults: at least, and at most."""
     seed: int = 0
@@ -232,15 +232,24 @@ def _phases(marks: list[tuple[str, float]], at: float, began: float, first: floa
     return found
 
 
-def measure(key: str, program: Program, round: int, faults: list[str], arguments: Arguments, folder: Path, data: Path):
-    """One run with all its faults.
+def measure(
+    key: str,
+    program: Program,
+    round: int,
+    faults: list[str],
+    arguments: Arguments,
+    folder: Path,
+    data: Path,
+    found: list[Recovery],
+) -> None:
+    """One run with all its faults; each recovery is added to those found.
 
-    Returns:
-        A recovery for each.
+    Raises:
+        AssertionError: it did not recover in time.
+        RuntimeError: it did not start.
     """
     run = f"{key}-{round}"
     draw = random.Random(f"recovery {arguments.seed} {run}")
-    found: list[Recovery] = []
     with started(program, run, data, folder) as (place, job, notes):
         for fault in faults:
             job.until(lambda: notes.groups() and notes.groups()[-1].calls, PATIENCE_SECONDS)
@@ -248,7 +257,6 @@ def measure(key: str, program: Program, round: int, faults: list[str], arguments
             job.until(lambda until=pause: time.monotonic() >= until, PATIENCE_SECONDS)
             found.append(recover(key, round, fault, place, job, notes, draw))
             print(describe(found[-1]), flush=True)
-    return found
 
 
 def describe(recovery: Recovery) -> str:
@@ -343,7 +351,10 @@ def main(arguments: Arguments) -> int:
                 faults = [fault for fault in known for _ in range(min(wanted[fault], limit))]
                 random.Random(f"order {arguments.seed}").shuffle(faults)
                 if faults[round::rounds]:
-                    found += measure(key, named[key], round, faults[round::rounds], arguments, Path(name), data)
+                    try:
+                        measure(key, named[key], round, faults[round::rounds], arguments, Path(name), data, found)
+                    except (AssertionError, RuntimeError) as error:  # that, too, is a finding
+                        report.notes.append(f"{named[key].name}, round {round + 1}: {str(error).splitlines()[0]}")
     fill(report, found, named)
     if arguments.recoveries is not None:
         arguments.recoveries.write_text(json.dumps([asdict(r) for r in found], indent=1))

@@ -42,6 +42,7 @@ from benchmarks.scale_parts import (
 )
 from raytf.checkpoint import codec, manifest, policy
 from raytf.data.order import EpochOrder, StepPlan, assign, step_seeds
+from raytf.data.sources.base import WINDOW_RECORDS
 from raytf.flags import Flag
 
 WORKERS = (8, 64, 512, 4096)
@@ -123,7 +124,7 @@ class Benchmark:
 
             def call(w: int, each: int = each) -> Callable[[], Any]:
                 plan = self._plan(each * w)
-                own, order = assign(each * w, w)[w // 2], EpochOrder(plan, self._blocks(), 1, 0)
+                own, order = assign(each * w, w)[w // 2], EpochOrder(plan, self._blocks(), 1, 0, window=WINDOW_RECORDS)
                 return lambda: gather(plan, order, own, 0, min(CALL_STEPS, plan.full_steps))
 
             self.read(f"start of a rank: its shards and their ranges, {shards}", at_start)
@@ -152,8 +153,8 @@ class Benchmark:
                     self.report.comparisons.append(Comparison(configuration, name, "CPU s", ours, theirs, False))
 
     def _epoch(self, w: int, blocks: np.ndarray | None) -> int:
-        plan = StepPlan(self.records, w * EPOCH_BATCH, w)
-        own, order, step, count = assign(w, w)[w // 2], EpochOrder(plan, blocks, 1, 1), 0, 0
+        plan, window = StepPlan(self.records, w * EPOCH_BATCH, w), 1 if blocks is None else WINDOW_RECORDS
+        own, order, step, count = assign(w, w)[w // 2], EpochOrder(plan, blocks, 1, 1, window=window), 0, 0
         while step < plan.steps_per_epoch:
             stop = plan.call_end(step, CALL_STEPS, plan.steps_per_epoch)
             count += len(gather(plan, order, own, step, stop)[0])

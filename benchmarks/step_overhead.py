@@ -109,7 +109,7 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
                 Comparison(f"{title}, {setting} ({way})", f"Keras fit ({peer})", "steps/s", *found, goal=GOAL)
             )
             if setting == SAME:
-                add_memory(report, title, ours["plain"].run(warm), theirs["plain"].run(warm))
+                add_memory(report, title, *(one["plain"].run(warm, memory=True) for one in (ours, theirs)))
 
 
 def add_memory(report: Report, title: str, ours: dict[str, float], theirs: dict[str, float]) -> None:

@@ -1,9 +1,9 @@
-"""A picture of where the time of one distributed step goes, of raytf and of a script for MWMS written by hand.
+"""Pictures of where the time of one distributed step goes, of raytf and of a script for MWMS written by hand.
 
     python benchmarks/step_profile.py
 
-Both train the MNIST CNN with 2 workers, real `raytf.fit` the one, and TensorFlow's profiler looks at rank 0. Draws
-docs/images/step-raytf.svg and step-mwms.svg on one scale of time: the step of median length, one lane for each kind of
+Both train the MNIST CNN with 2 workers, real `raytf.fit` the one (with floats, and in exact mode), and TensorFlow's profiler looks at rank 0. Draws
+docs/images/step-raytf.svg, step-raytf-exact.svg and step-mwms.svg on one scale of time: the step of median length, one lane for each kind of
 work. Operations of one kind that overlap count once; those of several kinds may overlap each other. The profiler itself
 takes time, more where operations are many and small.
 """

@@ -90,6 +90,9 @@ def work(job: Job) -> None:
             note(job, what, more)
 
     tell("mark:processes")
+    # One core each, as raytf's workers have: else each would have as many threads as the machine has cores.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     tell("mark:rendezvous")
     with np.load(job.data) as data:

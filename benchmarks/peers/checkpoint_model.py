@@ -63,7 +63,7 @@ class Watch:
     def goes_on(self) -> None:
         """Training goes on: the call has returned. The next update may wait for memory that the save still uses."""
         self._blocked = time.perf_counter() - self._began
-        self.answer["stall"] = self._blocked + self._update() - self._usual
+        self.answer["stall"] = self._blocked + max(0.0, self._update() - self._usual)
 
     def is_durable(self, written: int) -> None:
         """The checkpoint is complete."""

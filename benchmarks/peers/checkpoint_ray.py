@@ -26,6 +26,8 @@ import ray.train
 from ray.train import Checkpoint, CheckpointConfig, CheckpointUploadMode, RunConfig, ScalingConfig
 from ray.train.tensorflow import TensorflowTrainer
 
+from benchmarks.harness import gpus
+
 
 def train(config: dict[str, Any]) -> None:
     from benchmarks.peers.checkpoint_model import Watch, build, folder_bytes
@@ -74,7 +76,7 @@ if __name__ == "__main__":
         TensorflowTrainer(
             train,
             train_loop_config={"address": address},
-            scaling_config=ScalingConfig(num_workers=1),
+            scaling_config=ScalingConfig(num_workers=1, use_gpu=bool(gpus())),
             run_config=RunConfig(storage_path=folder, name="peer", checkpoint_config=CheckpointConfig(num_to_keep=1)),
         ).fit()
         ray.shutdown()

@@ -62,7 +62,7 @@ def follower(keras: Any, address: str, base: Any) -> Any:
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self._left -= CALL_STEPS
-            if self._left <= 0:
+            if self._left <= 0 and self._answer.pop("memory", False):
                 self._answer |= memory(self.model)
 
         def get_state(self) -> dict[str, Any]:  # nothing that a checkpoint could hold
@@ -87,6 +87,8 @@ def set_threads(threads: int) -> None:
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    for device in tf.config.list_physical_devices("GPU"):  # others are there at the same time
+        tf.config.experimental.set_memory_growth(device, True)
 
 
 def dataset(name: str) -> Any:

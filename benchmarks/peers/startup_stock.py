@@ -15,6 +15,7 @@ from typing import Any
 import tyro
 
 from benchmarks import models
+from benchmarks.harness import gpus
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def main(program: Program) -> None:
     TensorflowTrainer(
         train,
         train_loop_config=vars(program),
-        scaling_config=ray.train.ScalingConfig(num_workers=1),
+        scaling_config=ray.train.ScalingConfig(num_workers=1, use_gpu=bool(gpus())),
         run_config=ray.train.RunConfig(storage_path=str(program.note.parent / "ray")),
     ).fit()
 

@@ -74,6 +74,9 @@ def train(settings: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank, workers = context.get_world_rank(), context.get_world_size()
     note("mark:processes")
+    # One core each, as raytf's workers have: else each would have as many threads as the machine has cores.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     note("mark:rendezvous")
     with np.load(settings["data"]) as data:
