@@ -13,8 +13,8 @@ of one CPU for each worker, and a head. The same things happen at the same momen
 
 Both look for other numbers of workers every 10 s, since a minute, the default of both, is long for faults a minute
 apart and for scaled time. raytf has its defaults beside that. Ray's trainer saves as often as is best for so many
-drawn faults (the spot trace's are another number), by Young's and Daly's formula, from the cost of a checkpoint that it measures itself, and once more where Ray
-tells it of a notice, as Ray's guide has it.
+drawn faults (the spot trace's are another number), by Young's and Daly's formula, from the cost of a checkpoint that it
+measures itself, and once more where Ray tells it of a notice, as Ray's guide has it.
 
 Goodput is the share of the wall time that the new steps would take undisturbed: each counts as long as the median step
 with the same number of workers. The clock of a part begins while all its workers train. raytf's ledger says which share

@@ -37,7 +37,7 @@ class Stored:
 def made_shares(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
     """What the ranks say of their parts, those that have one."""
     return [
-        {"file": f"share-{rank:05d}.safetensors", "bytes": 10_000_000 + rank, "crc32": 2**31 + rank, "names": own}
+        {"file": f"share-{rank:05d}.safetensors", "bytes": 10_000_000 + rank, "crc32c": 2**31 + rank, "names": own}
         for rank, own in enumerate(names)
         if own
     ]

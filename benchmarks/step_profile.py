@@ -2,10 +2,10 @@
 
     python benchmarks/step_profile.py
 
-Both train the MNIST CNN with 2 workers, real `raytf.fit` the one (with floats, and in exact mode), and TensorFlow's profiler looks at rank 0. Draws
-docs/images/step-raytf.svg, step-raytf-exact.svg and step-mwms.svg on one scale of time: the step of median length, one lane for each kind of
-work. Operations of one kind that overlap count once; those of several kinds may overlap each other. The profiler itself
-takes time, more where operations are many and small.
+Both train the MNIST CNN with 2 workers, real `raytf.fit` the one (with floats, and in exact mode), and TensorFlow's
+profiler looks at rank 0. Draws docs/images/step-raytf.svg, step-raytf-exact.svg and step-mwms.svg on one scale of time:
+the step of median length, one lane for each kind of work. Operations of one kind that overlap count once; those of
+several kinds may overlap each other. The profiler itself takes time, more where operations are many and small.
 """
 
 from __future__ import annotations

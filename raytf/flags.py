@@ -20,6 +20,7 @@ class Flag(enum.IntEnum):
     COPY = 6
     SHARE = 7
     PROBE = 8
+    UNSEALED = 9
 
 
 def vector(given: Mapping[Flag, float]) -> np.ndarray:

@@ -116,6 +116,8 @@ class Saving:
         self._outage = policy.Outage(random.random)
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         self._saved_step, self._saved_at = state.step, self._clock()
+        #: Step of the latest copy, and whether it is known to count on all ranks.
+        self._copied_step, self._is_copy_sealed = -1, True
         #: The save under way, or the last one; and one of an earlier state, that with the best value, which comes next.
         self._current: _Prepared | None = None
         self._waiting: _Prepared | None = None
@@ -129,7 +131,7 @@ class Saving:
 
     def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[Flag, float]:
         """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
-        flags = self._save_votes()
+        flags = self._save_votes() | {Flag.UNSEALED: float(not self._snapshots.is_sealed)}
         if self._group.rank == 0:
             # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
             flags[Flag.COPY] = 0.0 if self._is_best_held() else self._snapshots.wish(stop, step_seconds)
@@ -143,6 +145,8 @@ class Saving:
     def act(self, flags: np.ndarray) -> None:
         """Do what all ranks agreed on after a call, given the flags added over them."""
         began = time.perf_counter()
+        if self._copied_step != self._state.step:  # one of this step was made after the votes
+            self._is_copy_sealed |= not flags[Flag.UNSEALED]
         if flags[Flag.COPY]:
             self._copy(bool(flags[Flag.SHARE]))
         self._advance(flags)
@@ -284,6 +288,11 @@ class Saving:
     def _copy(self, share_rank_zero: bool) -> None:
         """Copy the present state into the memory of this rank's node; every rank does at the same step."""
         state, callbacks = self._state, self._callbacks
+        if not self._is_copy_sealed and self._copied_step != state.step:
+            # A rank that gave up its older copy while the newer one of another does not count yet would leave none.
+            self._snapshots.settle()
+            self._group.sum(np.zeros(1, np.float32))
+        self._copied_step, self._is_copy_sealed = state.step, False
         if share_rank_zero:
             own = (*callbacks.state(), self._reporter.pack_files()) if self._group.rank == 0 else None
             self._snapshots.share_rank_zero(own)
@@ -318,6 +327,7 @@ class Saving:
                     self._save(best)
                 if self._state.durable_step != self._state.step:
                     self._save(self._prepare())
+            self._snapshots.settle()
             return self._state.durable_step == self._state.step
 
     def _is_saved(self) -> bool:

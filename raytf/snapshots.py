@@ -6,7 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import keras
@@ -69,6 +69,8 @@ class Snapshots:
         #: Has the newest copy count, beside training.
         self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
         self._sealing.set_result(None)
+        #: Whether what earlier attempts left on this node is gone, and the question for that.
+        self._is_tidy, self._tidying = False, None
         #: Of the latest copies, seconds: the copy itself, and giving all ranks what rank 0 alone knows.
         self._costs: list[tuple[float, float]] = []
         self._slow: tuple[Any, bytes] = (None, b"")
@@ -163,13 +165,15 @@ class Snapshots:
                 self._slow = (slow_key, json.dumps(slow()).encode())
         share = policy.Share(step, self._attempt, self._share, self._shares)
         try:
-            self.settle()  # the copy before this one is all that there is while this one is made
+            self._sealing.result()
+            if step == self.step:
+                self._slots.reverse()  # over itself: that of an earlier step stays until this one counts on all ranks
             size = self._slots[0].copy(share, tensors, live, self._slow[1])
-        except (OSError, ValueError) as error:  # the keeper was killed
+        except (OSError, ValueError, ray.exceptions.RayError) as error:  # the keeper was killed
             self._stop(f"the state cannot be copied into memory: {error}")
             return
         first = self.step is None
-        self._sealing = self._sealer.submit(self._seal, self._slots[0], first)
+        self._sealing = self._sealer.submit(self._seal, self._slots[0])
         self._slots.reverse()
         self.step, self.bytes = step, 2 * size * self._shares
         copying, sharing, self._sharing_seconds = time.perf_counter() - began, self._sharing_seconds, 0.0
@@ -177,14 +181,24 @@ class Snapshots:
         if not first:  # it pays for memory that is touched for the first time
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
 
-    def settle(self) -> None:
-        """Wait until the newest copy counts, which it does soon after it was made."""
-        self._sealing.result()
+    @property
+    def is_sealed(self) -> bool:
+        """Whether this rank's newest copy counts."""
+        return self._sealing.done()
 
-    def _seal(self, slot: slots.Slot, is_first: bool) -> None:
+    def settle(self) -> None:
+        """Wait until this rank's newest copy counts, which it does soon after it was made."""
+        wait([self._sealing])
+
+    def _seal(self, slot: slots.Slot) -> None:
         slot.seal()
-        if is_first:
-            self._keeper.tidy.remote(self._attempt)
+        if self._is_tidy:
+            return
+        # Again after each copy: another rank of this node may not have had its first one.
+        if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
+            self._is_tidy = ray.get(self._tidying)
+        if not self._is_tidy:
+            self._tidying = self._keeper.tidy.remote(self._attempt)
 
     def _ready(self) -> bool:
         if self._slots or self._place is None:

@@ -89,12 +89,13 @@ class Keeper:
                 paths.append(path)
             return Place(tuple(paths))
 
-    def tidy(self, attempt: str) -> None:
-        """Drop what earlier attempts left, once this one has a snapshot that is whole."""
+    def tidy(self, attempt: str) -> bool:
+        """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing of it is left."""
         with self._lock:
             newest = self._newest()
             if newest and all(self._slots[path][0] == attempt for path in newest):
                 self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt})
+            return all(owner == attempt for owner, *_ in self._slots.values())
 
     def held(self) -> list[Held]:
         """What there is, share by share."""

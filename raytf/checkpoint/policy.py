@@ -236,7 +236,8 @@ def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str]
     whole: dict[tuple[int, str], dict[str, list[Held]]] = {}
     for node, held in found.items():
         for key in {(h.step, h.attempt) for h in held}:
-            own = sorted((h for h in held if (h.step, h.attempt) == key), key=lambda h: h.share)
+            shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold one
+            own = sorted(shares.values(), key=lambda h: h.share)
             if [h.share for h in own] == list(range(own[0].shares)) and (attempts is None or key[1] in attempts):
                 whole.setdefault(key, {})[node] = own
     return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]

@@ -90,16 +90,48 @@ def driver(cluster: dict[str, str]):
             ray.shutdown()
 
 
+class Monitor:
+    """In the place of a run's driver."""
+
+    def is_there(self) -> bool:
+        return True
+
+
+def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path: Path):
+    import keras
+    import numpy as np
+
+    from raytf.checkpoint import memory, policy
+    from raytf.snapshots import Snapshots
+    from tests.tf.ranks import Alone
+
+    uri, attempt = str(tmp_path / "run"), "20260101T000000.000-aaaaaa"
+    monitor = driver.remote(num_cpus=0)(Monitor).remote()
+    variable = keras.Variable(np.zeros(1000, np.float32))
+    snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, print, (0, 1))
+    snapshots.begin({"w": variable})
+    deadline = time.monotonic() + PATIENCE
+    while snapshots.step is None:
+        assert time.monotonic() < deadline
+        snapshots.copy(0, {}, 0, dict, np.zeros((0, 4)))
+    for step in (10, 20, 20, 20):
+        variable.assign(np.full(1000, step, np.float32))
+        snapshots.copy(step, {"step": step}, 0, dict, np.zeros((0, 4)))
+    snapshots.settle()
+    assert snapshots.is_sealed
+    there = policy.generations(memory.survey(uri, 30), {attempt})
+    assert [g.step for g in there] == [20, 10]
+    assert snapshots.load(there[0]).tensors["w"].tolist() == [20] * 1000
+    assert snapshots.load(there[1]).tensors["w"].tolist() == [10] * 1000
+    memory.dismiss(uri)
+
+
 def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path):
     import numpy as np
 
     from raytf.checkpoint import memory, policy, slots
 
     ray, uri = driver, str(tmp_path / "run")
-
-    class Monitor:
-        def is_there(self):
-            return True
 
     monitor = ray.remote(num_cpus=0)(Monitor).remote()
 

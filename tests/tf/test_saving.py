@@ -32,12 +32,17 @@ class Memory:
 
     def __init__(self):
         self.copied: list[int] = []
+        self.is_sealed = True
+        self.settled = 0
 
     def wish(self, stop: int, step_seconds: float) -> float:
         return 1.0
 
     def copy(self, step, *_) -> None:
         self.copied.append(step)
+
+    def settle(self) -> None:
+        self.settled += 1
 
 
 class SlowSaver(durable.Saver):
@@ -153,6 +158,26 @@ def test_memory_keeps_the_best_state_until_storage_has_it():
         again.saving.finish()
         assert again.kept == [3, 1]
         assert again.memory.copied[-1] == 3
+
+
+def test_a_copy_waits_until_the_one_before_counts_on_all_ranks():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder)
+        run.epoch(2.0)
+        assert run.memory.copied == [1, 1]  # the best one, and that of the step
+        assert run.memory.settled == 0
+        for unsealed, settled in ((0, 0), (1, 1), (1, 2), (0, 2)):
+            run.state.step += 1
+            run.saving.act(vector({Flag.COPY: 1, Flag.UNSEALED: unsealed}))
+            assert run.memory.settled == settled
+
+
+def test_ranks_tell_whether_their_copy_counts():
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(folder)
+        assert run.saving.votes(1, 0.1, False)[Flag.UNSEALED] == 0
+        run.memory.is_sealed = False
+        assert run.saving.votes(1, 0.1, False)[Flag.UNSEALED] == 1
 
 
 def test_a_metric_that_there_is_not():

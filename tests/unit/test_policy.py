@@ -170,6 +170,13 @@ def test_a_snapshot_needs_all_shares_of_one_node():
     assert [h.share for h in whole.holders["n"]] == [0, 1]
 
 
+def test_a_share_that_is_there_twice_counts_once():
+    assert found([held(10), held(10)]) == [(10, A, ["n0"])]
+    twice = [held(10, share=share, shares=2) for share in (0, 1, 0, 1)]
+    assert [h.share for h in generations({"n": twice}, None)[0].holders["n"]] == [0, 1]
+    assert found([held(10, share=0, shares=2), held(10, share=0, shares=2)]) == []
+
+
 def test_of_two_attempts_at_one_step_the_latest_comes_first():
     assert [g[:2] for g in found([held(10, A)], [held(10, B)])] == [(10, B), (10, A)]
 
