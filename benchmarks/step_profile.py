@@ -11,6 +11,7 @@ several kinds may overlap each other. The profiler itself takes time, more where
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -153,7 +154,7 @@ def main(arguments: Arguments) -> int:
             values = [1000 * step.total(kind) for step in steps]
             if step_trace.median(steps, kind):
                 report.readings.append(harness.Reading(name, kind, "ms", values))
-    report.notes.append(f"Drawn in {folder}.")
+    report.notes.append(f"Drawn in {os.path.relpath(folder, harness.ROOT)}.")
     return report.finish(arguments.json)
 
 
