@@ -40,7 +40,7 @@ class Entry:
 
     name: str
     minutes: float = 60.0
-    quick_minutes: float = 4.0
+    quick_minutes: float = 5.0
 
 
 #: In the order in which they run and are shown.
