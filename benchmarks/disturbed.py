@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import models
+from benchmarks.harness import gpus
 from raytf.testing import ElasticCluster, Node
 
 HERE = Path(__file__).parent
@@ -57,15 +57,6 @@ def write_data(folder: Path) -> Path:
     path = folder / "data.npz"
     np.savez(path, x_train=x, y_train=y.astype(np.int32), x_test=x[:BATCH], y_test=y[:BATCH].astype(np.int32))
     return path
-
-
-def gpus() -> int:
-    """How many this machine has."""
-    try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return len(found.strip().splitlines())
 
 
 def add_node(cluster: ElasticCluster) -> Node:
