@@ -39,7 +39,7 @@ class Monitor:
         self._measured: dict[str, float] = {}
         self._reached = 0
         self._noticed: dict[int, str] = {}
-        self._ticket = self._tickets = 0
+        self._ticket = self._tickets = self._released = 0
         self._parked: bool | None = None
         self._beats = Beats()
         self._blamed: Finding | None = None
@@ -115,8 +115,10 @@ class Monitor:
         return self._noticed
 
     def begin_group(self) -> int:
-        """A group of workers starts; its number, which its beats carry."""
+        """A group of workers starts, of which nothing is asked yet; its number, which its beats carry."""
         self._blamed = None
+        # Not released: ranks of the last group that wait would train on until they are ended.
+        self._ticket = 0
         return self._beats.begin()
 
     def group(self) -> int:
@@ -140,14 +142,19 @@ class Monitor:
         return self._blamed
 
     def park(self) -> int:
-        """Ask the ranks to save and wait; a ticket for this request."""
+        """Ask the ranks to save and wait, also those that wait already; a ticket for this request."""
+        self._released = self._tickets
         self._tickets += 1
         self._ticket, self._parked = self._tickets, None
         return self._ticket
 
     def release(self) -> None:
         """There is nothing to wait for (any more)."""
-        self._ticket = 0
+        self._released, self._ticket = self._tickets, 0
+
+    def is_released(self, ticket: int) -> bool:
+        """Whether ranks that wait because of a request shall train on."""
+        return ticket <= self._released
 
     def wanted(self) -> int:
         """The ticket of the request to save and wait; 0 where there is none."""

@@ -275,7 +275,6 @@ class ScalingPolicy(ElasticScalingPolicy):
         return min((end for end in ends.values() if end is not None), default=None)
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
-        self._run_monitor.release.remote()  # not sooner: the ranks that wait would train on until they are ended
         self._watchdog = self._watchdog or Watchdog(self._run_monitor, self._run_uri, self._flags.hang_seconds)
         self._watchdog.begin()
         self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})

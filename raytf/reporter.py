@@ -160,11 +160,11 @@ class Reporter:
             self._job.monitor.answer.remote(self._ticket, saved)
 
     def is_released(self) -> bool:
-        """Whether there is nothing to wait for any more; asks rank 0's monitor and waits for the answer."""
+        """Whether the ranks that wait shall train on; asks the monitor from rank 0 and waits for the answer."""
         if self._rank != 0:
             return False
-        wanted = ray.get(self._job.monitor.wanted.remote())
-        released = wanted != self._ticket
+        monitor = self._job.monitor
+        released, wanted = ray.get([monitor.is_released.remote(self._ticket), monitor.wanted.remote()])
         if released:
             self._ticket = wanted
         return released

@@ -290,8 +290,7 @@ class Saving:
         state, callbacks = self._state, self._callbacks
         if not self._is_copy_sealed and self._copied_step != state.step:
             # A rank that gave up its older copy while the newer one of another does not count yet would leave none.
-            self._snapshots.settle()
-            self._group.sum(np.zeros(1, np.float32))
+            self._settle()
         self._copied_step, self._is_copy_sealed = state.step, False
         if share_rank_zero:
             own = (*callbacks.state(), self._reporter.pack_files()) if self._group.rank == 0 else None
@@ -305,6 +304,12 @@ class Saving:
             lambda: {"identity": self._identity, "history": state.history},
             self.log.since(-1 if state.durable_step is None else state.durable_step),
         )
+
+    def _settle(self) -> None:
+        """Wait until the newest copy counts on all ranks."""
+        self._snapshots.settle()
+        self._group.sum(np.zeros(1, np.float32))
+        self._is_copy_sealed = True
 
     # -- saves that training waits for ---------------------------------------------------------------------------------
 
@@ -327,7 +332,7 @@ class Saving:
                     self._save(best)
                 if self._state.durable_step != self._state.step:
                     self._save(self._prepare())
-            self._snapshots.settle()
+            self._settle()
             return self._state.durable_step == self._state.step
 
     def _is_saved(self) -> bool:

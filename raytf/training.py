@@ -441,7 +441,9 @@ class Worker:
     def _park(self) -> None:
         """The number of workers is about to change: save this step, and wait to be replaced or released."""
         self.show("resizing")
-        self.reporter.answer(self.saving.save_now())
+        saved = self.saving.save_now()
+        self.show("resizing")  # before the answer: the next group takes nothing older than what the driver knows
+        self.reporter.answer(saved)
         with self.pulse.doing(Activity.PARK):
             while not self._sum([float(self.reporter.is_released())])[0]:
                 time.sleep(_PARK_SECONDS)

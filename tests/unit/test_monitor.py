@@ -103,3 +103,24 @@ def test_who_is_blamed_is_known_as_long_as_the_group_lives():
     assert heard.blamed() == finding
     heard.begin_group()
     assert heard.blamed() is None
+
+
+def test_ranks_that_wait_train_on_when_they_are_released_or_asked_anew():
+    heard, _ = monitor()
+    first = heard.park()
+    heard.answer(first, True)
+    assert (heard.parked(first), heard.is_released(first)) == (True, False)
+    second = heard.park()  # the driver is told to stop while a resize is under way
+    assert (heard.parked(first), heard.is_released(first), heard.is_released(second)) == (None, True, False)
+    heard.release()
+    assert heard.is_released(second)
+    assert heard.wanted() == 0
+    assert not heard.is_released(heard.park())
+
+
+def test_a_new_group_is_not_asked_what_the_last_one_was_whose_ranks_wait_until_they_are_ended():
+    heard, _ = monitor()
+    ticket = heard.park()
+    heard.answer(ticket, True)
+    heard.begin_group()
+    assert (heard.wanted(), heard.parked(ticket), heard.is_released(ticket)) == (0, None, False)
