@@ -1,0 +1,62 @@
+"""Variables and checkpoints: copies that later steps do not change, and what is assigned."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from raytf.checkpoint import format
+from raytf.errors import CheckpointError
+
+
+@pytest.fixture
+def named() -> dict[str, keras.Variable]:
+    values = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.int64(7), "c": np.zeros(0, np.float16)}
+    return {name: keras.Variable(value, dtype=value.dtype, name=name) for name, value in values.items()}
+
+
+def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str, keras.Variable]):
+    copies = format.Copies(named, ["b", "a", "c"])
+    first = copies.take()
+    named["a"].assign(-np.ones((2, 3)))
+    named["b"].assign(8)
+    second = copies.take()  # the first ones are still in use
+    assert list(first) == ["b", "a", "c"]
+    assert (first["a"].tolist(), int(first["b"])) == ([[0, 1, 2], [3, 4, 5]], 7)
+    assert (second["a"].tolist(), int(second["b"])) == ([[-1, -1, -1], [-1, -1, -1]], 8)
+    assert {name: copy.dtype.name for name, copy in first.items()} == {"a": "float32", "b": "int64", "c": "float16"}
+
+
+def test_memory_is_used_again_once_it_is_given_back_and_not_before(named: dict[str, keras.Variable]):
+    copies = format.Copies(named, ["a", "b"])
+    first = copies.take()
+    second = copies.take()
+    assert second["a"] is not first["a"]
+    copies.give_back({**first, "callback/0": np.zeros(1)})
+    named["a"].assign(np.full((2, 3), 5.0))
+    third = copies.take()
+    assert third["a"] is first["a"]
+    assert third["a"].tolist() == [[5, 5, 5], [5, 5, 5]]
+    assert second["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    copies.give_back({"a": second["a"]})  # not all of a copy: of no use
+    assert copies.take()["a"] is not second["a"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.pop("b"), "it lacks b"),
+        (lambda t: t.update(d=np.zeros(1)), "it has in addition d"),
+        (lambda t: t.update(a=np.zeros((3, 2), np.float32)), "of another shape is a"),
+    ],
+)
+def test_of_a_checkpoint_that_does_not_fit_nothing_is_assigned(named: dict[str, keras.Variable], change, told: str):
+    tensors = {"a": np.ones((2, 3), np.float32), "b": np.array(9), "c": np.zeros(0, np.float16)}
+    format.restore(named, tensors)
+    assert (named["a"].numpy().sum(), int(named["b"].numpy())) == (6, 9)
+    other = {name: tensor * 2 for name, tensor in tensors.items()}
+    change(other)
+    with pytest.raises(CheckpointError, match=told):
+        format.restore(named, other)
+    assert (named["a"].numpy().sum(), int(named["b"].numpy())) == (6, 9)
