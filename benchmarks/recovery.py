@@ -71,7 +71,7 @@ class Arguments:
     """Programs to run: raytf, epoch, often, script. By default all but `epoch`."""
     save_every_steps: int = 100
     """Steps between two checkpoints of the script, and of Ray's trainer."""
-    gap: tuple[float, float] = (8.0, 16.0)
+    gap: tuple[float, float] = (20.0, 40.0)
     """Seconds of training between two faults: at least, and at most."""
     seed: int = 0
     """Of the order and the moments of the faults."""
