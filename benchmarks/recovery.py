@@ -56,7 +56,7 @@ class Arguments:
     """Measure how long a run stands still after a fault."""
 
     quick: bool = False
-    """2 workers killed, 1 of each peer, with shorter gaps."""
+    """2 workers killed, 1 of each peer, with gaps of 15 to 20 s."""
     pairs: int = 5
     """Rounds: in each, all programs are started, raytf with its share of the faults and each peer with its own."""
     kills: int = 20
@@ -332,7 +332,7 @@ def paired(ours: list[Recovery], theirs: list[Recovery]) -> list[tuple[float, fl
 def main(arguments: Arguments) -> int:
     """Run all."""
     if arguments.quick:
-        arguments = replace(arguments, gap=(4.0, 6.0))
+        arguments = replace(arguments, gap=(15.0, 20.0))
     report = harness.Report("recovery", "Recovery: from a fault to the next new step, two workers, CNN")
     rounds = 1 if arguments.quick else arguments.pairs
     kills = 2 if arguments.quick else arguments.kills
