@@ -7,8 +7,8 @@
 All train the CNN of jobs/mnist.py on the same data with two workers. Those on Ray have an elastic cluster of this
 machine: two nodes of one CPU, one spare node, and a head; the script has a process for each worker. At random moments
 a worker is killed (SIGKILL), or a node's raylet is, or all of a node is frozen (SIGSTOP). A lost node is replaced by a
-new one once the run has recovered. Warm processes that raytf keeps are not waited for; on two busy cores they were all ready
-20 s after a recovery, and `--gap 8 16` shows what faults cost that come before.
+new one once the run has recovered. Warm processes that raytf keeps are not waited for; on two busy cores they were all
+ready 20 s after a recovery, and `--gap 8 16` shows what faults cost that come before.
 
 What is measured is the time from the fault to the next *new* step, one above every step that was made before it. So it
 holds what was lost: steps since the last checkpoint are done again first.
