@@ -117,7 +117,7 @@ class Worker:
         phases.mark("trace")
         chosen = restorer.find(self._check_identity)
         self.named |= self.train_step.reduction.state()
-        self.state = TrainingState.of(chosen)
+        self.state = TrainingState.of(chosen, known_step)
         if chosen is not None:
             self.reporter.resume(chosen.step, chosen.document.get("files"))
         self.callbacks = Callbacks(
@@ -285,14 +285,15 @@ class Worker:
         """What writes down that this attempt has begun, and what of the model any export needs; rank 0 calls it."""
         began = time.time()
         described = architecture.describe(self.model, self.pipeline.sample()[0]) if self.rank == 0 else b""
-        is_kept = False
+        is_kept, turn = False, threading.Lock()
 
         def write() -> None:
             nonlocal is_kept
-            write_attempt(self.storage, self.attempt, self.workers, step, began)
-            if not is_kept:  # a large model's is not worth writing again with each save
-                self.storage.put(architecture.FILE, described)
-                is_kept = True
+            with turn:
+                write_attempt(self.storage, self.attempt, self.workers, step, began)
+                if not is_kept:  # a large model's is not worth writing again with each save
+                    self.storage.put(architecture.FILE, described)
+                    is_kept = True
 
         return write
 
