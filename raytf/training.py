@@ -139,6 +139,7 @@ class Worker:
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
         self.snapshots.begin(self.named)
+        pulse.also(self.snapshots.look)
         self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
         self.call_steps = self.config.compute.steps_per_call or 1
         self._seconds_per_step = 0.0

@@ -32,7 +32,7 @@ class Memory:
 
     def __init__(self):
         self.copied: list[int] = []
-        self.is_sealed = True
+        self.is_sealed, self.is_empty = True, False
         self.settled = 0
 
     def wish(self, stop: int, step_seconds: float) -> float:
