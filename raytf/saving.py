@@ -138,10 +138,11 @@ class Saving:
         """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
         flags = self._save_votes() | {Flag.UNSEALED: float(not self._snapshots.is_sealed)}
         # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
-        if not self._is_best_held():
-            # A rank whose memory holds nothing yet has all of them copy.
-            flags[Flag.COPY] = self._snapshots.is_empty or self._snapshots.wish(stop, step_seconds)
+        is_held = self._is_best_held()
+        # A rank whose memory holds nothing yet has all of them copy.
+        flags[Flag.COPY] = float(self._snapshots.is_empty and not is_held)
         if self._group.rank == 0:
+            flags[Flag.COPY] += 0.0 if is_held else self._snapshots.wish(stop, step_seconds)
             callbacks = self._callbacks
             flags[Flag.SHARE] = self._is_news or (callbacks.active and ends_epoch) or callbacks.has_batch_hooks
             idle, now = self._saver.phase is policy.Phase.IDLE, self._clock()
