@@ -5,6 +5,7 @@ architecture.json    the model's configuration as Keras serializes it, and what 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -15,9 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from raytf import precision
 from raytf.data import tree
 from raytf.errors import ConfigError, JobError, ModelError, one_line
-from raytf.model import run_user_code, takes_training
+from raytf.model import run_user_code, takes_training, with_precision
 from raytf.storage import Storage
 
 FILE = "architecture.json"
@@ -32,6 +34,8 @@ def describe(model: keras.Model, x: Any) -> bytes:
         x: inputs of one or more records, nested.
     """
     document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
+    # A model of one's own class has the policies of its layers from here alone.
+    document["precision"] = dataclasses.asdict(precision.of_process())
     try:
         document["config"] = keras.saving.serialize_keras_object(model)
         return json.dumps(document, indent=1).encode()
@@ -71,10 +75,11 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
         _import(module)
     config = dict(document["config"])
     compiled = config.pop("compile_config", None) or {}
-    model = _deserialize(config, trust)
-    x = _zeros(document["inputs"])
-    run_user_code("the model", lambda: model(x, training=False) if takes_training(model) else model(x))
-    return model, _averaging(model, compiled.get("optimizer"))
+    with with_precision(precision.parse(document.get("precision"))):
+        model = _deserialize(config, trust)
+        x = _zeros(document["inputs"])
+        run_user_code("the model", lambda: model(x, training=False) if takes_training(model) else model(x))
+        return model, _averaging(model, compiled.get("optimizer"))
 
 
 def _deserialize(config: Any, trust: bool) -> Any:

@@ -15,7 +15,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, inputs, quiet, runlog, server_group, warm, ways
+from raytf import checks, inputs, precision, quiet, runlog, server_group, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -105,6 +105,8 @@ def fit(
     """
     config = config or TrainConfig()
     config.check()
+    own = precision.of_process()
+    _check_precision(config, own)
     if train is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
     given = inputs.Given.of(train, validation, test)
@@ -142,6 +144,7 @@ def fit(
         class_weight=class_weight,
         augment=augment,
         validation_freq=validation_freq,
+        precision=own,
     )
     with Display() as display:
         display.say(f"run {config.run.run} in {run.locate('')}")
@@ -149,7 +152,7 @@ def fit(
         display.say(f"its page, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = checks.finished(run, total)
-            checks.compare_batch(stored, config, plan.records)
+            checks.compare_batch(stored, config, plan.records, own)
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
@@ -160,6 +163,13 @@ def fit(
                 run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
         display.say(_summary(document))
         return _result(run, document)
+
+
+def _check_precision(config: TrainConfig, own: precision.Precision) -> None:
+    """Refuse what a flag contradicts, or servers cannot have, before anything is started."""
+    chosen = precision.choose(config.compute.mixed_precision, own)
+    if config.strategy.has_servers:
+        precision.check_for_servers(chosen.policy)
 
 
 class _ControllerLostError(Exception):

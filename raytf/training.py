@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, members, ranks, rates, warm
+from raytf import architecture, exact, export, members, precision, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -173,10 +173,13 @@ class Worker:
                 compute,
                 self.config.batch.seed,
                 self.reporter.say,
+                job.precision,
             )
+        if self.config.strategy.has_servers:
+            precision.check_for_servers(models.scaled_policy(self.model))
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
-        self.identity = batch_identity(self.config, self.plan.records) | {
+        self.identity = batch_identity(self.config, self.plan.records, job.precision) | {
             f"model {key}": value for key, value in models.describe(self.model).items()
         }
         self.identity["training data"] = fingerprint(self.sources.train)
