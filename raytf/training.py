@@ -136,6 +136,9 @@ class Worker:
         tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
         #: Where this attempt began: the step, and which tier it is from.
         self._from = (self.state.step, tier)
+        if chosen is None and self.rank == 0:  # a run that goes on has heard of it
+            for problem in export.obstacles(self.model):
+                self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
         self.snapshots.begin(self.named)
@@ -488,7 +491,7 @@ class Worker:
             "restarts": len(attempts) - 1,
             "weights_sha256": digest,
             "history": self.state.history,
-            "export": export.export(self.model, self.storage, self.state.step, digest),
+            "export": export.export(self.model, self.storage, self.state.step, digest, self.reporter.say),
         }
         self.reporter.upload()
         return result
