@@ -185,8 +185,8 @@ class RateSection:
 class ComputeSection:
     """How a step is computed."""
 
-    mixed_precision: MixedPrecision = "off"
-    """Compute in 16 bits, keep variables in 32."""
+    mixed_precision: MixedPrecision | None = None
+    """Compute in 16 bits and keep variables in 32, or off. By default as the dtype policy says that the job has set."""
     jit: bool = False
     """Compile the gradient function with XLA."""
     exact: bool = False

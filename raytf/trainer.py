@@ -15,7 +15,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, inputs, quiet, runlog, server_group, warm, ways
+from raytf import checks, inputs, precision, quiet, runlog, server_group, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -54,18 +54,44 @@ class Result:
     path: str
     weights_sha256: str
     document: dict[str, Any]
+    _model: Callable[[], Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
-    def load_model(self) -> Any:
+    def load_model(self, model: Callable[[], Any] | None = None) -> Any:
         """The trained keras.Model, in this process, which imports TensorFlow for it.
+
+        Where Keras cannot make it again by itself (a Lambda layer, a class without get_config), it is what the model
+        function makes, with the run's weights.
+
+        Args:
+            model: function that makes the model; by default that of `fit`.
 
         Raises:
             ModelError: the run left none.
-            JobError: Keras cannot load it, for instance because of a custom layer that is not registered here.
+            JobError: the function raised.
         """
         quiet.load_tensorflow()
         from raytf import export
 
-        return export.load(Storage(self.path))
+        return export.load(Storage(self.path), model or self._model)
+
+
+def load_weights(run: str, model: Any) -> Any:
+    """A model with a run's weights, in this process: those of its end, or of its newest checkpoint until then.
+
+    Args:
+        run: the run's folder, `Result.path`.
+        model: the job's model function, or a keras.Model of the same layers.
+
+    Returns:
+        The keras.Model.
+
+    Raises:
+        ModelError: the run has no weights, or they are of another model.
+    """
+    quiet.load_tensorflow()
+    from raytf import export
+
+    return export.load_weights(Storage(run), model)
 
 
 def fit(
@@ -105,6 +131,8 @@ def fit(
     """
     config = config or TrainConfig()
     config.check()
+    own = precision.of_process()
+    _check_precision(config, own)
     if train is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
     given = inputs.Given.of(train, validation, test)
@@ -142,6 +170,7 @@ def fit(
         class_weight=class_weight,
         augment=augment,
         validation_freq=validation_freq,
+        precision=own,
     )
     with Display() as display:
         display.say(f"run {config.run.run} in {run.locate('')}")
@@ -149,17 +178,24 @@ def fit(
         display.say(f"its page, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = checks.finished(run, total)
-            checks.compare_batch(stored, config, plan.records)
+            checks.compare_batch(stored, config, plan.records, own)
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
-                return _result(run, finished)
+                return _result(run, finished, model)
             with booked(run) as book:
                 document = _until_done(job, sources, run, display, status_file, lease, book)
                 book.add([driver_event("ended", outcome="finished")])
                 add_times(document, run, book)
                 run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
         display.say(_summary(document))
-        return _result(run, document)
+        return _result(run, document, model)
+
+
+def _check_precision(config: TrainConfig, own: precision.Precision) -> None:
+    """Refuse what a flag contradicts, or servers cannot have, before anything is started."""
+    chosen = precision.choose(config.compute.mixed_precision, own)
+    if config.strategy.has_servers:
+        precision.check_for_servers(chosen.policy)
 
 
 class _ControllerLostError(Exception):
@@ -336,8 +372,8 @@ def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
     return high if low == high else (low, high)
 
 
-def _result(run: Storage, document: dict[str, Any]) -> Result:
-    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document)
+def _result(run: Storage, document: dict[str, Any], model: Callable[[], Any]) -> Result:
+    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document, model)
 
 
 def _summary(document: dict[str, Any]) -> str:
@@ -348,8 +384,16 @@ def _summary(document: dict[str, Any]) -> str:
         f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
         + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
-        + f"model in {document['export']['saved_model']}"
+        + _left(document.get("export") or {})
     )
+
+
+def _left(export: dict[str, str]) -> str:
+    """What there is of the model, in the order of what it is good for."""
+    kind = next((kind for kind in ("saved_model", "keras", "weights") if kind in export), None)
+    if kind is None:
+        return "the model is in the last checkpoint alone"
+    return f"{'weights' if kind == 'weights' else 'model'} in {export[kind]}"
 
 
 def _cause(error: Exception) -> RaytfError:

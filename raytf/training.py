@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, members, ranks, rates, warm
+from raytf import architecture, exact, export, members, precision, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -136,6 +136,9 @@ class Worker:
         tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
         #: Where this attempt began: the step, and which tier it is from.
         self._from = (self.state.step, tier)
+        if chosen is None and self.rank == 0:  # a run that goes on has heard of it
+            for problem in export.obstacles(self.model):
+                self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
         self.snapshots.begin(self.named)
@@ -174,10 +177,13 @@ class Worker:
                 compute,
                 self.config.batch.seed,
                 self.reporter.say,
+                job.precision,
             )
+        if self.config.strategy.has_servers:
+            precision.check_for_servers(models.scaled_policy(self.model))
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
-        self.identity = batch_identity(self.config, self.plan.records) | {
+        self.identity = batch_identity(self.config, self.plan.records, job.precision) | {
             f"model {key}": value for key, value in models.describe(self.model).items()
         }
         self.identity["training data"] = fingerprint(self.sources.train)
@@ -487,7 +493,7 @@ class Worker:
             "restarts": len(attempts) - 1,
             "weights_sha256": digest,
             "history": self.state.history,
-            "export": export.export(self.model, self.storage, self.state.step, digest),
+            "export": export.export(self.model, self.storage, self.state.step, digest, self.reporter.say),
         }
         self.reporter.upload()
         return result
