@@ -135,9 +135,14 @@ class Beats:
         return self.group
 
     def hear(self, beat: Beat, now: float) -> None:
-        """A beat comes, at a time of a clock that only goes forward."""
-        if beat.group == self.group:
+        """A beat comes, at a time of a clock that only goes forward; after a rank's last word only one that is late."""
+        before = self._latest.get(beat.rank)
+        if beat.group == self.group and (before is None or before[0].activity is not Activity.DONE):
             self._latest[beat.rank] = beat, now
+
+    def forgive(self, now: float) -> None:
+        """Nobody could be heard until now, which is not the ranks' fault."""
+        self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}
 
     def sightings(self, now: float) -> list[Sighting]:
         """By rank."""

@@ -7,13 +7,11 @@ import dataclasses
 import json
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
 import ray.train
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf import checks, inputs, precision, quiet, runlog, server_group, warm, ways
 from raytf.checkpoint import memory
@@ -21,15 +19,14 @@ from raytf.config import TrainConfig
 from raytf.connecting import ray_for
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
-from raytf.driver import Book, add_times, booked, driver_event, exported, listening
+from raytf.driver import Book, Ear, add_times, booked, driver_event, exported, listening, monitoring
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.failures import worker_errors
 from raytf.goal import Goal
 from raytf.job import Job, Sources
 from raytf.lease import Lease, check_owner
-from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
-from raytf.ray_train import MwmsConfig, Trainer
+from raytf.ray_train import MwmsConfig, Trainer, remove_abandoned
 from raytf.stopping import saving_first
 from raytf.storage import Storage
 
@@ -219,23 +216,9 @@ def _until_done(
     lease: Lease,
     book: Book,
 ) -> dict[str, Any]:
-    """Train; with another connection to Ray where its controller dies while the run makes progress."""
-    reached, fruitless, shared = -1, 0, ray.is_initialized()
-    while True:
-        try:
-            # What a dead controller has placed goes with the connection, and not before.
-            with connected(job.config) as local:
-                return _train(job, sources, run, local, display, status_file, lease, book)
-        except _ControllerLostError as error:
-            fruitless = 0 if error.reached > reached else fruitless + 1
-            reached = error.reached
-            if shared or fruitless >= _FRUITLESS_CONTROLLERS:
-                raise ClusterError(
-                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint.",
-                    passes=True,
-                ) from None
-            display.say("Ray Train's controller died; starting another one")
-            book.add([{"time": time.time(), "kind": "fault", "cause": "controller_died", "step": error.reached}])
+    """Connect to Ray and train."""
+    with connected(job.config) as local:
+        return _train(job, sources, run, local, display, status_file, lease, book)
 
 
 def _train(
@@ -250,9 +233,6 @@ def _train(
 ) -> dict[str, Any]:
     config = job.config
     resources = checks.check_cluster(config, local, display.say)
-    # On the driver's node: on another one it could die while the run lives.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    monitor: Any = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote(runlog.attempt_names(run))
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -260,33 +240,53 @@ def _train(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
-    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
+    with monitoring(runlog.attempt_names(run)) as monitor:
+        job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
+        ear = Ear(monitor, book)
 
-    def leave(why: str) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            book.add(ray.get(monitor.read.remote(), timeout=1)[2])  # what was said since the last look: the save
-        book.add([driver_event("ended", outcome="stopped", text=why)])
-        book.flush()
-        lease.release()
+        def leave(why: str) -> None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ear.read(1)  # what was said since the last look: the save
+            book.add([driver_event("ended", outcome="stopped", text=why)])
+            book.flush()
+            lease.release()
 
-    try:
         with (
-            listening(monitor, display, status_file, lease, book),
+            listening(ear, display, status_file, lease),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
         ):
             if config.strategy.has_servers:
                 document = _with_servers(job, "GPU" in resources, display.say)
             else:
-                document = _fit(_trainer(job, run, resources), monitor).return_value
-    finally:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
+                document = _with_controllers(job, run, resources)
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
     check_owner(run, lease.owner["id"])
     memory.dismiss(run.uri)
     return document
+
+
+def _with_controllers(job: Job, run: Storage, resources: dict[str, float]) -> Any:
+    """Train; with another controller of Ray Train where one dies while the run makes progress."""
+    reached, fruitless = -1, 0
+    while True:
+        try:
+            return _fit(_trainer(job, run, resources), job.monitor).return_value
+        except _ControllerLostError as error:
+            fruitless = 0 if error.reached > reached else fruitless + 1
+            reached = error.reached
+            goes_on = fruitless < _FRUITLESS_CONTROLLERS
+            fields: dict[str, Any] = {"cause": "controller_died", "ranks": [], "nodes": [], "text": str(error)}
+            job.monitor.event.remote("fault", {**fields, "retry": goes_on, "preemption": False})
+            if not goes_on:
+                raise ClusterError(
+                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint.",
+                    passes=True,
+                ) from None
+            job.monitor.say.remote("Ray Train's controller died; starting another one")
+            # Its workers end with it; what they had would stay reserved as long as this driver lives.
+            remove_abandoned()
 
 
 def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
