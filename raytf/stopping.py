@@ -47,8 +47,8 @@ class _Asked:
 @contextlib.contextmanager
 def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
     """While the `with` statement lasts, SIGTERM, SIGHUP and SIGINT have the ranks save. Then the first two end the
-    process, and the third raises KeyboardInterrupt. A second signal does not wait for the save. What is ignored stays
-    ignored.
+    process, and the third raises KeyboardInterrupt. A second signal does not wait for the save. SIGHUP that is ignored
+    stays so.
 
     Signals are read from a pipe by a thread: the main one waits for Ray, which lets it look at signals only once a
     second. Outside the main thread nothing is changed.
@@ -65,9 +65,10 @@ def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str]
     os.set_blocking(writer, False)
     asked = _Asked()
     ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: asked.interrupt}
-    # Where `nohup` or a shell without job control ignores one, it means that.
-    before = {number: signal.getsignal(number) for number in ours if signal.getsignal(number) is not signal.SIG_IGN}
-    for number in before:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup` means that
+        del ours[signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in ours}
+    for number in ours:
         signal.signal(number, ours[number])
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     stop = threading.Event()
