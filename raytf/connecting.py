@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from raytf import checks, quiet
+from raytf import checks, quiet, signals
 from raytf.errors import ClusterError, one_line
 
 
@@ -46,7 +46,7 @@ def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -
             "include_dashboard": dashboard,
         }
     try:
-        with contextlib.nullcontext() if verbose else quiet.no_stderr():
+        with contextlib.nullcontext() if verbose else quiet.no_stderr(), signals.kept():
             ray.init(**chatter)
     except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
         where = (

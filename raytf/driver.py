@@ -109,7 +109,7 @@ def monitoring(attempts: Sequence[str]) -> Iterator[Any]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     with memo.held() as known:
-        monitor: Any = made.remote(list(attempts), memo=known, call=_task)
+        monitor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
         try:
             yield monitor
         finally:
@@ -120,6 +120,11 @@ def monitoring(attempts: Sequence[str]) -> Iterator[Any]:
 def _task() -> str:
     """The same for a call that Ray sends again."""
     return ray.get_runtime_context().get_task_id() or ""
+
+
+def _is_another() -> bool:
+    """Whether Ray has started this actor anew."""
+    return ray.get_runtime_context().was_current_actor_reconstructed
 
 
 class Ear:

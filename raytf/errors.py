@@ -90,6 +90,7 @@ class StorageError(RaytfError, OSError):
         self.kind = kind
         # A full disk or a missing right does not mend itself between two attempts.
         self.retryable = kind in ("unreachable", "other")
+        self.passes = kind == "unreachable"
 
 
 _KINDS = {

@@ -54,6 +54,10 @@ class Monitor:
             epoch.
         memo: of what this Monitor knows; one that an earlier one has left is taken over. By default nothing is kept.
         call: names the call that is being answered; the same when it is sent again.
+        is_another: whether this one comes in the place of one that was killed.
+
+    Raises:
+        OSError: it does, and cannot know what that one knew.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Monitor:
         epoch: Callable[[], float] = time.time,
         memo: Memo | None = None,
         call: Callable[[], str] = lambda: "",
+        is_another: Callable[[], bool] = lambda: False,
     ) -> None:
         self._clock, self._epoch, self._memo, self._call = clock, epoch, memo, call
         self._results: dict[str, Any] = {}
@@ -83,7 +88,13 @@ class Monitor:
         self._parked: bool | None = None
         self._beats = Beats()
         self._blamed: Finding | None = None
-        known = None if memo is None else memo.read()
+        known = None
+        try:
+            known = None if memo is None else memo.read()
+        except OSError:  # the driver is in a container of its own
+            if is_another():
+                raise
+            self._memo = None
         if known is not None:
             self.__dict__ |= pickle.loads(known)
             self._beats.forgive(clock())  # nobody could be heard meanwhile

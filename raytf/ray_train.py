@@ -142,6 +142,9 @@ class Trainer(TensorflowTrainer):
         )
         return super()._initialize_and_run_controller(**kwargs)
 
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """None: Ray's would end the workers before they can save, and the driver with exit code 0; see `stopping`."""
+
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
         return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [Teardown()]

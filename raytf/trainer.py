@@ -327,8 +327,6 @@ def _fit(trainer: Trainer, monitor: Any) -> Any:
     """Run a trainer; what it raises is for people, or a _ControllerLostError."""
     try:
         return trainer.fit()
-    except SystemExit:
-        raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
     except ray.train.TrainingFailedError as error:
         raise _cause(error) from None
     except ray.exceptions.RayActorError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf.command import EXIT_AGAIN
+from raytf.command import EXIT_AGAIN, EXIT_FAILED, EXIT_REFUSED
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
 
 FAULTY = Path(__file__).parent / "jobs" / "faulty.py"
@@ -42,7 +42,7 @@ def refused(run, code: int = 2) -> str:
 )
 def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[str, ...]):
     run = start_there(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1)
-    line = refused(run)
+    line = refused(run, EXIT_FAILED if fault == "nan" else EXIT_REFUSED)
     for word in words:
         assert word in line, line
 
@@ -122,6 +122,7 @@ def test_two_live_runs_of_one_name(start, tmp_path: Path):
     first.until(lambda: "epoch 2: " in first.output)
     first.process.send_signal(signal.SIGINT)
     assert first.ended() == 130
+    assert "interrupted: saved\n" in first.output
     assert first.output.splitlines()[-1] == "interrupted; the same command goes on from the last checkpoint."
     assert not (tmp_path / "a" / "lease.json").exists()
 
@@ -139,7 +140,7 @@ def test_storage_that_does_not_answer(start, bucket: Bucket):
     with silent_server() as endpoint:
         began = time.monotonic()
         storage = f"s3://bucket/runs?endpoint_override={endpoint}&scheme=http"
-        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env))
+        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env), EXIT_AGAIN)
     assert "did not answer within" in line
     assert time.monotonic() - began < 25  # 20 s, and the start of Python on a loaded machine
 

@@ -2,6 +2,8 @@
 
 from contextlib import ExitStack
 
+import pytest
+
 from raytf import memo
 from raytf.hangs import Activity, Beat, Finding
 from raytf.memo import Memo
@@ -209,3 +211,11 @@ def test_the_last_word_of_a_rank_is_not_taken_back_by_one_that_is_late():
     heard.beat(Beat(group, 0, 1, "a", "10.0.0.1", 11, step=9, activity=Activity.DONE))
     heard.beat(Beat(group, 0, 1, "a", "10.0.0.1", 11, step=8, activity=Activity.LOOP))
     assert [s.beat.activity for s in heard.sightings()] == [Activity.DONE]
+
+
+def test_a_memo_that_cannot_be_read_is_no_reason_not_to_begin_but_one_not_to_begin_anew():
+    gone = Memo(["/proc/self/fd/99999", "/proc/self/fd/99998"])
+    heard = Monitor([], memo=gone)
+    assert heard.begin("a") == ([], None)
+    with pytest.raises(OSError, match="No such file"):
+        Monitor([], memo=gone, is_another=lambda: True)
