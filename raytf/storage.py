@@ -20,12 +20,13 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf import local
+from raytf import conditions, local, s3
 from raytf.errors import ConfigError, StorageError
 from raytf.refusal import MEND, classify, explain
 from raytf.s3 import S3, Conditional
@@ -36,6 +37,10 @@ T = TypeVar("T")
 PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
+#: Files that are deleted at the same time where each is a request.
+_DELETES = 8
+#: Held where the process's setting about checksums is changed.
+_CHECKSUMS = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Storage:
         self.uri, self._clock = uri, clock
         self._s3: S3 | None = None
         self._conditional: Conditional | None = None
+        #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
+        self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         scheme, _, rest = uri.partition("://")
         plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
@@ -89,7 +96,7 @@ class Storage:
         self.root = location.strip("/")
         if scheme == "s3":
             self._s3 = S3.of(_take(options, ("endpoint_override", "scheme", "region"), plain))
-            self._fs = self._s3.file_system()
+            self._build()
         elif scheme in ("gs", "gcs"):
             self._fs = _gcs(options, plain)
         else:
@@ -122,21 +129,41 @@ class Storage:
                 for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
                     out.write(piece)
 
-        self._do("write", name, write)
+        used = self._fs
+        try:
+            self._do("write", name, write)
+        except StorageError as error:
+            if self._s3 is None or not s3.is_about_checksums(error):
+                raise
+            self._put_without_checksums(name, write, error, used)
+
+    def _put_without_checksums(
+        self, name: str, write: Callable[[], None], refusal: StorageError, used: pafs.FileSystem
+    ) -> None:
+        """Once more as before 2025, and from now on where that helps; see `s3.is_about_checksums`."""
+        with _CHECKSUMS:
+            is_first = self._fs is used  # not where another thread was faster
+            if is_first and not self._has_checksums:
+                raise refusal
+            before = s3.without_checksums()
+            if is_first:
+                self._build()
+        try:
+            self._do("write", name, write)
+        except StorageError:
+            with _CHECKSUMS:
+                s3.set_checksums(before)
+                self._build()
+            raise refusal from None
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
 
         On an object store False may also mean that the answer to the write was lost: read what is there.
         """
-        if self._s3 is not None:
-            return self._do("create", name, lambda: self._conditionally().put(self._path(name), data, None))
-        if not self.is_local:
-            if self.exists(name):
-                return False
-            self.put(name, data)
-            return True
-        return self._do("create", name, lambda: local.create(self._path(name), data))
+        if self.is_local:
+            return self._do("create", name, lambda: local.create(self._path(name), data))
+        return self._write_if("create", name, data, None)
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
         """The bytes of a file and what tells them from those before and after; None where there is none."""
@@ -155,26 +182,58 @@ class Storage:
 
         On an object store False may also mean that the answer to the write was lost: read what is there.
         """
-        if self._s3 is not None:
-            return self._do("write", name, lambda: self._conditionally().put(self._path(name), data, version))
         if self.is_local:
             return self._do("write", name, lambda: local.swap(self._path(name), data, version))
-        found = self.get_version(name)
-        if found is None or found[1] != version:
+        return self._write_if("swap", name, data, version)
+
+    def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
+        if self._s3 is not None and self._one_wins.get(what, True):
+            # A store that nobody has tried may overlook the condition.
+            if what not in self._one_wins and self._version_of(name) != version:
+                return False
+            try:
+                return self._do(
+                    "create" if version is None else "write",
+                    name,
+                    lambda: self._conditionally().put(self._path(name), data, version),
+                )
+            except StorageError as error:
+                if error.kind != "unsupported":
+                    raise
+                self._one_wins[what] = False  # this one alone: a store may know one condition and not the other
+        if self._version_of(name) != version:
             return False
         self.put(name, data)
         return True
 
-    def is_conditional(self) -> bool:
-        """Whether `create` and `swap` let one of several writers win; stores that are no S3 by Amazon are tried."""
+    def _version_of(self, name: str) -> str | None:
+        found = self.get_version(name)
+        return found and found[1]
+
+    def is_conditional(self, what: str | None = None) -> bool:
+        """Whether of several writers at once one wins; S3-protocol stores are tried, once, by races.
+
+        Args:
+            what: `create` or `swap`; by default both.
+        """
         if self._s3 is None:
             return self.is_local
-        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
-        try:
-            self.create(probe, b"raytf")
-            return not self.create(probe, b"another")
-        finally:
-            self.delete(probe)
+        if {"create", "swap"} - self._one_wins.keys():
+            probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+            try:
+                found = self._do("write", probe, lambda: self._try_conditions(probe))
+            finally:
+                bucket, _, key = self._path(probe).partition("/")
+                keys = conditions.leftovers(key)
+                self._do("delete", probe, lambda: self._conditionally().delete_keys(bucket, keys))
+            # What was refused in earnest is not offered again.
+            self._one_wins = {"create": found.create, "swap": found.swap, **self._one_wins}
+        return all(self._one_wins[one] for one in ([what] if what else ["create", "swap"]))
+
+    def _try_conditions(self, probe: str) -> conditions.Conditions:
+        return conditions.try_out(
+            self._conditionally(), self._path(probe), lambda error: classify(error) == "unsupported"
+        )
 
     def _conditionally(self) -> Conditional:
         assert self._s3 is not None
@@ -265,15 +324,18 @@ class Storage:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
                 return
+            if self._s3 is not None:
+                self._conditionally().delete(path)
+                return
             info = self._fs.get_file_info(path)
             if info.type == pafs.FileType.File:
                 self._fs.delete_file(path)
                 return
             # File by file: `delete_dir` fails on some GCS implementations.
             selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-            for inner in self._fs.get_file_info(selector):
-                if inner.type == pafs.FileType.File:
-                    self._fs.delete_file(inner.path)
+            files = [inner.path for inner in self._fs.get_file_info(selector) if inner.type == pafs.FileType.File]
+            with ThreadPoolExecutor(_DELETES) as pool:
+                list(pool.map(self._fs.delete_file, files))
 
         self._do("delete", name, remove)
 
@@ -334,8 +396,14 @@ class Storage:
             if self._clock() - self._renewed_at < _RENEW_SECONDS:
                 return False
             self._renewed_at = self._clock()
-            self._fs, self._conditional = self._s3.file_system(), None
+            self._build()
         return True
+
+    def _build(self) -> None:
+        """Make what talks to S3 anew: it reads credentials and the environment when it is made."""
+        assert self._s3 is not None
+        self._has_checksums = s3.has_checksums()
+        self._fs, self._conditional = self._s3.file_system(), None
 
 
 def _walk(base: str) -> list[File]:

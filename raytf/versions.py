@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytf import claims
 from raytf.errors import ConfigError, StorageError
 from raytf.storage import Storage, explain
 
@@ -267,7 +268,7 @@ def _upload(folder: str, models: Storage) -> int:
     while True:
         number = _next(models.list())
         claim = f"{_CLAIM}{number}"
-        if not models.create(claim, b""):
+        if not claims.create(models, claim, b""):
             continue
         # Another export may have come and gone between the list and the claim.
         if not models.files(str(number)):
