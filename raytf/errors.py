@@ -82,7 +82,7 @@ class StorageError(RaytfError, OSError):
     """Storage cannot be reached, read or written.
 
     Attributes:
-        kind: one of `missing`, `denied`, `unreachable`, `full`, `unsupported`, `other`.
+        kind: one of `missing`, `denied`, `unreachable`, `full`, `unsupported`, `refused` (by raytf: a name), `other`.
     """
 
     def __init__(self, message: str, kind: str = "other"):

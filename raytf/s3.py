@@ -10,6 +10,7 @@ import base64
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ _UNKNOWN_STATUS = (405, 501)
 _NO_BATCH = (*_UNKNOWN, "MalformedXML", "MissingContentMD5", "InvalidDigest", "BadDigest", "XAmzContentSHA256Mismatch")
 #: Some stores delete those of a list one after another, which must not take longer than an answer may.
 _BATCH, _BATCHES_AT_ONCE, _SINGLES_AT_ONCE = 50, 4, 8
+_NOT_IN_XML = re.compile(r"[\x00-\x1f\ufffe\uffff]")
 #: Both libraries read it when a client is made; neither has an argument for it in common with the other.
 _CHECKSUMS = "AWS_REQUEST_CHECKSUM_CALCULATION"
 _WITHOUT_CHECKSUMS = "when_required"
@@ -218,11 +220,13 @@ class Conditional:
 
     def delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
         """Delete objects, many at a time where the store can do that."""
-        batches = [keys[i : i + _BATCH] for i in range(0, len(keys), _BATCH)]
-        if not batches:
-            return
-        with ThreadPoolExecutor(min(len(batches), _BATCHES_AT_ONCE)) as pool:
-            left = [key for rest in pool.map(lambda batch: self._delete_batch(bucket, batch), batches) for key in rest]
+        listable = [key for key in keys if not _NOT_IN_XML.search(key)]
+        batches = [listable[i : i + _BATCH] for i in range(0, len(listable), _BATCH)]
+        left = [key for key in keys if _NOT_IN_XML.search(key)]
+        if batches:
+            with ThreadPoolExecutor(min(len(batches), _BATCHES_AT_ONCE)) as pool:
+                for rest in pool.map(lambda batch: self._delete_batch(bucket, batch), batches):
+                    left += rest
         if left:
             with ThreadPoolExecutor(min(len(left), _SINGLES_AT_ONCE)) as pool:
                 list(pool.map(lambda key: self._delete_one(bucket, key), left))

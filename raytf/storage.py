@@ -19,14 +19,14 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf import conditions, local, s3
+from raytf import conditions, local, names, s3
 from raytf.errors import ConfigError, StorageError
 from raytf.refusal import MEND, classify, explain
 from raytf.s3 import S3, Conditional
@@ -110,6 +110,7 @@ class Storage:
 
     def child(self, name: str) -> Storage:
         """The same storage with its root at `name`."""
+        self._path(name)  # or it would lie elsewhere
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
@@ -276,7 +277,7 @@ class Storage:
     def _list_objects(self, base: str) -> list[File]:
         selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
         infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
-        return [File(i.path[len(base) :].strip("/"), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+        return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
         """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
@@ -290,7 +291,7 @@ class Storage:
         infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
         found = set()
         for info in infos:
-            relative = info.path[len(base) :].strip("/")
+            relative = _relative(info.path, base)
             if relative and ".tmp-" not in relative:
                 found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
         if infer:
@@ -349,13 +350,27 @@ class Storage:
                     self.put(f"{name}/{relative}", stream.read())
 
     def get_tree(self, name: str, folder: str) -> None:
-        """Copy the files below `name` into a local folder."""
-        for relative in self.list(name, recursive=True):
-            if not relative.endswith("/"):
-                target = os.path.join(folder, relative)
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                with open(target, "wb") as out:
-                    out.write(self.get(f"{name}/{relative}"))
+        """Copy the files below `name` into a local folder.
+
+        Raises:
+            StorageError: also where a name would lead out of the folder; then nothing is written.
+        """
+        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+
+    def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
+        """Copy some of the files below `name` into a local folder; see `get_tree`."""
+        for relative in files:
+            names.check_plain(relative, self.locate(name))
+
+        def fetch(relative: str) -> None:
+            data = self.get(f"{name}/{relative}")
+            try:
+                local.put_inside(folder, relative, data)
+            except OSError as error:
+                raise explain("write", os.path.join(folder, relative), error) from error
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(fetch, files))
 
     def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
         """List and write a little, so that what is wrong shows before money is spent.
@@ -373,7 +388,10 @@ class Storage:
         within(seconds, check, self.locate(""))
 
     def _path(self, name: str) -> str:
-        return f"{self.root}/{name}".rstrip("/") if name else self.root
+        name = name.rstrip("/")
+        if name and names.leads_elsewhere(name):
+            raise names.refusal(name, self.locate(""))
+        return f"{self.root.rstrip('/')}/{name}" if name else self.root
 
     def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
         used = self._fs
@@ -406,11 +424,16 @@ class Storage:
         self._fs, self._conditional = self._s3.file_system(), None
 
 
+def _relative(path: str, base: str) -> str:
+    # One slash goes: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
+
+
 def _walk(base: str) -> list[File]:
     # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does.
     found = []
-    for folder, _, names in os.walk(base):
-        for name in names:
+    for folder, _, files in os.walk(base):
+        for name in files:
             path = os.path.join(folder, name)
             with contextlib.suppress(FileNotFoundError):
                 stat = os.stat(path)

@@ -541,3 +541,45 @@ def test_what_cannot_be_deleted_is_named(s3, behind, proxy):
         behind.delete("a")
     assert refused.value.kind == "denied"
     assert behind.list("a") == ["kept"]
+
+
+# Names that lead elsewhere.
+
+HOSTILE = ["../x", "/etc/x", "a//b", "a/./b", "a/../../x", "n\\b", "C:x", "\x01c"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_object_whose_name_leads_elsewhere_is_refused(s3, tmp_path, name):
+    import boto3
+
+    storage = Storage(s3("runs"))
+    storage.put("tree/ok", b"x")
+    endpoint = storage.uri.partition("endpoint_override=")[2].partition("&")[0]
+    client = boto3.client("s3", endpoint_url=f"http://{endpoint}")
+    client.put_object(Bucket=storage.root.partition("/")[0], Key=f"runs/tree/{name}", Body=b"hostile")
+    target = tmp_path / "base" / "target"
+    target.mkdir(parents=True)
+    with pytest.raises(StorageError, match="no plain relative name") as refused:
+        storage.get_tree("tree", str(target))
+    assert refused.value.kind == "refused"
+    assert ascii(name) in str(refused.value)
+    assert "runs/tree" in str(refused.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    storage.delete("tree")
+    assert storage.files("tree") == []
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a//b", "./a", "a\0"])
+def test_no_storage_takes_a_name_that_leads_elsewhere(storage, name):
+    calls = [
+        storage.get,
+        storage.exists,
+        storage.delete,
+        storage.child,
+        storage.list,
+        storage.files,
+        storage.get_version,
+    ]
+    for call in [*calls, lambda name: storage.put(name, b"x"), lambda name: storage.create(name, b"x")]:
+        with pytest.raises(StorageError, match="no plain relative name"):
+            call(name)
