@@ -20,6 +20,7 @@ from raytf.checkpoint import manifest, policy
 from raytf.errors import CheckpointError, ConfigError, RunMismatchError, StorageError
 from raytf.goal import Goal
 from raytf.lease import LEASE_FILE, RENEW_SECONDS, Lease, process_start
+from raytf.names import is_plain
 from raytf.storage import File, Storage
 
 #: An owner on another machine lives when it renews its lease within so long.
@@ -93,7 +94,7 @@ def survey(
     folders: dict[str, list[File]] = {}
     for file in storage.files():
         name, _, inner = file.name.partition("/")
-        if inner:
+        if inner and is_plain(name):
             folders.setdefault(name, []).append(File(inner, file.bytes, file.modified))
     names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
     lives = _living(storage, [n for n in names if any(f.name == LEASE_FILE for f in folders[n])], say, sleep)
