@@ -15,7 +15,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, inputs, quiet, runlog, server_group, warm, ways
+from raytf import checks, inputs, quiet, runlog, server_group, vigil, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -30,7 +30,7 @@ from raytf.lease import Lease, check_owner
 from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
 from raytf.ray_train import MwmsConfig, Trainer
-from raytf.stopping import saving_first
+from raytf.stopping import saved_before, saving_first
 from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
@@ -238,6 +238,7 @@ def _train(
             listening(monitor, display, status_file, lease, book),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
+            vigil.farewell(lambda what: saved_before(monitor, what, leave)),
         ):
             if config.strategy.has_servers:
                 document = _with_servers(job, "GPU" in resources, display.say)
