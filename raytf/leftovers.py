@@ -36,7 +36,7 @@ class Guard:
 
     def __init__(self, mark: str):
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, mark],
+            [sys.executable, "-I", "-S", __file__, mark, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -123,14 +123,13 @@ def _kill(pid: int, wanted: bytes) -> None:
 
 def _wait(parent: int) -> tuple[bool, list[str]]:
     """Wait until the driver ends or says that its Ray has; whether it said so, and the folders to remove."""
-    text = b""
-    is_open = True
-    while os.getppid() == parent and is_open:
-        if select.select([0], [], [], _LOOK_SECONDS)[0]:
+    text, inputs = b"", [0]
+    while os.getppid() == parent and b".\n" not in text:
+        if select.select(inputs, [], [], _LOOK_SECONDS)[0]:
             read = os.read(0, 65536)
-            is_open, text = bool(read), text + read
-            if b".\n" in text:
-                break
+            text += read
+            if not read:  # a program may close what is not its own, and live
+                inputs = []
     lines = text.decode(errors="surrogateescape").split("\n")
     return "." in lines, [line[1:] for line in lines if line.startswith("+")]
 
@@ -149,4 +148,4 @@ def main(mark: str, parent: int) -> None:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    main(sys.argv[1], os.getppid())
+    main(sys.argv[1], int(sys.argv[2]))
