@@ -123,9 +123,10 @@ def _kill(pid: int, wanted: bytes) -> None:
 
 def _wait(parent: int) -> tuple[bool, list[str]]:
     """Wait until the driver ends or says that its Ray has; whether it said so, and the folders to remove."""
-    text, inputs = b"", [0]
-    while os.getppid() == parent and b".\n" not in text:
-        if select.select(inputs, [], [], _LOOK_SECONDS)[0]:
+    text, inputs, is_there = b"", [0], True
+    while is_there and b".\n" not in text:
+        is_there = os.getppid() == parent  # before the last look at what it has said
+        if select.select(inputs, [], [], _LOOK_SECONDS * is_there)[0]:
             read = os.read(0, 65536)
             text += read
             if not read:  # a program may close what is not its own, and live
