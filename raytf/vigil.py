@@ -119,7 +119,7 @@ class Vigil:
     """Looks after the processes without which this one cannot go on; a context manager.
 
     When one has died, the farewells are called and this process ends with exit code 75 and a line on standard error;
-    nothing that Ray writes there in the meantime is seen.
+    nothing that Ray writes in the meantime is seen.
 
     Args:
         signs: of their deaths.
@@ -168,6 +168,7 @@ class Vigil:
 
 def leave(what: str) -> None:
     """End this process because something that it needs has died."""
+    shown = sys.stdout
     terminal = _mute()
     said: list[str] = []
 
@@ -182,7 +183,7 @@ def leave(what: str) -> None:
     try:
         text = " ".join([f"error: {what}; {'; '.join(filter(None, said)) or 'nothing goes on with this Ray'}.", _AGAIN])
         with contextlib.suppress(Exception):
-            sys.stdout.flush()
+            shown.flush()
         with contextlib.suppress(OSError):
             os.write(terminal, f"{text}\n".encode())
     finally:
@@ -190,11 +191,12 @@ def leave(what: str) -> None:
 
 
 def _mute() -> int:
-    """Nothing more is seen of what is written to standard error; a descriptor that still reaches it."""
+    """Nothing more is seen of what Ray writes, to standard error and as Python; a descriptor that still reaches it."""
     try:
         terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 2)
-        sys.stderr = open(nothing, "w")  # noqa: SIM115  # on a terminal it is what redraws the status line
+        # Ray prints words of its raylet on standard output. What was opened before, as the display, still shows.
+        sys.stdout = sys.stderr = open(nothing, "w")  # noqa: SIM115
     except OSError:
         return 2
     return terminal

@@ -73,7 +73,10 @@ SCRIPT = """
     def farewell(what):
         os.write(2, b"what Ray says of it\\n")
         print("also here", file=sys.stderr)
+        print("and here")
+        print("what the user shall see", file=shown, flush=True)
         return "the workers saved first"
+    shown = sys.stdout
     with vigil.Vigil([vigil.Neighbour("its Ray", process.pid)]):
         with vigil.farewell(broken), vigil.farewell(farewell):
             process.kill()
@@ -89,7 +92,7 @@ def test_the_process_ends_with_one_line():
         ") has died; the workers saved first. The same command goes on where this one stopped.\n"
     )
     assert run.stderr.count("\n") == 1
-    assert run.stdout == ""
+    assert run.stdout == "what the user shall see\n"
 
 
 def test_no_thread_stays():
