@@ -1,4 +1,4 @@
-"""A GCS of a cluster that keeps its state is waited for: the run goes on as if nothing had been."""
+"""A GCS of a cluster that keeps its state is waited for, a raylet is not: the driver leaves with exit code 75."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from raytf.testing import environment
-from raytf.testing.processes import Session, free_port, wait_until
-from tests.ray.conftest import EVERYTHING, PATIENCE, manifests, result_of
+from raytf.testing.processes import Session, free_port
+from tests.ray.conftest import EVERYTHING, PATIENCE, manifests
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
@@ -36,13 +36,13 @@ class Head:
         self._session, self._again = Session(start.pid), None
         assert start.wait(PATIENCE) == 0, (folder / "log").read_text()
 
-    def gcs(self) -> psutil.Process:
-        (found,) = [p for p in self._session.members() if p.name() == "gcs_server"]
+    def process(self, name: str) -> psutil.Process:
+        (found,) = [p for p in self._session.members() if p.name() == name]
         return found
 
     def restart_gcs(self, seconds: float) -> None:
         """Kill it, and start it again with the same command after so long."""
-        gcs = self.gcs()
+        gcs = self.process("gcs_server")
         command, env = gcs.cmdline(), gcs.environ()
         gcs.kill()
         with contextlib.suppress(psutil.TimeoutExpired):
@@ -71,11 +71,19 @@ def head() -> Iterator[Head]:
 
 
 def test_a_gcs_that_comes_back(start, head: Head, tmp_path: Path):
-    flags = ("--global-batch-size", 16, "--epochs", 40, "--patience", 50, "--checkpoint-every-steps", 100)
+    flags = ("--global-batch-size", 16, "--epochs", 400, "--patience", 500, "--checkpoint-every-steps", 100)
     run = start(EVERYTHING, *flags, "--storage", tmp_path, "--run", "a", **head.env)
     run.until(lambda: manifests(tmp_path / "a")[-1:] >= [100])
     head.restart_gcs(5.0)
-    run.until(lambda: manifests(tmp_path / "a")[-1:] >= [600])
-    run.wait()
-    wait_until(lambda: "error" not in run.output, "nothing is wrong", 1)
-    assert result_of(tmp_path / "a")["steps"] == 40 * 63
+    there = manifests(tmp_path / "a")[-1]
+    run.until(lambda: manifests(tmp_path / "a")[-1] >= there + 400)
+    assert "error" not in run.output
+    assert "starting again" not in run.output
+
+    # Its raylet, on the other hand, takes the driver along.
+    raylet = head.process("raylet")
+    raylet.kill()
+    assert run.ended(120) == 75, run.output
+    assert f"error: the raylet of this driver's node (pid {raylet.pid}) has died; " in run.output
+    assert run.output.endswith("The same command goes on where this one stopped.\n")
+    assert "(raylet)" not in run.output
