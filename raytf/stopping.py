@@ -16,6 +16,8 @@ import ray
 
 #: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
 SAVE_SECONDS = 120.0
+#: Most that one may take where Ray is lost.
+LOST_SECONDS = 7.5
 _LOOK_SECONDS = 0.02
 #: Between two looks whether the `with` statement is over.
 _END_SECONDS = 1.0
@@ -148,6 +150,20 @@ def _end(
         leave(f"{said}, {result}")
     finally:
         os._exit(128 + number)
+
+
+def saved_before(monitor: Any, what: str, leave: Callable[[str], None]) -> str:
+    """Have the ranks that live save, because something has died that this process needs; what to say of it.
+
+    Args:
+        monitor: handle of the driver's Monitor, which may be dead.
+        what: has died.
+        leave: as of `saving_first`.
+    """
+    saved = save(monitor, LOST_SECONDS)
+    said = "the workers saved first" if saved else "the workers could not save any more"
+    leave(f"{what}, {said}")
+    return said
 
 
 def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> bool | None:

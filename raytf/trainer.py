@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf import checks, inputs, precision, quiet, runlog, server_group, warm, ways
+from raytf import checks, inputs, precision, quiet, runlog, server_group, vigil, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -27,7 +27,7 @@ from raytf.job import Job, Sources
 from raytf.lease import Lease, check_owner
 from raytf.progress import Display, StatusFile
 from raytf.ray_train import MwmsConfig, Trainer, remove_abandoned
-from raytf.stopping import saving_first
+from raytf.stopping import saved_before, saving_first
 from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
@@ -255,6 +255,7 @@ def _train(
             listening(ear, display, status_file, lease),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
+            vigil.farewell(lambda what: saved_before(monitor, what, leave)),
         ):
             if config.strategy.has_servers:
                 document = _with_servers(job, "GPU" in resources, display.say)

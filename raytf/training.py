@@ -347,6 +347,7 @@ class Worker:
         if self.state.step % plan.steps_per_epoch:
             # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
             self._end_epoch(plan.locate(self.state.step)[0])
+        self.reporter.finish()
         return self._finish()
 
     def _after_call(self, call: Call, outcome: Outcome, epoch: int, seconds: float) -> None:
