@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from raytf.errors import JobError, RaytfError
+from raytf.terminal import printable, visible
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -34,17 +35,23 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         args: the command line without the program's name; `sys.argv[1:]` by default.
         prog: what `--help` calls the command; the file by default.
     """
+    printable()
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     asked = os.environ.get(DESCRIBE)
     called = main if asked is None else _telling(main, asked)
     try:
         tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
     except KeyboardInterrupt as error:
-        _leave(str(error) or "interrupted; the same command goes on from the last checkpoint.", 130)
+        _leave(visible(error) or "interrupted; the same command goes on from the last checkpoint.", 130)
     except JobError as error:
-        _leave(f"{error.traceback}\nerror: {error}", EXIT_FAILED)
+        _leave(f"{visible(error.traceback, lines=True)}\nerror: {visible(error)}", EXIT_FAILED)
+    except UnicodeEncodeError as error:
+        # A name on the command line that is not of this machine's encoding, which no library takes.
+        if "surrogates" not in error.reason:
+            raise
+        _leave(f"error: {visible(error.object)!s:.500} is no text in UTF-8. Give another name.", EXIT_REFUSED)
     except RaytfError as error:
-        _leave(f"error: {error}", EXIT_AGAIN if error.passes else EXIT_REFUSED)
+        _leave(f"error: {visible(error)}", EXIT_AGAIN if error.passes else EXIT_REFUSED)
 
 
 def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:

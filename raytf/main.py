@@ -8,6 +8,7 @@ import select
 import sys
 
 from raytf.command import cli
+from raytf.terminal import printable, visible
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -32,13 +33,14 @@ _NOBODY_READS = 141
 
 def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
+    printable()
     argv = sys.argv[1:] if args is None else args
     if argv[:1] in ([], ["-h"], ["--help"]):
         print(_overview())
         sys.exit(0)
     name = argv[0]
     if name not in COMMANDS:
-        print(f"error: raytf {name}: there is no such command.\n\n{_overview()}", file=sys.stderr)
+        print(f"error: raytf {visible(name)}: there is no such command.\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     arguments = getattr(module, "arguments", list)
