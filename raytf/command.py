@@ -16,6 +16,7 @@ import tyro
 
 from raytf import endings, signals
 from raytf.errors import JobError, RaytfError
+from raytf.terminal import printable, visible
 
 EXIT_FAILED = endings.FAILED.code
 EXIT_REFUSED = endings.REFUSED.code
@@ -37,6 +38,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         args: the command line without the program's name; `sys.argv[1:]` by default.
         prog: what `--help` calls the command; the file by default.
     """
+    printable()
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     asked = os.environ.get(DESCRIBE)
     called = main if asked is None else _telling(main, asked)
@@ -49,13 +51,18 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
             sys.stdout.flush()
     except KeyboardInterrupt as error:
         word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
-        _leave(str(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
+        _leave(visible(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
     except BrokenPipeError:
         unless_nobody_reads()
         raise
+    except UnicodeEncodeError as error:
+        # A name on the command line that is not of this machine's encoding, which no library takes.
+        if "surrogates" not in error.reason:
+            raise
+        _leave(f"error: {visible(error.object)!s:.500} is no text in UTF-8. Give another name.", EXIT_REFUSED)
     except RaytfError as error:
-        trace = f"{error.traceback}\n" if isinstance(error, JobError) else ""
-        _leave(f"{trace}error: {error}", endings.of_error(error).code)
+        trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
+        _leave(f"{trace}error: {visible(error)}", endings.of_error(error).code)
 
 
 def unless_nobody_reads() -> None:

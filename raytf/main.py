@@ -6,6 +6,7 @@ import importlib
 import sys
 
 from raytf.command import cli, unless_nobody_reads
+from raytf.terminal import printable, visible
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -27,13 +28,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
+    printable()
     argv = sys.argv[1:] if args is None else args
     if argv[:1] in ([], ["-h"], ["--help"]):
         print(_overview())
         sys.exit(0)
     name = argv[0]
     if name not in COMMANDS:
-        print(f"error: raytf {name}: there is no such command.\n\n{_overview()}", file=sys.stderr)
+        print(f"error: raytf {visible(name)}: there is no such command.\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     arguments = getattr(module, "arguments", list)

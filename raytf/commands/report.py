@@ -11,6 +11,7 @@ import tyro
 from raytf import history, runlog
 from raytf.errors import ConfigError, StorageError
 from raytf.report.page import draw
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ def main(flags: Report) -> None:
         steps = runlog.read_steps(flags.run)
     page = draw(run, steps)
     try:
-        Path(flags.html).expanduser().write_text(page, encoding="utf-8")
+        Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
             f"--html {flags.html} cannot be written: {error.strerror or error}. Give a file in a folder that exists."
         ) from error
-    print(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")
+    say(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")

@@ -13,6 +13,7 @@ from raytf import inventory
 from raytf.commands.table import age_text, show, size_text
 from raytf.inventory import Run
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def main(flags: Runs) -> None:
     """Print the runs."""
     storage = Storage(flags.storage)
     within(PREFLIGHT_SECONDS, lambda: _look(storage), storage.locate(""))
-    found = inventory.survey(storage, lambda message: print(message, file=sys.stderr))
+    found = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
     now = time.time()
     if flags.json:
         print(json.dumps([asdict(run) | {"state": run.state.value} for run in found], indent=1))
@@ -37,7 +38,7 @@ def main(flags: Runs) -> None:
         columns = ("run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed")
         show(columns, [_row(run, now) for run in found])
     else:
-        print(f"no runs in {storage.locate('')}")
+        say(f"no runs in {storage.locate('')}")
 
 
 def _look(storage: Storage) -> None:

@@ -16,6 +16,7 @@ from raytf.commands.table import show, size_text
 from raytf.errors import ConfigError
 from raytf.lease import LEASE_FILE
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def _print(findings: list[Finding], chosen: Finding | None) -> None:
     if rows:
         show(("checkpoint", "step", "size", "state", "problems"), rows)
     if chosen is not None:
-        print(f"a resume restores step {chosen.step} from {chosen.name}")
+        say(f"a resume restores step {chosen.step} from {chosen.name}")
     elif any(f.state is State.DAMAGED for f in findings):
-        print("a resume restores nothing: no checkpoint is whole")
+        say("a resume restores nothing: no checkpoint is whole")
     else:
-        print("a resume begins anew: there is no complete checkpoint")
+        say("a resume begins anew: there is no complete checkpoint")
