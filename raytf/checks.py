@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -15,7 +16,7 @@ from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
 from raytf.elastic import fitting, possible_workers
-from raytf.errors import CheckpointError, ClusterError, ConfigError, RunMismatchError
+from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
 from raytf.job import batch_identity, differences, strategy_identity
 from raytf.storage import Storage
 
@@ -23,13 +24,24 @@ from raytf.storage import Storage
 _SETTLE_SECONDS = 10.0
 #: Memory that one worker with TensorFlow takes at the least, bytes.
 _WORKER_BYTES = 700 << 20
+#: Of --logical-shards.
+_SHARDS_DIGITS = 9
+_NOTHING_ELSE = (
+    "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
+    "delete it to begin anew, or choose another --run name."
+)
 #: A head that was started so shortly ago may not have its nodes back.
 _YOUNG_SECONDS = 30.0
 
 
 def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
     """The result of a run that has nothing left to do; None where there is work."""
-    result = runlog.read_result(run)
+    try:
+        result = runlog.read_result(run)
+    except DamagedFileError as error:
+        if not manifest.list_complete(run):
+            raise DamagedFileError(error.file, error.reason, _NOTHING_ELSE) from None
+        return None  # it is made again from the newest checkpoint
     if result is None or not (result.get("stopped_early") or result["steps"] >= total_steps):
         return None
     return result
@@ -37,12 +49,32 @@ def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
 
 def stored_identity(run: Storage) -> dict[str, str]:
     """With what settings the run in storage was made; empty where it has no checkpoint that can be read."""
-    for name in manifest.list_complete(run)[:1]:
-        try:
-            return manifest.read(run, name)["document"]["identity"]
-        except (CheckpointError, KeyError):
-            break
+    for name in manifest.list_complete(run):
+        with contextlib.suppress(CheckpointError):  # a resume takes the next one, too
+            identity = manifest.read(run, name)["document"].get("identity")
+            if identity is not None:
+                return identity
     return {}
+
+
+def stored_shards(identity: dict[str, str]) -> int | None:
+    """--logical-shards of the run in storage; None where it has none.
+
+    Args:
+        identity: of `stored_identity`.
+
+    Raises:
+        CheckpointError: that is no number.
+    """
+    text = identity.get("--logical-shards")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _SHARDS_DIGITS):
+        raise CheckpointError(
+            f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is no number: its manifest is "
+            "none that raytf has written. Choose another --run name to begin anew."
+        )
+    return int(text)
 
 
 def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
@@ -120,7 +152,7 @@ def check_address(address: str, seconds: float = 5.0) -> None:
         ClusterError: nothing listens there.
     """
     host, colon, port = address.rpartition(":")
-    if "://" in address or not colon or not port.isdigit():
+    if "://" in address or not colon or not (port.isascii() and port.isdecimal()):
         return  # auto, or a way to connect of Ray's own
     try:
         socket.create_connection((host, int(port)), timeout=seconds).close()

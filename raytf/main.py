@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import select
 import sys
@@ -32,6 +33,9 @@ _NOBODY_READS = 141
 
 def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may be no text
+            stream.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if args is None else args
     if argv[:1] in ([], ["-h"], ["--help"]):
         print(_overview())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from raytf.errors import StorageError, one_line
+from raytf.errors import DamagedFileError, StorageError, one_line
 
 _NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
 _SIGNS = (
@@ -48,6 +48,12 @@ MEND = {
     "unreachable": "Check the endpoint, the region and the network.",
     "full": "Free some space or choose another --storage.",
 }
+#: What is there is of another kind than what raytf has written there.
+_REASONS = {
+    errno.EISDIR: "there is a folder where a file is expected",
+    errno.ENOTDIR: "Not a directory, there is a file where a folder is expected",
+    errno.ELOOP: "its symbolic links go round in a circle",
+}
 
 
 def explain(what: str, where: str, error: OSError) -> StorageError:
@@ -58,6 +64,8 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
         where: the place as a person would look for it.
     """
     kind = classify(error)
+    if kind == "damaged" and what in ("read", "look up", "list"):
+        return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)
     if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
         mend = ""
@@ -76,6 +84,11 @@ def classify(error: OSError) -> str:
         errno.ENOSPC: "full",
         errno.EDQUOT: "full",
         errno.EFBIG: "full",
+        errno.EISDIR: "damaged",
+        errno.ENOTDIR: "damaged",
+        errno.ELOOP: "damaged",
+        errno.ENXIO: "damaged",
+        errno.EOVERFLOW: "damaged",
         errno.ETIMEDOUT: "unreachable",
         errno.ECONNREFUSED: "unreachable",
     }

@@ -15,6 +15,7 @@ SAMPLES = [
     errors.DataError("m"),
     errors.ModelError("m"),
     errors.StorageError("m", "denied"),
+    errors.DamagedFileError("f", "it is empty"),
     errors.CheckpointError("m"),
     errors.RunInUseError("m"),
     errors.ClusterError("m"),
