@@ -145,6 +145,7 @@ def _more(found: list[suspects.Suspect]) -> str:
 
 
 def _deserialize(config: Any, trust: bool) -> Any:
+    names = ", ".join(suspects.foreign(config)[:3])  # Keras takes the configuration apart
     try:
         return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
     except Exception as error:
@@ -153,7 +154,6 @@ def _deserialize(config: Any, trust: bool) -> Any:
         if "safe_mode" in said or "unsafe" in said.lower():
             raise ModelError(f"Keras holds the model for unsafe: {said}") from error
         if "Could not locate" in said or "registered" in said:
-            names = ", ".join(suspects.foreign(config)[:3])
             raise ModelError(
                 f"the model needs classes or functions of the job's own{f' ({names})' if names else ''}, and raytf "
                 f"imports none because a file names it: {said} Give the file that registers them "

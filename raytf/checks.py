@@ -30,6 +30,12 @@ _NOTHING_ELSE = (
     "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
     "delete it to begin anew, or choose another --run name."
 )
+#: What raytf writes below a run's folder, and what callbacks do.
+_FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "tensorboard")
+_FILES = ("architecture.json", "lease.json", "model.keras", "result.json")
+_OF_CALLBACKS = ("files", "tensorboard")
+_MOVE = "Choose a --storage where there is room for the run, or link the run's folder as a whole."
+_REMOVE = "Remove it, or choose another --run name."
 #: A head that was started so shortly ago may not have its nodes back.
 _YOUNG_SECONDS = 30.0
 
@@ -55,6 +61,31 @@ def stored_identity(run: Storage) -> dict[str, str]:
             if identity is not None:
                 return identity
     return {}
+
+
+def check_folder(run: Storage) -> None:
+    """Refuse a run's folder in which something of another kind lies where raytf writes, or a link that leads out of it:
+    the first save would fail, or the last word of the run, or another run would be written to.
+
+    Raises:
+        DamagedFileError: says what lies where.
+    """
+    if not run.is_local or not os.path.isdir(run.root):
+        return
+    for name in _FOLDERS:
+        path = os.path.join(run.root, name)
+        if os.path.islink(path):
+            raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
+    for name in _FILES:
+        path = os.path.join(run.root, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
+    for folder in _OF_CALLBACKS:  # which may open what is there for writing
+        for name, entry in run.entries(folder):
+            if entry.is_symlink():
+                raise DamagedFileError(run.locate(f"{folder}/{name}"), "it is a link", _REMOVE)
 
 
 def stored_shards(identity: dict[str, str]) -> int | None:

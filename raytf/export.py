@@ -122,6 +122,8 @@ def export_run(
     """
     run = Storage(uri)
     target = run.child(FOLDER) if to is None else Storage(to)
+    if to is None and run.is_local and os.path.islink(target.root):
+        raise ConfigError(f"{target.root} is a link, and may lead into another run. Say where to: --to {target.root}.")
     findings = audit.inspect(run)
     result, damaged = attempt(lambda: runlog.read_result(run))
     if damaged is not None:

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import stat
 import time
 import uuid
@@ -126,6 +127,21 @@ def put(path: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
         raise
 
 
+def delete(root: str, name: str) -> None:
+    """Delete what has a name below a folder; nothing happens where it is not there, or is not of that folder since a
+    link leads out of it. Of a link the link goes, and not what it leads to."""
+    path = root
+    for part in filter(None, name.split("/")):
+        if path != root and os.path.islink(path):
+            return
+        path = f"{path}/{part}"
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
 def create(path: str, data: bytes) -> bool:
     """Write a file unless there is one; whether it was written."""
     temporary = f"{path}.tmp-{uuid.uuid4().hex[:8]}"
@@ -168,7 +184,9 @@ def _locked(path: str) -> Iterator[None]:
     """
     lock = f"{path}.tmp-lock"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(lock, "ab") as file:
+    # A link, or a pipe, may lie there instead.
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with open(handle, "rb") as file:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:

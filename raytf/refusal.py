@@ -84,6 +84,7 @@ def classify(error: OSError) -> str:
         errno.ENOSPC: "full",
         errno.EDQUOT: "full",
         errno.EFBIG: "full",
+        errno.EEXIST: "damaged",
         errno.EISDIR: "damaged",
         errno.ENOTDIR: "damaged",
         errno.ELOOP: "damaged",

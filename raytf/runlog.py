@@ -17,7 +17,7 @@ import numpy as np
 
 from raytf import reading
 from raytf.errors import DamagedFileError, StorageError, one_line
-from raytf.storage import Storage
+from raytf.storage import Storage, explain
 
 STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 #: Rows of a segment; the newest segment is written again at each save, so it stays short.
@@ -224,7 +224,10 @@ class Folder:
         self._uploaded: dict[str, tuple[float, int]] = {}
         if run.is_local:
             self.path = run.locate(name)
-            os.makedirs(self.path, exist_ok=True)
+            try:
+                os.makedirs(self.path, exist_ok=True)
+            except OSError as error:
+                raise explain("make", self.path, error) from error
         else:
             self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # goes with this object
             self.path = self._temporary.name

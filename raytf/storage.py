@@ -11,15 +11,13 @@ because an object store commits what was written when a stream is closed, also b
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -248,6 +246,10 @@ class Storage:
         infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
         return [File(i.path[len(base) :].strip("/"), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
+    def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """What is below a folder of a local file system, links as such."""
+        return local.walk(self._path(name))
+
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
         """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
 
@@ -290,11 +292,7 @@ class Storage:
 
         def remove() -> None:
             if self.is_local:
-                if os.path.isdir(path):
-                    shutil.rmtree(path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)
+                local.delete(self.root, name)
                 return
             info = self._fs.get_file_info(path)
             if info.type == pafs.FileType.File:

@@ -53,7 +53,7 @@ def find(config: Any) -> list[Suspect]:
 
 def foreign(config: Any) -> list[str]:
     """Names of classes and functions that are not Keras's: they must be registered, and are never imported."""
-    names = {}
+    names: dict[str, None] = {}
     for part, _ in _objects(config):
         module = part.get("module")
         if isinstance(module, str) and module.partition(".")[0] not in _KERAS:

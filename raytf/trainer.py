@@ -122,6 +122,7 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
+    checks.check_folder(run)
     sources = given.sources(run)
     stored = checks.stored_identity(run)
     checks.compare_strategy(stored, config)

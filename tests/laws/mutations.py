@@ -40,6 +40,9 @@ _NAMES = [
     *("\udcff\udcfe", "x" * 250, "result.json", "MANIFEST.json", "lease.json", "export.tmp-1", "-rf", "*", "\u202e"),
 ]
 
+#: What one has taken away, or made another kind of.
+_IN_VAIN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration)
+
 Mutation = Callable[[random.Random, Path], str]
 
 
@@ -48,7 +51,7 @@ def mutate(rng: random.Random, run: Path) -> list[str]:
     done = []
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         # What one has taken away, another one may look for.
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, FileExistsError, IsADirectoryError):
+        with contextlib.suppress(*_IN_VAIN):
             done.append(rng.choice(_ALL)(rng, run))
     return done
 
@@ -125,7 +128,7 @@ def _type(rng: random.Random, run: Path) -> str:
     aside = run / f"aside-{rng.randrange(1000)}"
     path.rename(aside)
     what = rng.choice(
-        ("folder", "file", "pipe", "socket", "loop", "nothing", "device", "passwd", "root", "good", "gone")
+        ("folder", "file", "pipe", "socket", "loop", "nothing", "device", "passwd", "root", "good", "good", "gone")
     )
     match what:
         case "folder":
@@ -148,7 +151,7 @@ def _type(rng: random.Random, run: Path) -> str:
         case "root":
             path.symlink_to("/etc/ssl")
         case "good":
-            path.symlink_to(run.parent / "good-finished" / path.relative_to(run))
+            path.symlink_to(run.parent / "good-stopped" / path.relative_to(run))
     if rng.random() < 0.8:
         shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
     return _said(what, run, path)

@@ -35,7 +35,7 @@ def test_every_class_has_a_sample():
 def test_pickles_with_attributes(error):
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
-    assert str(again) == "m"
+    assert str(again) == str(error)
     assert again.__dict__ == error.__dict__
 
 
