@@ -23,10 +23,12 @@ from raytf.errors import CheckpointError, ConfigError, JobError, ModelError, one
 from raytf.goal import Goal
 from raytf.inventory import main_goal
 from raytf.model import run_user_code, weights_sha256, with_precision
+from raytf.reading import attempt
 from raytf.storage import Storage
 
 FOLDER, KERAS_FILE, WEIGHTS_FILE = "export", "model.keras", "weights.safetensors"
 LAST, BEST = "last", "best"
+_STEP_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,7 @@ def _keras_file(run: Storage) -> Iterator[str]:
         file = os.path.join(folder, KERAS_FILE)
         with open(file, "wb") as out:
             out.write(run.get(KERAS_FILE))
+        architecture.check_archive(file)
         yield file
 
 
@@ -211,7 +214,7 @@ def export_run(
         step: `last`, `best` or a number of global steps.
         kind: saved_model, keras or onnx.
         modules: names or files of modules that register classes which the model needs.
-        trust: run the Python code of Lambda layers.
+        trust: run code that the configuration holds, as of Lambda layers.
         say: told what is exported.
 
     Raises:
@@ -222,7 +225,12 @@ def export_run(
     """
     run = Storage(uri)
     target = run.child(FOLDER) if to is None else Storage(to)
-    findings, result = audit.inspect(run), runlog.read_result(run)
+    if to is None and run.is_local and os.path.islink(target.root):
+        raise ConfigError(f"{target.root} is a link, and may lead into another run. Say where to: --to {target.root}.")
+    findings = audit.inspect(run)
+    result, damaged = attempt(lambda: runlog.read_result(run))
+    if damaged is not None:
+        say(f"without the run's end: {damaged}")
     if not findings and result is None:
         raise ConfigError(
             f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
@@ -266,7 +274,7 @@ def choose(findings: list[Finding], step: str) -> Finding:
     if step == BEST:
         return _best(good)
     steps = ", ".join(str(s) for s in sorted({finding.step for finding in good}))
-    if not step.isdigit():
+    if not (step.isascii() and step.isdecimal() and len(step) <= _STEP_DIGITS):
         raise ConfigError(f"--step {step}: expected a number of steps, last or best. There are checkpoints of {steps}.")
     for finding in good:
         if finding.step == int(step):

@@ -18,8 +18,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from raytf import claims
-from raytf.errors import RunInUseError, StorageError, one_line
+from raytf import claims, reading
+from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import Storage
 
 LEASE_FILE = "lease.json"
@@ -27,6 +27,8 @@ RENEW_SECONDS = 4.0
 #: An owner on another machine is taken for dead when its lease was not renewed for so long.
 STALE_SECONDS = 20.0
 _SETTLE_SECONDS = 0.5
+_WORD = reading.optional(reading.text)
+_LEASE = reading.record({"id": reading.text}, {"host": _WORD, "boot": _WORD, "pid": reading.whole, "started": _WORD})
 
 
 class Lease:
@@ -104,9 +106,16 @@ class Lease:
     def _wait_for_death(self) -> str | None:
         """The version of the lease that a dead process left; None where there is none any more."""
         found = self._run.get_version(LEASE_FILE)
-        first = _holder(found)
-        if found is None or first is None or self._is_dead(first):
-            return found and found[1]
+        if found is None:
+            return None
+        try:
+            first = parse(found[0], self._run.locate(LEASE_FILE))
+        except DamagedFileError as error:
+            # Whoever wrote it finds that it is not theirs any more, and stops.
+            self._say(f"{str(error).rstrip('.')}; this process takes the run over")
+            return found[1]
+        if self._is_dead(first):
+            return found[1]
         if first.get("boot") == self.owner["boot"]:
             raise RunInUseError(self._in_use(first))
         self._say(
@@ -178,7 +187,7 @@ def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], 
         return process_start(first.get("pid", 0)) == first.get("started")
     if abs(now - heard_at) < STALE_SECONDS:
         return True
-    for _ in range(3):
+    for _ in range(2):
         sleep(RENEW_SECONDS)
         holder = _read(run)
         if holder != first:
@@ -206,26 +215,38 @@ def check_owner(run: Storage, owner: str) -> None:
 
 
 def _read(run: Storage) -> dict | None:
-    data = run.get_or_none(LEASE_FILE)
+    data = run.get_or_none(LEASE_FILE, reading.SMALL)
     return _holder(None if data is None else (data, ""))
 
 
 def _holder(found: tuple[bytes, str] | None) -> dict | None:
+    """Who holds a lease; None where there is none, or a damaged one: whoever wrote it has lost it."""
     try:
-        holder = json.loads(found[0]) if found else None
-    except ValueError:
+        return None if found is None else parse(found[0], LEASE_FILE)
+    except DamagedFileError:
         return None
-    return holder if isinstance(holder, dict) and "id" in holder else None
+
+
+def parse(data: bytes, where: str) -> dict[str, Any]:
+    """Who holds a lease.
+
+    Args:
+        where: it was read from, as a person would look for it.
+
+    Raises:
+        DamagedFileError: it is none.
+    """
+    return reading.parse(data, where, _LEASE)
 
 
 def process_start(pid: int) -> str | None:
     """When a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{int(pid)}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    return None if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
 def _boot_id() -> str:

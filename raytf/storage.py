@@ -11,15 +11,13 @@ because an object store commits what was written when a stream is closed, also b
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,6 +39,8 @@ _RENEW_SECONDS = 5.0
 _DELETES = 8
 #: Held where the process's setting about checksums is changed.
 _CHECKSUMS = threading.Lock()
+#: Files that are swapped are small ones.
+_VERSIONED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Storage:
         if self._s3 is not None:
             return self._do("read", name, lambda: self._conditionally().get(self._path(name)))
         try:
-            data = self.get(name)
+            data = self.get(name, _VERSIONED_BYTES)
         except StorageError as error:
             if error.kind == "missing":
                 return None
@@ -242,12 +242,26 @@ class Storage:
             self._conditional = Conditional(self._s3)
         return self._conditional
 
-    def get(self, name: str) -> bytes:
-        """The bytes of a file; StorageError of kind `missing` when it is not there."""
+    def get(self, name: str, most: int | None = None) -> bytes:
+        """The bytes of a file; StorageError of kind `missing` when it is not there.
+
+        Args:
+            most: bytes that it may have; a larger one is damaged, and is not read.
+
+        Raises:
+            DamagedFileError: it is too large, or no file at all.
+        """
 
         def read() -> bytes:
+            if self.is_local:
+                return local.get(self._path(name), most)
             with self._fs.open_input_stream(self._path(name), buffer_size=1 << 20) as stream:
-                return stream.read()
+                if most is None:
+                    return stream.read()
+                data = stream.read(most + 1)
+            if len(data) > most:
+                raise local.too_large(len(data), most, self._path(name))
+            return data
 
         return self._do("read", name, read)
 
@@ -260,18 +274,31 @@ class Storage:
 
         return self._do("read", name, read)
 
-    def get_or_none(self, name: str) -> bytes | None:
-        """The bytes of a file, or None when it is not there."""
-        return self.get(name) if self.exists(name) else None
+    def get_or_none(self, name: str, most: int | None = None) -> bytes | None:
+        """The bytes of a file, as `get`, or None when it is not there."""
+        if not self.is_local:
+            return self.get(name, most) if self.exists(name) else None
+        try:
+            return self.get(name, most)  # what is no file is not missing
+        except StorageError as error:
+            if error.kind == "missing":
+                return None
+            raise
 
     def exists(self, name: str) -> bool:
+        if self.is_local:
+            return self._do("look up", name, lambda: local.exists(self._path(name)))
         info = self._do("look up", name, lambda: self._fs.get_file_info(self._path(name)))
         return info.type == pafs.FileType.File
 
-    def files(self, name: str = "") -> list[File]:
-        """All files below a folder, at any depth, by name; a missing folder is empty."""
+    def files(self, name: str = "", skipped: list[str] | None = None) -> list[File]:
+        """All files below a folder, at any depth, by name; a missing folder is empty.
+
+        Args:
+            skipped: takes the names of folders below it that cannot be read; without it the first one raises.
+        """
         base = self._path(name)
-        found = self._do("list", name, lambda: _walk(base) if self.is_local else self._list_objects(base))
+        found = self._do("list", name, lambda: _walk(base, skipped) if self.is_local else self._list_objects(base))
         return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
 
     def _list_objects(self, base: str) -> list[File]:
@@ -279,12 +306,18 @@ class Storage:
         infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
         return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
+    def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """What is below a folder of a local file system, links as such."""
+        return local.walk(self._path(name))
+
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
         """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
 
         A recursive list may leave out the folders themselves.
         """
         base = self._path(name)
+        if self.is_local:
+            return self._do("list", name, lambda: sorted(_names(base, recursive)))
         # pyarrow lists no folder on GCS that exists only through the objects in it, so there they are looked for.
         infer = not recursive and isinstance(self._fs, pafs.GcsFileSystem)
         selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
@@ -319,11 +352,7 @@ class Storage:
 
         def remove() -> None:
             if self.is_local:
-                if os.path.isdir(path):
-                    shutil.rmtree(path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)
+                local.delete(self.root, name)
                 return
             if self._s3 is not None:
                 self._conditionally().delete(path)
@@ -429,16 +458,19 @@ def _relative(path: str, base: str) -> str:
     return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
 
-def _walk(base: str) -> list[File]:
-    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does.
+def _walk(base: str, skipped: list[str] | None) -> list[File]:
+    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
+    # names that are no text.
     found = []
-    for folder, _, files in os.walk(base):
-        for name in files:
-            path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):
-                stat = os.stat(path)
-                found.append(File(os.path.relpath(path, base).replace(os.sep, "/"), stat.st_size, stat.st_mtime))
+    for name, entry in local.walk(base, True, skipped):
+        if not local.is_folder(entry) and (stat := local.look(entry)) is not None:
+            found.append(File(name, stat.st_size, stat.st_mtime))
     return found
+
+
+def _names(base: str, recursive: bool) -> list[str]:
+    found = ((name, local.is_folder(entry)) for name, entry in local.walk(base, recursive))
+    return [name + ("/" if is_folder else "") for name, is_folder in found if ".tmp-" not in name]
 
 
 def within(seconds: float, call: Callable[[], None], where: str) -> None:

@@ -147,11 +147,13 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
+    checks.check_folder(run)
     sources = given.sources(run)
     stored = checks.stored_identity(run)
     checks.compare_strategy(stored, config)
-    if config.batch.logical_shards is None and "--logical-shards" in stored:
-        config = config.replace(logical_shards=int(stored["--logical-shards"]))
+    shards = checks.stored_shards(stored) if config.batch.logical_shards is None else None
+    if shards is not None:
+        config = config.replace(logical_shards=shards)
         config.check()
     plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
     total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch

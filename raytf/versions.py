@@ -21,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf import claims
-from raytf.errors import ConfigError, StorageError
+from raytf import claims, reading
+from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.names import is_plain
 from raytf.storage import Storage, explain
 
@@ -37,6 +37,10 @@ _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 6 * 3600.0
 _WRITERS = 8
 _MOST = 2**63 - 1
+_MARK = reading.record(
+    {"files": reading.values(reading.whole)},
+    {"run": reading.text, "step": reading.optional(reading.whole), "weights_sha256": reading.optional(reading.text)},
+)
 
 
 @dataclass(frozen=True)
@@ -195,14 +199,12 @@ def _look(models: Storage, name: str, sizes: dict[str, int]) -> Version:
     number, marked, notes = int(name), None, {}
     if MARK in sizes:
         try:
-            notes = json.loads(models.get(f"{name}/{MARK}"))
-            marked = {str(file): int(size) for file, size in notes.pop("files").items()}
-        except StorageError as error:
-            if error.kind != "missing":
-                raise
+            notes = reading.read(models, f"{name}/{MARK}", _MARK, reading.LARGE)
+        except DamagedFileError as error:
+            return Version(number, name, f"{MARK} cannot be read: {error.reason}", sizes)
+        if notes is None:
             return Version(number, name, "it was deleted a moment ago", sizes)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return Version(number, name, f"{MARK} cannot be read", sizes)
+        marked = notes.pop("files")
     return Version(number, name, problem_of(sizes, marked), sizes, notes)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
+from raytf.errors import CheckpointError, DamagedFileError, RunInUseError, RunMismatchError, StorageError
 from raytf.goal import Goal
 from raytf.storage import Storage
 
@@ -48,7 +48,9 @@ def load(run: Storage, name: str) -> Checkpoint:
     def read(share: dict[str, Any]) -> dict[str, np.ndarray]:
         file = f"{FOLDER}/{name}/{share['file']}"
         try:
-            data = run.get(file)
+            data = run.get(file, codec.readable(share["bytes"]))
+        except DamagedFileError as error:
+            raise CheckpointError(f"checkpoint {name}: {share['file']} is damaged: {error.reason}.") from error
         except StorageError as error:
             if error.kind == "missing":
                 raise CheckpointError(f"checkpoint {name}: {share['file']} is missing.") from error

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 DEFAULT_EVERY_SECONDS = 30.0
 #: A group that went on from an earlier one's state saves after so many seconds, and then each time it is twice as old.
 YOUNG_SECONDS = 2.0
+#: Of a step in a name.
+_MOST_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,9 @@ def name_of(step: int, attempt: str, serial: int = 0) -> str:
 def split_name(name: str) -> tuple[int, str]:
     """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
     step, mark, attempt = name.partition("-")
-    return (int(step), attempt) if mark and step.isdigit() else (-1, name)
+    # Of other alphabets' digits int() takes some and refuses others; no run has steps of more than so many.
+    is_step = step.isascii() and step.isdecimal() and len(step) <= _MOST_DIGITS
+    return (int(step), attempt) if mark and is_step else (-1, name)
 
 
 def attempt_of(name: str) -> str:
