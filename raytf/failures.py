@@ -21,8 +21,8 @@ def classify(error: Any) -> tuple[list[int], Failure]:
     for rank, e in errors.items():
         if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
             continue  # a dying peer can make TensorFlow raise anything
-        text, kind = one_line(e, 200).rstrip("."), type(e).__name__
-        return [rank], Failure(Cause.ERROR, text, f"{kind}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
+        text, name = one_line(e, 200).rstrip("."), type(e).__name__
+        return [rank], Failure(Cause.ERROR, text, f"{name}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
     hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
     if hung:
         return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
@@ -35,8 +35,8 @@ def classify(error: Any) -> tuple[list[int], Failure]:
     first = next(iter(errors.values()), getattr(error, "controller_failure", error))
     died = _died_at_start(first) if not errors else None
     if died is not None:
-        lost = Cause.NODE_LOST if _NODE_DIED in str(died) else Cause.WORKER_DIED
-        return [], Failure(lost, "workers were lost (a worker process died while its group started)")
+        kind = Cause.NODE_LOST if _NODE_DIED in str(died) else Cause.WORKER_DIED
+        return [], Failure(kind, "workers were lost (a worker process died while its group started)")
     cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
     return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
 
