@@ -27,6 +27,8 @@ from raytf.errors import one_line
 _ASK_SECONDS = 0.5
 #: Seconds for which an answer counts, and after which a keeper that gives none is ended: as long as a new group waits.
 FRESH_SECONDS, SILENT_SECONDS = 10.0, 20.0
+#: Between two looks that are further apart it was this process that was held up, and perhaps the whole machine.
+_GAP_SECONDS = 5.0
 #: A keeper that lived so long is replaced at once; where keepers die sooner the next one comes later, at most so much.
 STEADY_SECONDS, MOST_PAUSE_SECONDS = 60.0, 60.0
 #: Tries to get memory of a node that has too little: other ranks may still hold that of the keeper before.
@@ -57,6 +59,10 @@ class Health:
     def step(self, now: float) -> int | None:
         """The newest step that it holds; None for none, and where it has not answered lately."""
         return self._told if now - self._heard_at < FRESH_SECONDS else None
+
+    def forgive(self, seconds: float) -> None:
+        """For so long nobody listened."""
+        self._heard_at += seconds
 
     def is_silent(self, now: float) -> bool:
         return now - self._heard_at >= SILENT_SECONDS
@@ -93,7 +99,7 @@ class Keeping:
         self._mark: tuple[str, tuple[int, int]] | None = None
         self._asking: Future[tuple[Any, Place]] | None = None
         self._question: Any = None
-        self._asked_at = self._since = clock()
+        self._asked_at = self._looked_at = self._since = clock()
         self._health = Health(self._since)
         self._deaths = 0
 
@@ -106,7 +112,7 @@ class Keeping:
         if self._asking is None or not self._asking.done():
             return None
         asking, self._asking = self._asking, None
-        self._asked_at = self._since = self._clock()
+        self._asked_at = self._looked_at = self._since = self._clock()
         try:
             keeper, place = asking.result()
             mark = (place.paths[0], _identity(place.paths[0])) if place.paths else None
@@ -153,6 +159,9 @@ class Keeping:
         return None if keeper is None else keeper.tidy.remote(self._attempt)
 
     def _look(self, now: float) -> None:
+        gap, self._looked_at = now - self._looked_at, now
+        if gap > _GAP_SECONDS:
+            self._health.forgive(gap)
         if self._is_gone():
             self.is_lost = True
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import law
@@ -39,10 +41,14 @@ def trains(job: Job, restarts: int) -> bool:
     return job.output.count("restarted in ") >= restarts and status.get("phase") == "training"
 
 
-def kill_a_worker(job: Job, draw: random.Random) -> None:
-    """Kill one of those that there are, or are there next."""
-    job.until(lambda: job.processes(WORKER))
-    draw.choice(job.processes(WORKER)).kill()
+def kill_a_worker(job: Job, draw: random.Random) -> int:
+    """Kill one of those that there are; how many died."""
+    workers = job.processes(WORKER)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for worker in draw.sample(workers, min(1, len(workers))):
+            worker.kill()
+            return 1
+    return 0
 
 
 def kill_the_keeper(job: Job) -> None:
@@ -70,7 +76,7 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
     Args:
         keeper_before: the number of the worker's death before which the keeper dies.
     """
-    draw = random.Random(15)
+    draw, killed = random.Random(15), 0
     with start(folder, "disturbed", PAUSE_SECONDS, epochs, "disturbed.log") as job:
         job.until(lambda: trains(job, 0))
         began = time.monotonic()
@@ -82,13 +88,13 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
                 job.until(lambda n=n: trains(job, n))
                 kill_the_keeper(job)
                 snapshot, restored = (job.status or {})["snapshot"], job.output.count("restored step")
-                kill_a_worker(job, draw)
+                killed += kill_a_worker(job, draw)
                 job.until(lambda r=restored: job.output.count("restored step") > r)
                 step, place = re.findall(r"restored step (\d+) from (\w+)", job.output)[-1]
                 assert place == "memory"
                 assert int(step) >= snapshot
             else:
-                kill_a_worker(job, draw)
+                killed += kill_a_worker(job, draw)
         job.until(lambda: time.monotonic() >= began + (faults + 1) * every)
         reached = last_step(folder / "disturbed")
         job.kill()
@@ -96,7 +102,7 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
     saved = manifests(folder / "disturbed")[-1]
     from_memory = len(re.findall(r"restored step \d+ from memory", output))
     print(
-        f"{faults} faults in {faults * every:.0f} s, "
+        f"{killed} of {faults} faults met a worker in {faults * every:.0f} s, "
         f"{output.count('restarted in ')} restarts, {from_memory} from memory; "
         f"step {reached} was reached, {saved} is on storage, {reached - saved} lost"
     )

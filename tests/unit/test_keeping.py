@@ -29,5 +29,7 @@ def test_a_keeper_that_answers_nobody_is_found():
     health = Health(100.0)
     assert not health.is_silent(100.0 + SILENT_SECONDS - 1)
     assert health.is_silent(100.0 + SILENT_SECONDS)
-    health.hear(10, 119.0)
-    assert not health.is_silent(100.0 + SILENT_SECONDS)
+    health.forgive(30.0)  # the whole container was frozen
+    assert not health.is_silent(130.0 + SILENT_SECONDS - 1)
+    health.hear(10, 149.0)
+    assert not health.is_silent(130.0 + SILENT_SECONDS)
