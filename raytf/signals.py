@@ -63,8 +63,17 @@ def as_interrupts(told: Told) -> Iterator[None]:
 def kept() -> Iterator[None]:
     """Have SIGTERM mean afterwards what it meant before: Ray's own handler leaves with exit code 15."""
     before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+    try:
+        yield
+    except SystemExit as error:
+        restore()
+        if error.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)  # it has come meanwhile, and means what it meant before
+        raise
+    finally:
+        restore()

@@ -37,6 +37,14 @@ SCRIPT = """
             print("ready", flush=True)
             while True:
                 time.sleep(1)
+        elif job.act == "begin-ray":
+            import signal
+            from raytf import signals
+            with signals.kept():
+                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as ray.init does
+                print("ready", flush=True)
+                while True:
+                    time.sleep(1)
         elif job.act == "thread":
             import threading
             threading.Thread(target=threading.Event().wait).start()  # as a storage call that is never answered
@@ -135,9 +143,11 @@ def test_an_interrupt_says_how_to_go_on(run):
     assert done.stderr.splitlines() == ["interrupted; the same command goes on from the last checkpoint."]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_command_as_an_interrupt_does_with_a_code_of_its_own(run, number):
-    started = subprocess.Popen([*run.command, "--act", "wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize(
+    ("act", "number"), [("wait", signal.SIGTERM), ("wait", signal.SIGHUP), ("begin-ray", signal.SIGTERM)]
+)
+def test_a_signal_ends_a_command_as_an_interrupt_does_with_a_code_of_its_own(run, act, number):
+    started = subprocess.Popen([*run.command, "--act", act], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with started:
         assert started.stdout.readline() == b"ready\n"
         started.send_signal(number)
