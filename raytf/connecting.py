@@ -52,7 +52,7 @@ def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -
         }
     try:
         silent = contextlib.nullcontext() if verbose else quiet.no_stderr()
-        with silent, signals.kept(), own.starting() if own else contextlib.nullcontext():
+        with silent, signals.kept(), own.starting() if own else own_ray.reaching(address or ""):
             ray.init(**chatter)
     except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
         where = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from raytf import scratch, vigil
 from raytf.leftovers import MARK, Guard
 
 _NICENESS = "RAY_worker_niceness"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 class OwnRay:
@@ -32,20 +34,14 @@ class OwnRay:
         keep_token_private()
         with contextlib.suppress(OSError):
             self._guard = Guard(self._mark)
-        # Ray has no other way to the loopback: it replaces 127.0.0.1 by an address that others reach.
-        variables = {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0", MARK: self._mark}
+        variables = {MARK: self._mark}
         # A process that gives itself a title would write it over its environment, and the mark.
         variables["SPT_NOENV"] = "1"
         # Ray's workers are nice to all others (15): among other programs of a machine a restart, which is mostly
         # imports, would get next to nothing.
         variables[_NICENESS] = os.environ.get(_NICENESS, "0")
-        before = ray_constants.ENABLE_RAY_CLUSTER
-        ray_constants.ENABLE_RAY_CLUSTER = False
-        try:
-            with _environment(variables):
-                yield
-        finally:
-            ray_constants.ENABLE_RAY_CLUSTER = before
+        with _environment(variables), _loopback():
+            yield
 
     def begun(self) -> list[vigil.Sign]:
         """It has started; how to see that it dies."""
@@ -60,6 +56,39 @@ class OwnRay:
         """It was told to end."""
         if self._guard is not None:
             self._guard.over()
+
+
+@contextlib.contextmanager
+def reaching(address: str) -> Iterator[None]:
+    """Within it `ray.init` finds the Ray at an address, also where that is another driver's own.
+
+    Args:
+        address: HOST:PORT, or whatever Ray takes.
+    """
+    host, _, port = address.rpartition(":")
+    is_private = host in _LOOPBACK and port.isdigit() and not _answers(ray.util.get_node_ip_address(), int(port))
+    with _loopback() if is_private and _answers(host.strip("[]"), int(port)) else contextlib.nullcontext():
+        yield
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    # Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def signs_of_cluster() -> list[vigil.Sign]:

@@ -1,13 +1,16 @@
-"""The token of a Ray of this machine's own is its user's only."""
+"""A Ray of this machine's own: its token is its user's only, and who is told of its address finds it."""
 
 from __future__ import annotations
 
+import socket
 import stat
 from pathlib import Path
 
 import pytest
+import ray
+from ray._private import ray_constants
 
-from raytf.own_ray import keep_token_private
+from raytf.own_ray import keep_token_private, reaching
 
 
 @pytest.fixture
@@ -49,3 +52,19 @@ def test_none_is_made_where_none_is_needed(token: Path, monkeypatch: pytest.Monk
 def test_a_home_that_cannot_be_written_is_for_ray_to_complain_of(token: Path):
     token.parent.touch()
     keep_token_private()
+
+
+@pytest.mark.parametrize(("host", "is_reachable"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_one_that_listens_on_the_loopback_only_is_found_there(host: str, is_reachable: bool):
+    if ray.util.get_node_ip_address() == "127.0.0.1":
+        pytest.skip("this machine has no address but the loopback's")
+    with socket.create_server((host, 0)) as server, reaching(f"127.0.0.1:{server.getsockname()[1]}"):
+        assert is_reachable == ray_constants.ENABLE_RAY_CLUSTER
+        assert (ray.util.get_node_ip_address() == "127.0.0.1") != is_reachable
+    assert ray_constants.ENABLE_RAY_CLUSTER
+
+
+@pytest.mark.parametrize("address", ["auto", "", "10.0.0.1:6379", "127.0.0.1:1"])
+def test_any_other_address_is_left_to_ray(address: str):
+    with reaching(address):
+        assert ray_constants.ENABLE_RAY_CLUSTER
