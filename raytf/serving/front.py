@@ -80,7 +80,9 @@ class _Body:
 
     began: float
     timeout: asyncio.Timeout
+    seen_at: float
     got: int = 0
+    seen: int = 0
 
 
 class _Gone(Exception):
@@ -231,7 +233,7 @@ class Front:
             if victim is None:
                 raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "Too many requests at once. Try again in a second.")
             self._end(victim)
-        body = _Body(now, timeout)
+        body = _Body(now, timeout, now)
         self._bodies.add(body)
         if not self._is_looking:
             self._is_looking = True
@@ -243,8 +245,10 @@ class Front:
 
     def _look(self) -> None:
         now = self._clock()
-        for body in [body for body in self._bodies if is_too_slow(body, now, self._limits)]:
-            self._end(body)
+        for body in [body for body in self._bodies if now - body.seen_at > self._limits.grace_seconds]:
+            if is_too_slow(body, now, self._limits):
+                self._end(body)
+            body.seen_at, body.seen = now, body.got
         self._is_looking = bool(self._bodies)
         if self._is_looking:
             asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)

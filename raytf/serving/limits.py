@@ -23,7 +23,7 @@ class Limits:
         connections: at the same time; beyond, one that asks nothing is closed, those that never asked anything first.
         bodies: that are still arriving, at the same time; beyond, the slowest one that is older than `patience_seconds`
             is refused.
-        body_rate: bytes a second on average that a body must arrive with after `grace_seconds`; slower is a 408.
+        body_rate: bytes a second that a body must arrive with, on average of each `grace_seconds`; slower is a 408.
         body_seconds: for a whole body.
         intake_rate: bytes a second, unpacked, that are taken of all bodies together that are not small: reading them at
             once would keep small ones waiting, and replicas read no faster.
@@ -62,10 +62,12 @@ class Limits:
 
 
 class Arriving(Protocol):
-    """A body that is on its way: when it began, and how much of it there is."""
+    """A body that is on its way: when it began, how much of it there is; when it was looked at, how much there was."""
 
     began: float
     got: int
+    seen_at: float
+    seen: int
 
 
 class Waiting(Protocol):
@@ -86,9 +88,12 @@ W = TypeVar("W", bound=Waiting)
 
 
 def is_too_slow(body: Arriving, now: float, limits: Limits) -> bool:
-    """Whether a body arrives below the lowest rate."""
-    age = now - body.began
-    return age > limits.grace_seconds and body.got < limits.body_rate * age
+    """Whether a body has come too slowly since it was looked at: the more there is, the less it may slow down.
+
+    To be asked when `grace_seconds` have gone by since then.
+    """
+    least = max(limits.body_rate, body.got / limits.body_seconds)
+    return body.got - body.seen < least * (now - body.seen_at)
 
 
 def slowest(bodies: Iterable[A], now: float, limits: Limits) -> A | None:

@@ -10,6 +10,8 @@ from raytf.serving.refusals import Refusal
 
 #: Of each, in memory.
 _IN_MEMORY = 16 << 10
+#: One of that size never waits for the room that large ones take.
+_SMALL = 128 << 10
 
 
 class Disk:
@@ -22,13 +24,13 @@ class Disk:
     def __init__(self, capacity: int):
         self._capacity, self._used = capacity, 0
 
-    def take(self, size: int) -> None:
+    def take(self, size: int, is_small: bool = False) -> None:
         """Count so many bytes more; negative ones are given back.
 
         Raises:
-            Refusal: there is no room for them now.
+            Refusal: there is no room for them now, and the spool is not small.
         """
-        if size > 0 and self._used + size > self._capacity:
+        if size > 0 and not is_small and self._used + size > self._capacity:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "Too many large requests at once. Try again in a second.")
         self._used += size
 
@@ -55,7 +57,7 @@ class Spool:
         Raises:
             Refusal: there is no room for it.
         """
-        self._disk.take(len(data))
+        self._disk.take(len(data), self.size + len(data) <= _SMALL)
         self.size += len(data)
         try:
             self._file.write(data)

@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from raytf.serving import exchange, wire
 from raytf.serving.front import Front
 from raytf.serving.limits import Limits
+from raytf.serving.refusals import Refusal
 from raytf.serving.spool import Disk, Spool
 
 TOKEN = "a token of the test"
@@ -242,3 +243,17 @@ def test_who_takes_nothing_of_an_answer_is_left(start):
         time.sleep(0.05)
     assert server.front._disk._used == 0, "what was kept for it is gone"
     one.close()
+
+
+def test_small_bodies_have_room_when_large_ones_have_none():
+    disk = Disk(1 << 20)
+    with Spool(disk) as large, Spool(disk) as small:
+        large.write(b"x" * (1 << 20))
+        with pytest.raises(Refusal, match="Too many large requests"):
+            large.write(b"x")
+        small.write(b"y" * (128 << 10))
+        small.rewind()
+        assert small.read() == b"y" * (128 << 10)
+        with pytest.raises(Refusal, match="Too many large requests"):
+            small.write(b"y")
+    assert disk._used == 0

@@ -16,6 +16,8 @@ LIMITS = Limits(grace_seconds=5, body_rate=1000, patience_seconds=1)
 class Body:
     began: float
     got: int
+    seen_at: float = 0
+    seen: int = 0
 
 
 @dataclass(eq=False)
@@ -26,11 +28,18 @@ class Connection:
 
 
 @pytest.mark.parametrize(
-    ("age", "got", "is_slow"),
-    [(0, 0, False), (5, 0, False), (5.1, 0, True), (10, 9999, True), (10, 10_001, False), (1e6, 1e10, False)],
+    ("seconds", "seen", "got", "is_slow"),
+    [
+        (5, 0, 4999, True),
+        (5, 0, 5001, False),
+        (5, 100_000, 104_999, True),
+        (5, 100_000, 105_001, False),
+        (5, 30_000_000, 30_005_001, True),  # who has room for much must go on as if it came within the longest time
+        (5, 30_000_000, 30_600_000, False),
+    ],
 )
-def test_a_body_is_too_slow_below_the_lowest_rate(age, got, is_slow):
-    assert is_too_slow(Body(100, got), 100 + age, LIMITS) == is_slow
+def test_a_body_is_too_slow_below_the_lowest_rate(seconds, seen, got, is_slow):
+    assert is_too_slow(Body(0, got, 100, seen), 100 + seconds, LIMITS) == is_slow
 
 
 def test_the_slowest_body_makes_room_but_none_that_has_just_begun():
