@@ -80,8 +80,8 @@ def obstacles(model: keras.Model) -> list[str]:
     except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
         said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
         return [
-            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {said} Give "
-            "its classes a get_config() with the arguments of their __init__, and register them "
+            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {said}... "
+            "Give its classes a get_config() with the arguments of their __init__, and register them "
             "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
         ]
     finally:

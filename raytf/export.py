@@ -59,7 +59,7 @@ def obstacles(model: keras.Model) -> list[str]:
             _trace(model)
     except Exception as error:  # whatever the model's own code raises
         found.append(
-            f"the model cannot be exported for serving, Keras says: {type(error).__name__}: {one_line(error, 200)} "
+            f"the model cannot be exported for serving, Keras says: {type(error).__name__}: {one_line(error, 200)}... "
             "Give it one input, or a list or dict of them, as keras.Model(inputs, outputs) does."
         )
     return [*found, *architecture.obstacles(model)]

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from raytf import precision
+from raytf import dividing, precision
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.errors import DataError, JobError, ModelError, RaytfError, one_line
@@ -89,6 +89,10 @@ def build(
         check_labels(model, source)
     try:
         compute_loss(model, x, y, predicted, weight, training=True)
+        if dividing.count(model):  # Keras makes its list of compiled losses when they are first asked for
+            with dividing.measured(model) as divisors:
+                compute_loss(model, x, y, predicted, weight, training=True)
+            dividing.note(model, divisors)
         model.compute_metrics(x, y, predicted, weight)
     except Exception as error:
         raise DataError(
@@ -175,7 +179,7 @@ def _has_own_loss(model: keras.Model) -> bool:
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:
     """Whether layers or regularizers add a loss in training, which is tried without changing anything."""
-    with keras.StatelessScope(collect_losses=True):
+    with keras.StatelessScope([(v, v.value) for v in model.variables], collect_losses=True):
         run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
         return bool(model.losses)
 

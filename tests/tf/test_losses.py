@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -27,6 +27,8 @@ WEIGHT = RNG.uniform(0.2, 2, RECORDS).astype("float32")
 #: Sequences of 2 to 7 tokens, so that shards have other numbers of them.
 TOKENS = np.where(np.arange(7) < RNG.integers(2, 8, RECORDS)[:, None], RNG.integers(1, 9, (RECORDS, 7)), 0)
 STEPS_OF_TOKENS = RNG.normal(size=(RECORDS, 7, 1)).astype("float32")
+WEIGHT_OF_TOKENS = RNG.uniform(0.2, 2, (RECORDS, 7)).astype("float32")
+MASKED = np.where(TOKENS[..., None] > 0, RNG.normal(size=(RECORDS, 7, 2)), 0).astype("float32")
 
 
 class AddsLoss(layers.Layer):
@@ -149,15 +151,36 @@ def outputs(kind: type, **compiled: Any) -> Callable[[], keras.Model]:
     return make
 
 
-def tokens(*middle: Callable[[], layers.Layer], **compiled: Any) -> Callable[[], keras.Model]:
+def tokens(*middle: Callable[[], layers.Layer], rate: float = 0.1, **compiled: Any) -> Callable[[], keras.Model]:
     def make() -> keras.Model:
         model = keras.Sequential([keras.Input((7,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True)])
         for layer in (*(m() for m in middle), layers.Dense(1)):
             model.add(layer)
-        model.compile(sgd(0.1), **{"loss": "mse", **{k: v() if callable(v) else v for k, v in compiled.items()}})
+        model.compile(sgd(rate), **{"loss": "mse", **{k: v() if callable(v) else v for k, v in compiled.items()}})
         return model
 
     return make
+
+
+def two_of_tokens() -> keras.Model:
+    x = keras.Input((7,), dtype="int32")
+    h = layers.Embedding(9, 4, mask_zero=True)(x)
+    each = layers.Dense(1, name="each")(h)
+    model = keras.Model(x, {"each": each, "all": layers.Dense(1, name="all")(layers.GlobalAveragePooling1D()(h))})
+    model.compile(sgd(0.1), {"each": "mse", "all": "mae"}, loss_weights={"each": 2.0, "all": 0.5})
+    return model
+
+
+class Doubled(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return 2 * super().compute_loss(x, y, y_pred, sample_weight, training) + ops.mean(ops.abs(y_pred))
+
+
+def tokens_twice() -> keras.Model:
+    x = keras.Input((7,), dtype="int32")
+    model = Doubled(x, layers.Dense(1)(layers.Embedding(9, 4, mask_zero=True)(x)))
+    model.compile(sgd(0.1), "mse")
+    return model
 
 
 def masking() -> keras.Model:
@@ -199,7 +222,8 @@ class Case(NamedTuple):
     class_weight: dict[int, float] | None = None
 
 
-L2 = {"kernel_regularizer": "l2", "bias_regularizer": "l1", "activity_regularizer": "L1L2"}
+WEIGHTED = {"reduction": "mean_with_sample_weight"}
+L2 = {"kernel_regularizer": "l2", "bias_regularizer": "l1", "activity_regularizer": "L1L2", "bias_initializer": "ones"}
 TWO = (X, {"a": Y, "b": X[:, :1]})
 LISTED = (X, [Y, X[:, :1]])
 SPARSE = {"loss": loss("SparseCategoricalCrossentropy", from_logits=True)}
@@ -245,6 +269,26 @@ CASES = {
     "a loss of one's own": Case(plain(adds(mean_square), loss=OwnLoss)),
     "a function": Case(plain(adds(mean_square), loss=lambda: own_function)),
     "autoencoder": Case(autoencoder, (X, X)),
+    "weighted mean": Case(plain(adds(mean_square), loss=loss("MeanSquaredError", **WEIGHTED)), (X, Y, WEIGHT)),
+    "weighted mean of classes": Case(
+        plain(loss=loss("SparseCategoricalCrossentropy", from_logits=True, **WEIGHTED)),
+        (X, LABELS),
+        {0: 0.5, 1: 2.0, 2: 1},
+    ),
+    "an ignored class": Case(
+        plain(loss=loss("SparseCategoricalCrossentropy", from_logits=True, ignore_class=1)), (X, LABELS)
+    ),
+    "masks": Case(tokens(adds(mean_square)), (TOKENS, STEPS_OF_TOKENS)),
+    "masks and weights": Case(tokens(), (TOKENS, STEPS_OF_TOKENS, WEIGHT_OF_TOKENS)),
+    "masks and a weighted mean": Case(
+        tokens(loss=loss("MeanSquaredError", **WEIGHTED)), (TOKENS, STEPS_OF_TOKENS, WEIGHT_OF_TOKENS)
+    ),
+    "masks and a sum": Case(
+        tokens(loss=loss("MeanSquaredError", reduction="sum"), rate=1e-3), (TOKENS, STEPS_OF_TOKENS)
+    ),
+    "Masking before an RNN": Case(masking, (MASKED, STEPS_OF_TOKENS)),
+    "masks for one output of two": Case(two_of_tokens, (TOKENS, {"each": STEPS_OF_TOKENS, "all": Y[:, :1]})),
+    "masks in compute_loss": Case(tokens_twice, (TOKENS, STEPS_OF_TOKENS)),
 }
 
 
@@ -271,9 +315,19 @@ def reference(case: Case) -> tuple[keras.Model, dict[str, list[float]], dict[str
 
 @pytest.mark.parametrize("name", CASES)
 def test_three_steps_are_those_of_keras(name: str):
-    case = CASES[name]
+    check(CASES[name], ((1, 1), (4, 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_three_steps_are_those_of_keras_for_other_numbers_of_shards_and_ranks(name: str):
+    check(CASES[name], ((2, 2), (4, 1), (8, 3)))
+
+
+def check(case: Case, worlds: Sequence[tuple[int, int]]) -> None:
+    """Compare with Keras, for pairs of (logical shards, ranks)."""
     model, history, evaluated = reference(case)
-    for shards, world_size in ((1, 1), (4, 1), (4, 2)):
+    for shards, world_size in worlds:
         ranks = train(
             case.make,
             ArraySource(*case.data),
