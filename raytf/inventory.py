@@ -94,7 +94,8 @@ def survey(
     folders: dict[str, list[File]] = {}
     for file in storage.files():
         name, _, inner = file.name.partition("/")
-        if inner and is_plain(name):
+        # A name that no URI can hold is none of a run: --run takes none such.
+        if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
             folders.setdefault(name, []).append(File(inner, file.bytes, file.modified))
     names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
     lives = _living(storage, [n for n in names if any(f.name == LEASE_FILE for f in folders[n])], say, sleep)
