@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import tyro
 
-from raytf import ways
+from raytf import places, ways
 from raytf.errors import ConfigError
 from raytf.goal import Goal
 from raytf.sections import (
@@ -115,7 +115,7 @@ class TrainConfig:
     def storage_uri(self) -> str:
         """`--storage`, with `~` and relative folders made absolute."""
         uri = self.run.storage
-        return uri if "://" in uri else os.path.abspath(os.path.expanduser(uri))
+        return os.path.abspath(os.path.expanduser(uri)) if places.is_folder(uri) else uri
 
     def check(self) -> None:
         """Refuse what cannot work.
@@ -179,7 +179,8 @@ class TrainConfig:
                 "changes last bits. Leave out --jit, or --exact."
             )
         if not self.run.storage:
-            raise ConfigError("--storage is empty. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.")
+            raise ConfigError(f"--storage is empty. {places.EXPECTED}.")
+        places.parse(self.run.storage)
         if batch.seed > 2**32 - 1:
             raise ConfigError(f"--seed {batch.seed}: expected at most {2**32 - 1}.")
         self.cluster.check()

@@ -103,7 +103,8 @@ def survey(
     unread: list[str] = []
     for file in storage.files(skipped=unread):
         name, _, inner = file.name.partition("/")
-        if inner and is_plain(name):
+        # A name that no URI can hold is none of a run: --run takes none such.
+        if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
             folders.setdefault(name, []).append(File(inner, file.bytes, file.modified))
     names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
     problems = {name: _places(folders[name], name, unread) for name in names}

@@ -3,7 +3,8 @@
 A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
 `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
 URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
-and never from the URI. Where S3 refuses, they are read anew, so that keys renewed in a file serve a run under way.
+and never from the URI (see `places`). Where S3 refuses, they are read anew, so that keys renewed in a file serve a run
+under way.
 
 A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
 because an object store commits what was written when a stream is closed, also by an exception.
@@ -12,10 +13,8 @@ because an object store commits what was written when a stream is closed, also b
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
-import urllib.parse
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +23,8 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf import conditions, local, names, s3
-from raytf.errors import ConfigError, StorageError
+from raytf import conditions, local, names, places, s3
+from raytf.errors import StorageError
 from raytf.refusal import MEND, classify, explain
 from raytf.s3 import S3, Conditional
 
@@ -77,32 +76,18 @@ class Storage:
         #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
         self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
-        scheme, _, rest = uri.partition("://")
-        plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
-        if "://" not in uri:
-            if re.match(r"[a-z0-9]{2,}:/", uri):
-                raise ConfigError(f"storage {plain!r}: expected two slashes, as in s3://BUCKET/PREFIX.")
+        place = places.parse(uri)
+        self.is_local = not place.scheme
+        if self.is_local:
             self.root = os.path.abspath(os.path.expanduser(uri))
-            self.is_local = True
             self._fs: pafs.FileSystem = pafs.LocalFileSystem()
             return
-        self.is_local = False
-        location, _, query = rest.partition("?")
-        options = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-        if not location.strip("/") or location.startswith("/"):
-            raise ConfigError(f"storage {plain!r} names no bucket. Expected {scheme}://BUCKET/PREFIX.")
-        if "@" in location.partition("/")[0] or any("key" in o or "token" in o or "secret" in o for o in options):
-            raise ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
-        self.root = location.strip("/")
-        if scheme == "s3":
-            self._s3 = S3.of(_take(options, ("endpoint_override", "scheme", "region"), plain))
+        self.root = place.location
+        if place.scheme == "s3":
+            self._s3 = S3.of(place.options)
             self._build()
-        elif scheme in ("gs", "gcs"):
-            self._fs = _gcs(options, plain)
         else:
-            raise ConfigError(
-                f"storage {plain!r}: {scheme}:// is not known. Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."
-            )
+            self._fs = _gcs(place.options)
 
     def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
         """The pyarrow file system and the path on it, for libraries that want them."""
@@ -493,17 +478,8 @@ def within(seconds: float, call: Callable[[], None], where: str) -> None:
         raise outcome[0]
 
 
-def _gcs(options: dict[str, str], uri: str) -> pafs.FileSystem:
-    arguments: dict[str, Any] = dict(_take(options, ("endpoint_override", "scheme", "project_id", "anonymous"), uri))
+def _gcs(options: dict[str, str]) -> pafs.FileSystem:
+    arguments: dict[str, Any] = dict(options)
     if "anonymous" in arguments:
         arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
     return pafs.GcsFileSystem(**arguments)
-
-
-def _take(options: dict[str, str], known: tuple[str, ...], uri: str) -> dict[str, str]:
-    unknown = sorted(set(options) - set(known))
-    if options.get("scheme", "https") not in ("http", "https"):
-        raise ConfigError(f"storage {uri!r}: scheme {options['scheme']!r} is not known. Expected http or https.")
-    if unknown:
-        raise ConfigError(f"storage {uri!r}: unknown option {unknown[0]!r}. Known are {', '.join(known)}.")
-    return options

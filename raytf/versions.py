@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf import claims, reading
+from raytf import claims, places, reading
 from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.names import is_plain
 from raytf.storage import Storage, explain
@@ -190,7 +190,8 @@ def name_of(uri: str) -> str:
 
 
 def _split(uri: str) -> tuple[str, str]:
-    base, mark, query = uri.partition("?") if "://" in uri else (os.path.abspath(os.path.expanduser(uri)), "", "")
+    is_folder = places.is_folder(uri)
+    base, mark, query = (os.path.abspath(os.path.expanduser(uri)), "", "") if is_folder else uri.partition("?")
     parent, _, last = base.rstrip("/").rpartition("/")
     return f"{parent}{mark}{query}", last
 

@@ -14,6 +14,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from raytf import places
 from raytf.commands.table import show, size_text
 from raytf.data.checking import Findings, check
 from raytf.data.datasets import open_splits
@@ -144,7 +145,7 @@ def examine(flags: Check) -> bool:
 
 def _answers(uri: str) -> None:
     """Say soon where a store does not answer."""
-    if "://" in uri:
+    if not places.is_folder(uri):
         storage = Storage(uri)
 
         def look() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from raytf import places
 from raytf.data.sources import ArraySource, CsvSource, ParquetSource, Source, Spec, TFRecordSource
 from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.images import ImageFolderSource
@@ -112,7 +113,7 @@ def _digits() -> Images:
 
 
 def _from_path(data: str, size: tuple[int, int] | None) -> Images:
-    if "://" not in data:
+    if places.is_folder(data):
         path = Path(data).expanduser()
         if not path.exists():
             raise DataError(f"--data {data}: there is no such file or folder. Expected auto, digits, mnist or a path.")
@@ -175,7 +176,7 @@ def open_splits(data: str, reading: Reading | None = None) -> dict[str, Source]:
 
 def part(data: str, name: str) -> str:
     """The URI of a folder in another one."""
-    base, mark, query = data.partition("?") if "://" in data else (data, "", "")
+    base, mark, query = (data, "", "") if places.is_folder(data) else data.partition("?")
     return f"{base.rstrip('/')}/{name}{mark}{query}"
 
 

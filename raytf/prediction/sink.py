@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
+from raytf import places
 from raytf.errors import ConfigError, DataError, one_line
 from raytf.storage import Storage, explain
 
@@ -34,7 +35,7 @@ class Sink:
     """
 
     def __init__(self, uri: str, overwrite: bool = False):
-        plain = uri.partition("?")[0] if "://" in uri else uri
+        plain = uri if places.is_folder(uri) else uri.partition("?")[0]
         self._ending = next((ending for ending in _ENDINGS if plain.lower().endswith(ending)), "")
         if not self._ending:
             raise ConfigError(f"{plain}: expected an output that ends with {', '.join(_ENDINGS)}.")

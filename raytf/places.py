@@ -1,0 +1,152 @@
+"""URIs of storage: what is one, what is a folder, and that no secret is in it.
+
+    runs   ./a:b   ~/runs   /data/runs                     a folder
+    s3://BUCKET/PREFIX?region=eu-central-1                  an object store
+    s3:/bucket   S3://bucket   s3%3A//bucket   https://...  neither: refused
+
+What looks like a URI is never taken for a folder by mistake: it may hold a secret, which would become a folder's name.
+A folder whose name looks so is given from where it lies: `./a:b`. Errors show no part of what was given that may be a
+secret. What `parse` lets through holds none, so it may be shown and kept.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from dataclasses import dataclass
+
+from raytf.errors import ConfigError
+
+EXPECTED = "Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+_SCHEMES = ("s3", "gs", "gcs")
+_OPTIONS = {
+    "s3": ("endpoint_override", "scheme", "region"),
+    "gs": ("endpoint_override", "scheme", "project_id", "anonymous"),
+}
+#: What the value of an option looks like, and how that is said.
+_VALUES = {
+    "endpoint_override": (
+        re.compile(r"(https?://)?[\w.\-]+(:\d+)?/?|(https?://)?\[[0-9a-fA-F:]+\](:\d+)?/?"),
+        "HOST:PORT",
+    ),
+    "scheme": (re.compile(r"https?"), "http or https"),
+    "region": (re.compile(r"[\w.\-]*"), "a region such as eu-central-1"),
+    "project_id": (re.compile(r"[\w.:\-]*"), "a project's name"),
+    "anonymous": (re.compile(r"\w*"), "true or false"),
+}
+#: A folder, whatever follows.
+_EXPLICIT = re.compile(r"/|~|\.{1,2}(/|$)")
+#: A colon before the first slash, a scheme without one, or what looks like a name and a password.
+_LIKE_URI = re.compile(r"[^/:]*:|\s*(s3|gs|gcs|https?)[;.,]?//|(.*/)?[^/]*:[^/]*@", re.IGNORECASE)
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
+_SECRET = re.compile(
+    r"[^/]*:[^/]*@|(AKIA|ASIA)[A-Z0-9]{16}|(secret|token|passw|access_?-?key|credential|signature)[^/=&]*=",
+    re.IGNORECASE,
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a URI leads.
+
+    Attributes:
+        scheme: s3 or gs; empty for a folder.
+        location: BUCKET/PREFIX, or the folder as it was given.
+        options: after the question mark.
+    """
+
+    scheme: str
+    location: str
+    options: dict[str, str]
+
+
+def parse(uri: str) -> Place:
+    """What a URI means.
+
+    Raises:
+        ConfigError: it is none and no folder, or it holds what may be a secret; without that part of it.
+    """
+    if _CONTROL.search(uri):
+        raise ConfigError(f"storage: a control character is in its name. {EXPECTED}.")
+    scheme, mark, rest = uri.partition("://")
+    if not mark or scheme not in _SCHEMES:
+        _check_folder(uri)
+        return Place("", uri, {})
+    if "#" in rest:
+        raise ConfigError(f"storage {scheme}://...: a # is in it. Expected {scheme}://BUCKET/PREFIX?OPTION=VALUE.")
+    location, _, query = rest.partition("?")
+    if _has_secret(location) or "@" in location.partition("/")[0]:
+        raise _credentials()
+    if not location.strip("/") or location.startswith("/"):
+        raise ConfigError(f"storage {scheme}://... names no bucket. Expected {scheme}://BUCKET/PREFIX.")
+    if not _BUCKET.fullmatch(location.partition("/")[0]):
+        raise ConfigError(
+            f"storage {scheme}://...: the bucket's name may have letters, digits, dots, hyphens and underscores alone. "
+            f"Expected {scheme}://BUCKET/PREFIX."
+        )
+    family = "s3" if scheme == "s3" else "gs"
+    return Place(family, location.strip("/"), _options(query, f"{scheme}://{location}", _OPTIONS[family]))
+
+
+def is_folder(uri: str) -> bool:
+    """Whether a URI is a local folder or file.
+
+    Raises:
+        ConfigError: see `parse`.
+    """
+    return not parse(uri).scheme
+
+
+def shown(uri: str) -> str:
+    """A URI as it may be shown: without its options, which may hold a secret by mistake, and nothing of a wrong one."""
+    try:
+        return uri if is_folder(uri) else uri.partition("?")[0]
+    except ConfigError:
+        return "(a URI that cannot be understood)"
+
+
+def _check_folder(uri: str) -> None:
+    if _EXPLICIT.match(uri):
+        return
+    plain = uri
+    for _ in range(3):  # what was encoded may have been so again
+        found = re.match(r"\s*([A-Za-z][A-Za-z0-9]{0,4})://", plain)
+        if found and plain is uri:
+            known = found[1].lower() in _SCHEMES
+            what = f"{found[1].lower()}:// is written in small letters" if known else f"{found[1]}:// is not known"
+            raise ConfigError(f"storage {found[1]}://...: {what}. {EXPECTED}.")
+        if plain.startswith("://"):
+            raise ConfigError(f"storage ://...: a scheme that is empty is not known. {EXPECTED}.")
+        if _LIKE_URI.match(plain):
+            word = re.match(r"(s3|gs|gcs):/", uri)
+            such = f", such as {word[0]}..." if word else ""
+            hint = f" with two slashes, as in {word[1]}://BUCKET/PREFIX" if word else ""
+            raise ConfigError(
+                f"storage: what was given looks like a URI and is none{such}. "
+                f"{EXPECTED}{hint}. A folder whose name has a colon is given as ./NAME."
+            )
+        plain = urllib.parse.unquote(plain)
+
+
+def _has_secret(text: str) -> bool:
+    return any(_SECRET.search(one) for one in (text, urllib.parse.unquote(text), urllib.parse.unquote_plus(text)))
+
+
+def _credentials() -> ConfigError:
+    return ConfigError("storage: credentials do not belong into a URI. Give them through the environment.")
+
+
+def _options(query: str, plain: str, known: tuple[str, ...]) -> dict[str, str]:
+    pairs = urllib.parse.parse_qsl(query, keep_blank_values=True)
+    if any(word in name.lower() for name, _ in pairs for word in ("key", "token", "secret", "passw", "credential")):
+        raise _credentials()
+    for name, value in pairs:
+        if name not in known:
+            # A word without a value may be a secret itself.
+            what = f"unknown option {name!r}" if value and re.fullmatch(r"[a-z_]{1,24}", name) else "an unknown option"
+            raise ConfigError(f"storage {plain!r}: {what}. Known are {', '.join(known)}.")
+        pattern, expected = _VALUES[name]
+        if not pattern.fullmatch(value):
+            raise ConfigError(f"storage {plain!r}: the value of {name} is not known. Expected {expected}.")
+    return dict(pairs)
