@@ -14,6 +14,8 @@ from typing import Any
 
 import ray
 
+from raytf.hangs import Activity
+
 #: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
 SAVE_SECONDS = 120.0
 #: Most that one may take where Ray is lost.
@@ -181,7 +183,7 @@ def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float]
             answer, group, wanted = ray.get(asked, timeout=seconds)
             if answer is not None:
                 return bool(answer)
-            if not group:
+            if all(sighting.beat.activity is Activity.START for sighting in group):  # also where there is none
                 return None
             if wanted != ticket:  # a resize has come between
                 ticket = ray.get(monitor.park.remote(), timeout=seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -13,14 +13,14 @@ import pytest
 
 import raytf
 from benchmarks import law
-from raytf import ledger
+from raytf import endings, ledger
 from raytf.storage import Storage
 from raytf.testing import ElasticCluster, Job, environment, processes
 from tests.ray.conftest import PATIENCE, result_of
 
-STEPS = 360
+STEPS = 260
 #: Steps that a run makes between two faults.
-BETWEEN = 25
+BETWEEN = 15
 FLAGS = {
     "--data": "digits",
     "--model": "batchnorm",
@@ -49,12 +49,13 @@ class Run:
     folder: Path
     env: dict[str, str]
     find: Callable[[str, Job], list[psutil.Process]] = lambda kind, job: job.processes(TITLES[kind])
+    more: dict[str, object] = field(default_factory=dict)
     starts: int = 0
 
     def start(self) -> Job:
         self.starts += 1
         status = self.folder / "status.json"
-        flags = {**FLAGS, "--storage": self.folder, "--status-file": status}
+        flags = {**FLAGS, **self.more, "--storage": self.folder, "--status-file": status}
         command = [sys.executable, str(law.JOB), "--exact", *(str(x) for flag in flags.items() for x in flag)]
         return Job(command, self.folder / f"log-{self.starts}", self.env, status_file=status)
 
@@ -69,12 +70,17 @@ class Run:
                 if kind != "driver":
                     job.until(lambda: self.find(kind, job), PATIENCE)  # noqa: B023
                 reached, at = job.step or 0, time.monotonic()
-                job.kill() if kind == "driver" else self.find(kind, job)[0].kill()
+                if kind == "driver":
+                    job.kill()
+                    job = self.start()
+                else:
+                    self.find(kind, job)[0].kill()
                 deadline = at + PATIENCE
                 while (job.step or 0) <= reached:
                     assert time.monotonic() < deadline, f"{kind}: no new step\n{job.output}"
                     if not job.is_running:
-                        assert kind == "driver" or job.process.returncode == 75, job.output
+                        # A Ray that is gone, or could not be started on a loaded machine: the same command goes on.
+                        assert job.process.returncode == endings.AGAIN.code, job.output
                         job.close()
                         job = self.start()
                     time.sleep(0.05)
@@ -108,7 +114,7 @@ class Run:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of the run that nothing happens to."""
-    run = Run(tmp_path_factory.mktemp("quiet"), environment())
+    run = Run(tmp_path_factory.mktemp("quiet"), environment(), more={"--workers": 1, "--pause": 0})
     run.play(())
     return result_of(run.folder / "a")["weights_sha256"]
 
@@ -120,12 +126,11 @@ def test_each_kind_of_process_of_a_job_with_a_ray_of_its_own(tmp_path: Path, wei
     run = Run(tmp_path, environment())
     run.play(OWN)
     run.check(weights)
-    assert run.starts == 2
     assert run.output.count("Ray Train's controller died; starting another one") == 1
 
 
 def test_each_kind_of_process_of_a_job_on_a_cluster(tmp_path: Path, weights: str):
-    with ElasticCluster(nodes=3) as cluster:
+    with ElasticCluster(nodes=2, cpus=2) as cluster:
 
         def find(kind: str, job: Job) -> list[psutil.Process]:
             nodes = [cluster.head, *cluster.nodes]
