@@ -123,7 +123,10 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
         DamagedFileError: the file is none that raytf has written.
         ConfigError: a module cannot be imported.
     """
-    document = reading.read(run, FILE, _SHAPE, reading.LARGE, _DEPTH)
+    try:
+        document = reading.read(run, FILE, _SHAPE, reading.LARGE, _DEPTH)
+    except DamagedFileError as error:
+        raise DamagedFileError(error.file, error.reason, "The run's next start writes it anew.") from None
     if document is None:
         raise ModelError(
             f"{run.locate(FILE)} is missing: this run was begun by an older raytf. Its next start writes it."

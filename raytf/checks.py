@@ -27,6 +27,7 @@ _SETTLE_SECONDS = 10.0
 _WORKER_BYTES = 700 << 20
 #: Of --logical-shards.
 _SHARDS_DIGITS = 9
+_OF_RESULT = ("metrics", "weights_sha256")
 _NOTHING_ELSE = (
     "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
     "delete it to begin anew, or choose another --run name."
@@ -41,14 +42,27 @@ _REMOVE = "Remove it, or choose another --run name."
 _YOUNG_SECONDS = 30.0
 
 
-def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
-    """The result of a run that has nothing left to do; None where there is work."""
+def finished(
+    run: Storage, total_steps: int, say: Callable[[str], None] = lambda message: None
+) -> dict[str, Any] | None:
+    """The result of a run that has nothing left to do; None where there is work.
+
+    Args:
+        say: told of a result that cannot be read, and will be made again from the newest checkpoint.
+
+    Raises:
+        DamagedFileError: that cannot be, as there is no checkpoint.
+    """
     try:
         result = runlog.read_result(run)
+        missing = [] if result is None else [part for part in _OF_RESULT if part not in result]
+        if missing:
+            raise DamagedFileError(run.locate(runlog.RESULT), f"it has no {missing[0]!r}")
     except DamagedFileError as error:
         if not manifest.list_complete(run):
             raise DamagedFileError(error.file, error.reason, _NOTHING_ELSE) from None
-        return None  # it is made again from the newest checkpoint
+        say(f"{error} It is made again from the newest checkpoint")
+        return None
     if result is None or not (result.get("stopped_early") or result["steps"] >= total_steps):
         return None
     return result

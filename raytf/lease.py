@@ -105,7 +105,12 @@ class Lease:
 
     def _wait_for_death(self) -> str | None:
         """The version of the lease that a dead process left; None where there is none any more."""
-        found = self._run.get_version(LEASE_FILE)
+        try:
+            found = self._run.get_version(LEASE_FILE)
+        except DamagedFileError as error:  # no file, or a giant one, which no owner replaces
+            raise DamagedFileError(
+                error.file, error.reason, "No process owns a run by such a lease: delete it."
+            ) from None
         if found is None:
             return None
         try:

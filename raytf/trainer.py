@@ -176,7 +176,7 @@ def fit(
         # Ray's dashboard has no page about runs of Train; it shows this line, as part of the job's log.
         display.say(f"its page, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
-            finished = checks.finished(run, total)
+            finished = checks.finished(run, total, display.say)
             checks.compare_batch(stored, config, plan.records, own)
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
