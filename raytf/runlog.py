@@ -8,9 +8,11 @@ import io
 import json
 import math
 import os
+import re
 import tempfile
 import time
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,27 @@ def new_attempt(now: float | None = None) -> str:
     now = time.time() if now is None else now
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
     return f"{stamp}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
+
+
+#: What a run's attempts write, but for its checkpoints: folders of a run.
+_OWN = (STEPS, ATTEMPTS, "files", "tensorboard", "ledger", "checkpoints")
+_ATTEMPT = re.compile(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+
+
+def abort_uploads(run: Storage) -> None:
+    """Have a store forget what a killed command had begun to upload.
+
+    For the owner of the lease, before its first attempt: then all that is under way is of attempts that are over. What
+    others may write, such as `raytf export`, is left alone. A store that fails here does not matter.
+    """
+    with contextlib.suppress(StorageError):
+        run.abort_uploads("", lambda name: name.partition("/")[0] in _OWN and "/" in name)
+
+
+def is_of_dead_attempt(name: str, present: str, over: Collection[str] = ()) -> bool:
+    """Whether a file's name holds an attempt that is over: a known one, or one before the present one by its time."""
+    found = _ATTEMPT.search(name)
+    return found is not None and found[0] != present and (found[0] in over or found[0] < present)
 
 
 class StepLog:

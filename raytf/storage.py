@@ -320,7 +320,7 @@ class Storage:
         """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
 
         Args:
-            name: a folder.
+            name: a folder; empty for all.
             is_dead: of a file's name relative to it: whether nobody goes on with it.
 
         Returns:

@@ -181,6 +181,7 @@ def fit(
             if finished is not None:
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished, model)
+            runlog.abort_uploads(run)
             with booked(run) as book:
                 document = _until_done(job, sources, run, display, status_file, lease, book)
                 book.add([driver_event("ended", outcome="finished")])

@@ -26,6 +26,7 @@ from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
 from raytf.errors import CheckpointError, DamagedFileError, RunInUseError, RunMismatchError, StorageError
 from raytf.goal import Goal
+from raytf.runlog import is_of_dead_attempt
 from raytf.storage import Storage
 
 T = TypeVar("T")
@@ -346,8 +347,8 @@ class Saver:
             ):
                 self._delete(old)
             if not self._swept:
-                past = self._over - {self._attempt}
-                self._run.abort_uploads(FOLDER, lambda file: policy.attempt_of(file.partition("/")[0]) in past)
+                # An attempt whose very first file was cut off is in no list.
+                self._run.abort_uploads("", lambda file: is_of_dead_attempt(file, self._attempt, self._over))
                 self._swept = True
         except (StorageError, RunInUseError) as error:
             self._say(f"old checkpoints could not be deleted: {error}")

@@ -367,10 +367,16 @@ def test_half_uploads_are_aborted(s3, s3_endpoint):
     for attempt in (past, ATTEMPT):
         key = f"run/{FOLDER}/{policy.name_of(3, attempt)}/share-00000.safetensors"
         client.create_multipart_upload(Bucket=bucket, Key=key)
+    # Of an attempt that died before its first file was there, and of somebody else.
+    client.create_multipart_upload(Bucket=bucket, Key="run/attempts/20250102T000000.000-dddddd.json")
+    client.create_multipart_upload(Bucket=bucket, Key="run/export/1/saved_model.pb")
     ranks = Ranks(Storage(uri), world_size=1, over=[past])
     assert ranks.save(5) is policy.Event.DONE
     left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
-    assert left == [f"run/{FOLDER}/{policy.name_of(3, ATTEMPT)}/share-00000.safetensors"]
+    assert sorted(left) == [
+        f"run/{FOLDER}/{policy.name_of(3, ATTEMPT)}/share-00000.safetensors",
+        "run/export/1/saved_model.pb",
+    ]
     assert ranks.said == []
 
 

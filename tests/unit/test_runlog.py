@@ -208,3 +208,32 @@ def test_a_renewed_log_replaces_what_the_old_one_writes_later(run):
     later.add(3, 0, np.array([9.0]), np.array([0.1]))
     later.write(later.take())
     assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 9]
+
+
+def test_what_a_killed_command_had_begun_to_upload_is_aborted(s3, s3_endpoint):
+    import boto3
+
+    uri = s3("runs/a")
+    bucket = uri.split("/")[2]
+    client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", region_name="us-east-1")
+    dead = [
+        "attempts/x.json",
+        "steps/000000000001-x.csv",
+        "tensorboard/events.1",
+        "checkpoints/1-x-1/share-00000.safetensors",
+    ]
+    others = ["runs/a/export/1/saved_model.pb", "runs/ab/attempts/x.json", "runs/a/attempts"]
+    for key in [*(f"runs/a/{name}" for name in dead), *others]:
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    runlog.abort_uploads(Storage(uri))
+    left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
+    assert sorted(left) == sorted(others)
+
+
+def test_which_attempts_are_dead():
+    present = "20260102T000000.000-bbbbbb"
+    assert runlog.is_of_dead_attempt("attempts/20260101T000000.000-aaaaaa.json", present)
+    assert runlog.is_of_dead_attempt("steps/1-20270101T000000.000-cccccc.csv", present, ["20270101T000000.000-cccccc"])
+    assert not runlog.is_of_dead_attempt("steps/1-20270101T000000.000-cccccc.csv", present)
+    assert not runlog.is_of_dead_attempt(f"attempts/{present}.json", present, [present])
+    assert not runlog.is_of_dead_attempt("export/1/saved_model.pb", present)
