@@ -48,9 +48,11 @@ class OwnRay:
         node: Any = ray._private.worker._global_node
         if self._guard is not None:
             self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
-        names = {"gcs_server": "the GCS of this driver's Ray", "raylet": "the raylet of this driver's Ray"}
-        pids = {text: info.process.pid for kind, text in names.items() for info in node.all_processes[kind]}
-        return [vigil.Neighbour(text, pid) for text, pid in pids.items()]
+        gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
+        return [
+            vigil.Neighbour("the GCS of this driver's Ray", gcs, False),
+            vigil.Neighbour("the raylet of this driver's Ray", raylet, True),
+        ]
 
     def over(self) -> None:
         """It was told to end."""
@@ -102,7 +104,7 @@ def signs_of_cluster() -> list[vigil.Sign]:
     found: list[vigil.Sign] = []
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and node.raylet_socket_name in " ".join(process.info["cmdline"] or ()):
-            found.append(vigil.Neighbour("the raylet of this driver's node", process.pid))
+            found.append(vigil.Neighbour("the raylet of this driver's node", process.pid, True))
     config = ray._private.state.state.get_system_config()
     seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", vigil.RECONNECT_SECONDS))
     return [*found, vigil.Port("the cluster's GCS", node.gcs_address, vigil.patience(seconds))]
