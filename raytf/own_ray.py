@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 import psutil
 import ray
+from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
 
 from raytf import scratch, vigil
 from raytf.leftovers import MARK, Guard
 
 _NICENESS = "RAY_worker_niceness"
+#: Characters of a folder for temporary files in which sockets still have a path that the system takes.
+_LONGEST_FOLDER = 60
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
@@ -40,8 +44,21 @@ class OwnRay:
         # Ray's workers are nice to all others (15): among other programs of a machine a restart, which is mostly
         # imports, would get next to nothing.
         variables[_NICENESS] = os.environ.get(_NICENESS, "0")
+        variables |= self._own_folder()
         with _environment(variables), _loopback():
             yield
+
+    def _own_folder(self) -> dict[str, str]:
+        """Temporary files of Ray's processes go to a folder that the guard removes; Ray's logs are where they were."""
+        base = get_default_system_temp_dir()
+        if self._guard is None or len(base) > _LONGEST_FOLDER:
+            return {}
+        try:
+            folder = tempfile.mkdtemp(prefix="raytf-", dir=base)
+        except OSError:
+            return {}
+        self._guard.remove(folder)
+        return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
     def begun(self) -> list[vigil.Sign]:
         """It has started; how to see that it dies."""
