@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import Any
 
 import psutil
 import ray
+from ray._common.utils import get_default_system_temp_dir
 from ray._private import ray_constants
 
 from raytf import scratch, vigil
 from raytf.leftovers import MARK, Guard
 
 _NICENESS = "RAY_worker_niceness"
+#: Characters of a folder for temporary files in which sockets still have a path that the system takes.
+_LONGEST_FOLDER = 60
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
@@ -40,17 +44,32 @@ class OwnRay:
         # Ray's workers are nice to all others (15): among other programs of a machine a restart, which is mostly
         # imports, would get next to nothing.
         variables[_NICENESS] = os.environ.get(_NICENESS, "0")
+        variables |= self._own_folder()
         with _environment(variables), _loopback():
             yield
+
+    def _own_folder(self) -> dict[str, str]:
+        """Temporary files of Ray's processes go to a folder that the guard removes; Ray's logs are where they were."""
+        base = get_default_system_temp_dir()
+        if self._guard is None or len(base) > _LONGEST_FOLDER:
+            return {}
+        try:
+            folder = tempfile.mkdtemp(prefix="raytf-", dir=base)
+        except OSError:
+            return {}
+        self._guard.remove(folder)
+        return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
     def begun(self) -> list[vigil.Sign]:
         """It has started; how to see that it dies."""
         node: Any = ray._private.worker._global_node
         if self._guard is not None:
             self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
-        names = {"gcs_server": "the GCS of this driver's Ray", "raylet": "the raylet of this driver's Ray"}
-        pids = {text: info.process.pid for kind, text in names.items() for info in node.all_processes[kind]}
-        return [vigil.Neighbour(text, pid) for text, pid in pids.items()]
+        gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
+        return [
+            vigil.Neighbour("the GCS of this driver's Ray", gcs, False),
+            vigil.Neighbour("the raylet of this driver's Ray", raylet, True),
+        ]
 
     def over(self) -> None:
         """It was told to end."""
@@ -102,7 +121,7 @@ def signs_of_cluster() -> list[vigil.Sign]:
     found: list[vigil.Sign] = []
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and node.raylet_socket_name in " ".join(process.info["cmdline"] or ()):
-            found.append(vigil.Neighbour("the raylet of this driver's node", process.pid))
+            found.append(vigil.Neighbour("the raylet of this driver's node", process.pid, True))
     config = ray._private.state.state.get_system_config()
     seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", vigil.RECONNECT_SECONDS))
     return [*found, vigil.Port("the cluster's GCS", node.gcs_address, vigil.patience(seconds))]

@@ -17,13 +17,15 @@ from pathlib import Path
 FOLDER = "raytf-tmp"
 
 _folder: Path | None = None
+#: What TMPDIR was.
+_before: str | None = None
 #: Locked as long as this process lives, however it ends.
 _lock = -1
 
 
 def begin(base: Path) -> None:
     """From now on temporary files of this process are in a folder of its own below `base`; those of the dead go."""
-    global _folder, _lock
+    global _folder, _lock, _before
     if _folder is not None:
         return
     try:
@@ -34,7 +36,7 @@ def begin(base: Path) -> None:
         fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return  # the system's own will do
-    _folder = folder
+    _folder, _before = folder, os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
@@ -44,8 +46,11 @@ def end() -> None:
     if _folder is not None:
         shutil.rmtree(_folder, ignore_errors=True)
         _folder = None
-        os.environ.pop("TMPDIR", None)
         tempfile.tempdir = None
+        if _before is None:
+            os.environ.pop("TMPDIR", None)
+        else:
+            os.environ["TMPDIR"] = _before
 
 
 def _sweep(base: Path) -> None:

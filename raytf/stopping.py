@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from raytf.hangs import Activity
+from raytf.vigil import Loss
 
 #: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
 SAVE_SECONDS = 120.0
@@ -154,17 +155,17 @@ def _end(
         os._exit(128 + number)
 
 
-def saved_before(monitor: Any, what: str, leave: Callable[[str], None]) -> str:
+def saved_before(monitor: Any, loss: Loss, leave: Callable[[str], None]) -> str:
     """Have the ranks that live save, because something has died that this process needs; what to say of it.
 
     Args:
-        monitor: handle of the driver's Monitor, which may be dead.
-        what: has died.
+        monitor: handle of the driver's Monitor.
+        loss: what has died.
         leave: as of `saving_first`.
     """
-    saved = save(monitor, LOST_SECONDS)
+    saved = loss.is_reachable and save(monitor, LOST_SECONDS)
     said = "the workers saved first" if saved else "the workers could not save any more"
-    leave(f"{what}, {said}")
+    leave(f"{loss.text}, {said}")
     return said
 
 

@@ -258,7 +258,7 @@ def _train(
             listening(ear, display, status_file, lease),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
-            vigil.farewell(lambda what: saved_before(monitor, what, leave)),
+            vigil.farewell(lambda loss: saved_before(monitor, loss, leave)),
         ):
             if config.strategy.has_servers:
                 document = _with_servers(job, "GPU" in resources, display.say)

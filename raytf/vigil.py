@@ -14,13 +14,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import psutil
 
 from raytf.command import EXIT_AGAIN
 
+
+@dataclass(frozen=True)
+class Loss:
+    """What has died.
+
+    Attributes:
+        text: for people.
+        is_reachable: whether actors can still be asked for something.
+    """
+
+    text: str
+    is_reachable: bool
+
+
 #: Says what has died; None while it lives.
-Sign = Callable[[], str | None]
+Sign = Callable[[], Loss | None]
 #: Seconds between two looks; for what is done before the process ends; and to reach a port.
 _LOOK_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
 #: Seconds between two looks at a port, and for which Ray waits for a GCS that comes back.
@@ -31,7 +46,7 @@ _RESERVE_SECONDS = 15.0
 _AGAIN = "The same command goes on where this one stopped."
 
 #: What is done before the process ends: takes what has died, returns what shall be said of it, or nothing.
-Farewell = Callable[[str], str]
+Farewell = Callable[[Loss], str]
 _farewells: list[Farewell] = []
 
 
@@ -52,12 +67,17 @@ def farewell(call: Farewell) -> Iterator[None]:
 class Neighbour:
     """A process of this machine.
 
+    Args:
+        name: who it is, for people.
+        pid: of it.
+        is_all: nothing can be asked of Ray without it.
+
     Attributes:
         handle: that becomes readable when it dies; -1 where the system has none.
     """
 
-    def __init__(self, name: str, pid: int):
-        self._name, self._pid = name, pid
+    def __init__(self, name: str, pid: int, is_all: bool):
+        self._name, self._pid, self._is_all = name, pid, is_all
         self._process: psutil.Process | None = None  # it has died already
         self.handle = -1
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -65,13 +85,13 @@ class Neighbour:
         with contextlib.suppress(OSError):
             self.handle = os.pidfd_open(pid)
 
-    def __call__(self) -> str | None:
+    def __call__(self) -> Loss | None:
         # One that nobody has reaped yet is dead, too.
         with contextlib.suppress(psutil.NoSuchProcess):
             process = self._process
             if process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 return None
-        return f"{self._name} (pid {self._pid}) has died"
+        return Loss(f"{self._name} (pid {self._pid}) has died", not self._is_all)
 
     def close(self) -> None:
         """Look no more."""
@@ -96,7 +116,7 @@ class Port:
         self._seconds, self._clock = seconds, clock
         self._answered_at = self._asked_at = clock()
 
-    def __call__(self) -> str | None:
+    def __call__(self) -> Loss | None:
         now = self._clock()
         if now - self._asked_at < _PORT_SECONDS:
             return None
@@ -105,7 +125,7 @@ class Port:
             socket.create_connection((self._host, self._port), timeout=_REACH_SECONDS).close()
         except OSError:
             silent = now - self._answered_at
-            return f"{self._name} has not answered for {silent:.0f} s" if silent >= self._seconds else None
+            return Loss(f"{self._name} has not answered for {silent:.0f} s", True) if silent >= self._seconds else None
         self._answered_at = now
         return None
 
@@ -126,7 +146,7 @@ class Vigil:
         end: ends this process; takes what has died.
     """
 
-    def __init__(self, signs: Sequence[Sign], end: Callable[[str], None] | None = None):
+    def __init__(self, signs: Sequence[Sign], end: Callable[[Loss], None] | None = None):
         self._signs, self._end = signs, end or leave
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -159,14 +179,14 @@ class Vigil:
             if self._stop.is_set():
                 return
             for sign in self._signs:
-                what = sign()
-                if what is not None:
+                loss = sign()
+                if loss is not None:
                     self._stop.set()
-                    self._end(what)
+                    self._end(loss)
                     return
 
 
-def leave(what: str) -> None:
+def leave(loss: Loss) -> None:
     """End this process because something that it needs has died."""
     shown = sys.stdout
     terminal = _mute()
@@ -175,17 +195,17 @@ def leave(what: str) -> None:
     def say_farewell() -> None:
         for call in reversed(_farewells):
             with contextlib.suppress(Exception, SystemExit):
-                said.append(call(what))
+                said.append(call(loss))
 
     thread = threading.Thread(target=say_farewell, daemon=True, name="raytf-farewell")
     thread.start()
     thread.join(_FAREWELL_SECONDS)
     try:
-        text = " ".join([f"error: {what}; {'; '.join(filter(None, said)) or 'nothing goes on with this Ray'}.", _AGAIN])
+        why = "; ".join(filter(None, said)) or "nothing goes on with this Ray"
         with contextlib.suppress(Exception):
             shown.flush()
         with contextlib.suppress(OSError):
-            os.write(terminal, f"{text}\n".encode())
+            os.write(terminal, f"error: {loss.text}; {why}. {_AGAIN}\n".encode())
     finally:
         os._exit(EXIT_AGAIN)
 

@@ -19,7 +19,7 @@ from raytf.testing import Job
 from raytf.testing.processes import WORKER, wait_until
 from tests.ray.conftest import EVERYTHING, Bucket, result_of
 
-FLAGS = ("--global-batch-size", 16, "--epochs", 40, "--exact", "--patience", 50, "--run", "a")
+FLAGS = ("--global-batch-size", 16, "--epochs", 16, "--exact", "--patience", 50, "--run", "a")
 #: Generous: 5 s and 10 s are promised, on two cores that many tests may share.
 LEFT_SECONDS, GONE_SECONDS = 20.0, 30.0
 

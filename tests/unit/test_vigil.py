@@ -18,8 +18,8 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 @pytest.mark.parametrize("reap", [True, False])
 def test_a_process_is_missed_at_once(reap: bool):
-    said: list[str] = []
-    with subprocess.Popen(SLEEP) as process, vigil.Vigil([vigil.Neighbour("it", process.pid)], said.append):
+    said: list[vigil.Loss] = []
+    with subprocess.Popen(SLEEP) as process, vigil.Vigil([vigil.Neighbour("it", process.pid, True)], said.append):
         time.sleep(0.2)
         assert said == []
         began = time.monotonic()
@@ -28,17 +28,17 @@ def test_a_process_is_missed_at_once(reap: bool):
             process.wait(30)
         wait_until(lambda: said, "it is missed", 30)
         assert time.monotonic() - began < 5
-    assert said == [f"it (pid {process.pid}) has died"]
+    assert said == [vigil.Loss(f"it (pid {process.pid}) has died", False)]
 
 
 def test_one_that_has_died_is_missed_at_the_end_of_a_statement_too():
-    said: list[str] = []
+    said: list[vigil.Loss] = []
     process = subprocess.Popen(SLEEP)
     process.kill()
     process.wait()
-    with vigil.Vigil([vigil.Neighbour("it", process.pid)], said.append):
+    with vigil.Vigil([vigil.Neighbour("it", process.pid, True)], said.append):
         pass
-    assert said == [f"it (pid {process.pid}) has died"]
+    assert said == [vigil.Loss(f"it (pid {process.pid}) has died", False)]
 
 
 def test_a_port_may_be_closed_for_a_while():
@@ -50,7 +50,8 @@ def test_a_port_may_be_closed_for_a_while():
 
     def after(seconds: float) -> str | None:
         now[0] += seconds
-        return sign()
+        loss = sign()
+        return None if loss is None else loss.text
 
     assert [after(5) for _ in range(8)] == [None] * 8
     with socket.create_server(("127.0.0.1", port)):
@@ -77,7 +78,7 @@ SCRIPT = """
         print("what the user shall see", file=shown, flush=True)
         return "the workers saved first"
     shown = sys.stdout
-    with vigil.Vigil([vigil.Neighbour("its Ray", process.pid)]):
+    with vigil.Vigil([vigil.Neighbour("its Ray", process.pid, True)]):
         with vigil.farewell(broken), vigil.farewell(farewell):
             process.kill()
             time.sleep(600)
