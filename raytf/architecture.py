@@ -5,11 +5,13 @@ architecture.json    the model's configuration as Keras serializes it, and what 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
 import math
 import os
+import random
 import sys
 import zipfile
 import zlib
@@ -18,14 +20,17 @@ from typing import Any
 import keras
 import numpy as np
 
-from raytf import reading, suspects
+from raytf import precision, reading, suspects
 from raytf.data import tree
 from raytf.errors import ConfigError, DamagedFileError, JobError, ModelError, one_line
-from raytf.model import takes_training
+from raytf.model import run_user_code, takes_training, with_precision
+from raytf.precision import Precision
 from raytf.storage import Storage
 
 FILE = "architecture.json"
 _VERSION = 1
+#: A model of more is not made a second time only to see whether it can be.
+_MOST_PARAMETERS = 20_000_000
 _LEAF = "__array__"
 #: Nested models make deep configurations.
 _DEPTH = 400
@@ -46,6 +51,8 @@ def describe(model: keras.Model, x: Any) -> bytes:
         x: inputs of one or more records, nested.
     """
     document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
+    # A model of one's own class has the policies of its layers from here alone.
+    document["precision"] = dataclasses.asdict(precision.of_process())
     try:
         document["config"] = keras.saving.serialize_keras_object(model)
         return json.dumps(document, indent=1).encode()
@@ -53,6 +60,54 @@ def describe(model: keras.Model, x: Any) -> bytes:
         document.pop("config", None)
         document["problem"] = f"{type(error).__name__}: {one_line(error, 300)}"
         return json.dumps(document, indent=1).encode()
+
+
+def obstacles(model: keras.Model) -> list[str]:
+    """What will keep Keras from making the model again, one line; it is tried with the weights left out."""
+    layer = next((layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Lambda)), None)
+    if layer is not None:
+        return [
+            f"layer {layer.name!r} is a Lambda, whose Python code keras.saving.load_model does not run. Make it a "
+            "layer of a class with get_config(); Result.load_model() takes the job's model function."
+        ]
+    drawn = random.getstate()  # layers that are made draw seeds, of which other ranks know nothing
+    own = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}  # also those of a script
+    try:
+        config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+        if model.count_params() <= _MOST_PARAMETERS:
+            config.pop("compile_config", None)
+            keras.saving.deserialize_keras_object(config, custom_objects=own)
+    except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
+        said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
+        return [
+            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {said}... "
+            "Give its classes a get_config() with the arguments of their __init__, and register them "
+            "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
+        ]
+    finally:
+        random.setstate(drawn)
+    return []
+
+
+def precision_of(run: Storage) -> Precision:
+    """With which dtypes the run's model computes; Keras's defaults where the run does not say."""
+    return precision.parse(_document(run).get("precision"))
+
+
+def call(model: keras.Model, run: Storage) -> None:
+    """Call a model with one record of zeros like the run's, so that all of its weights are there."""
+    inputs = _document(run).get("inputs")
+    if inputs is not None:
+        x = _zeros(inputs)
+        run_user_code("the model", lambda: model(x, training=False) if takes_training(model) else model(x))
+
+
+def _document(run: Storage) -> dict[str, Any]:
+    try:
+        document = json.loads(run.get_or_none(FILE) or b"{}")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) -> tuple[keras.Model, Any]:
@@ -90,20 +145,21 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
     _refuse([config, optimizer], run.locate(FILE), trust)
     for module in modules:
         _import(module)
-    model = _deserialize(config, trust)
-    if not isinstance(model, keras.Model):
-        raise DamagedFileError(run.locate(FILE), f"it describes a {type(model).__name__}, expected a model")
-    try:
-        x = _zeros(document["inputs"])
-        model(x, training=False) if takes_training(model) else model(x)
-    except DamagedFileError:
-        raise
-    except Exception as error:  # of Keras, TensorFlow, or a layer of the job's own
-        raise ModelError(
-            f"the model cannot be called on a record as {run.locate(FILE)} describes it: {type(error).__name__}: "
-            f"{one_line(error, 300)}"
-        ) from error
-    return model, _averaging(model, optimizer)
+    with with_precision(precision.parse(document.get("precision"))):
+        model = _deserialize(config, trust)
+        if not isinstance(model, keras.Model):
+            raise DamagedFileError(run.locate(FILE), f"it describes a {type(model).__name__}, expected a model")
+        try:
+            x = _zeros(document["inputs"])
+            model(x, training=False) if takes_training(model) else model(x)
+        except DamagedFileError:
+            raise
+        except Exception as error:  # of Keras, TensorFlow, or a layer of the job's own
+            raise ModelError(
+                f"the model cannot be called on a record as {run.locate(FILE)} describes it: {type(error).__name__}: "
+                f"{one_line(error, 300)}"
+            ) from error
+        return model, _averaging(model, optimizer)
 
 
 def _refuse(config: Any, where: str, trust: bool) -> None:

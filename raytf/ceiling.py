@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import yaml
 
+from raytf import yamls
+
 #: What the process of either autoscaler has in its command line.
 _MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
 _CONFIG, _GCS = "--autoscaling-config=", "--gcs-address="
@@ -46,7 +48,7 @@ def growth(port: int, command_lines: Iterable[list[str]]) -> Growth | dict[str, 
         if not any(files):
             return Growth.NO
         try:
-            return most(yaml.safe_load(Path(files[0]).expanduser().read_text(encoding="utf-8")))
+            return most(yamls.load(Path(files[0]).expanduser().read_text(encoding="utf-8")))
         except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError):
             return Growth.UNKNOWN
     return Growth.UNKNOWN

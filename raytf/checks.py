@@ -18,6 +18,7 @@ from raytf.config import TrainConfig
 from raytf.elastic import fitting, possible_workers
 from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
 from raytf.job import batch_identity, differences, strategy_identity
+from raytf.precision import DEFAULT, Precision
 from raytf.storage import Storage
 
 #: How long a cluster that still grows may take to show the workers' resources.
@@ -150,7 +151,7 @@ def _named(identity: dict[str, str]) -> str:
     return f"--strategy {identity['--strategy']}{more}"
 
 
-def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> None:
+def compare_batch(before: dict[str, str], config: TrainConfig, records: int, precision: Precision = DEFAULT) -> None:
     """Refuse a changed batch before anything is started; the model is compared by the workers.
 
     Args:
@@ -161,7 +162,7 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> 
     """
     if not before:
         return
-    now = batch_identity(config, records)
+    now = batch_identity(config, records, precision)
     difference = differences({k: before.get(k, "nothing") for k in now}, now)
     if difference:
         raise RunMismatchError(

@@ -83,14 +83,16 @@ class StorageError(RaytfError, OSError):
     """Storage cannot be reached, read or written.
 
     Attributes:
-        kind: one of `missing`, `denied`, `unreachable`, `full`, `damaged`, `other`.
+        kind: one of `missing`, `denied`, `unreachable`, `full`, `unsupported`, `refused` (by raytf: a name), `damaged`,
+            `other`.
     """
 
     def __init__(self, message: str, kind: str = "other"):
         super().__init__(message)
         self.kind = kind
         # A full disk or a missing right does not mend itself between two attempts.
-        self.retryable = kind in ("unreachable", "other")
+        self.retryable = kind in ("unreachable", "unsupported", "other")
+        self.passes = kind == "unreachable"
 
 
 class DamagedFileError(StorageError):

@@ -45,6 +45,16 @@ class Evaluator:
         self._plan: StepPlan = pipeline.plan
         self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
+    def _totals(self, call: Call) -> np.ndarray:
+        """[K, n] over all shards, by what losses are divided that are divided by data."""
+        own, shards = self._step.divisors(call), self._pipeline.shards
+        steps, _, count = own.shape
+        if not count:
+            return np.zeros((steps, 0), np.float32)
+        every = np.zeros((steps, self._plan.shards, count), np.float32)
+        every[:, shards.start : shards.stop] = own
+        return self._group.sum(every.ravel()).reshape(every.shape).sum(1)
+
     def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Loss and metrics by name; the model's metrics are reset before and after.
 
@@ -61,7 +71,8 @@ class Evaluator:
                 end = plan.call_end(asked, _CALL_STEPS, total)
                 pending.append(self._pipeline.submit(asked, end))
                 asked = end
-            rows += self._step(pending.popleft().result())
+            call = pending.popleft().result()
+            rows += self._step(call, self._totals(call))
             progress()
         everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows

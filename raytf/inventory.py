@@ -19,6 +19,7 @@ from raytf.checkpoint import manifest, policy
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.goal import Goal
 from raytf.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
+from raytf.names import is_plain
 from raytf.reading import SMALL, attempt
 from raytf.storage import File, Storage
 
@@ -102,7 +103,7 @@ def survey(
     unread: list[str] = []
     for file in storage.files(skipped=unread):
         name, _, inner = file.name.partition("/")
-        if inner:
+        if inner and is_plain(name):
             folders.setdefault(name, []).append(File(inner, file.bytes, file.modified))
     names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
     problems = {name: _places(folders[name], name, unread) for name in names}

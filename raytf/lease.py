@@ -1,9 +1,10 @@
 """A run belongs to one live process: a small file beside it says which, and is renewed while that process lives.
 
 It is created, renewed and taken over by compare-and-swap: atomically on a local file system, and on S3 by conditional
-writes. A store without those (Google's, as pyarrow reaches it; some of other makers) has the file read back after a
-moment: of two that start in the same instant the last writer owns the run. An owner that was suspended finds that its
-lease is another's, and whatever it had begun looks at the lease (`check_owner`) before it changes what others restore.
+writes. Where a store has none of those, or of one kind alone (see `Storage.is_conditional`), the commands that want the
+run put up claims first, so that one of them writes (see `claims`), and it reads the file back after a moment. An owner
+that was suspended finds that its lease is another's, and whatever it had begun looks at the lease (`check_owner`)
+before it changes what others restore.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from raytf import reading
-from raytf.errors import DamagedFileError, RunInUseError, StorageError
+from raytf import claims, reading
+from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import Storage
 
 LEASE_FILE = "lease.json"
@@ -82,14 +83,14 @@ class Lease:
         self._give_back()
 
     def _take(self) -> None:
-        if not self._run.create(LEASE_FILE, self._text()):
-            version = self._wait_for_death()
-            if version is None:
-                self._run.create(LEASE_FILE, self._text())
-            else:
-                self._run.swap(LEASE_FILE, self._text(), version)
+        # Looked at before anything is written: whoever comes while the owner lives is told so at once.
+        version = self._wait_for_death()
+        if version is None:
+            claims.create(self._run, LEASE_FILE, self._text(), self._clock, self._sleep)
+        else:
+            claims.swap(self._run, LEASE_FILE, self._text(), version, self._clock, self._sleep)
         if not self._run.is_conditional():
-            self._sleep(_SETTLE_SECONDS)  # of two that write in one instant the last one stays
+            self._sleep(_SETTLE_SECONDS)  # of two that write in one instant all the same, the last one stays
         holder = _holder(self._run.get_version(LEASE_FILE))
         if holder is None or holder["id"] != self.owner["id"]:
             raise RunInUseError(self._in_use(holder or {}))
@@ -147,6 +148,8 @@ class Lease:
         )
 
     def _renew(self) -> None:
+        """Keep the lease. An outage of storage ends no run; another owner cannot get in through it either."""
+        failed, refused = 0, 0
         while not self._stop.wait(RENEW_SECONDS):
             try:
                 found = self._run.get_version(LEASE_FILE)
@@ -155,11 +158,22 @@ class Lease:
                     self.lost.set()
                     return
                 self._beat += 1
-                if not self._stop.is_set():
-                    # Refused where another process takes over in this moment, as the next look will show.
-                    self._run.swap(LEASE_FILE, self._text(), found[1])
-            except StorageError:
-                continue  # an outage of storage ends no run; another owner cannot get in through it either
+                if self._stop.is_set():
+                    return
+                # Refused where another process takes over in this moment, as the next look will show.
+                refused = 0 if self._run.swap(LEASE_FILE, self._text(), found[1]) else refused + 1
+                problem = "storage refuses the write, and nobody else owns it" if refused > 1 else ""
+            except Exception as error:  # whatever it is: a lease that is renewed no more ends the run
+                problem = one_line(error, 300)
+            if problem and not failed:
+                self._say(
+                    f"the lease of run {self._run.locate('')} cannot be renewed: {problem.rstrip('.')}. Trying again "
+                    f"every {RENEW_SECONDS:.0f} s; after {STALE_SECONDS:.0f} s without a renewal a command on another "
+                    "machine takes the run over"
+                )
+            if failed and not problem and not refused:
+                self._say(f"the lease of run {self._run.locate('')} is renewed again, after {failed} failures")
+            failed = failed + 1 if problem else failed if refused else 0
 
     def _text(self) -> bytes:
         return json.dumps({**self.owner, "beat": self._beat}).encode()

@@ -127,6 +127,39 @@ def put(path: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
         raise
 
 
+def put_inside(folder: str, name: str, data: bytes) -> None:
+    """Write a file below a folder, at a plain relative name (see `names`), whatever lies there already.
+
+    Links below the folder are not followed: one in the place of the file is replaced, one on the way to it is an error.
+
+    Raises:
+        OSError: also where a file or a link is in the place of a folder.
+    """
+    *folders, last = name.split("/")
+    os.makedirs(folder, exist_ok=True)
+    base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in folders:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=base)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+            os.close(base)
+            base = inner
+        temporary = f".tmp-{uuid.uuid4().hex[:8]}"
+        # Never in place: the file may be another one's hard link.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=base)
+        try:
+            with open(handle, "wb") as out:
+                out.write(data)
+            os.replace(temporary, last, src_dir_fd=base, dst_dir_fd=base)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=base)
+            raise
+    finally:
+        os.close(base)
+
+
 def delete(root: str, name: str) -> None:
     """Delete what has a name below a folder; nothing happens where it is not there, or is not of that folder since a
     link leads out of it. Of a link the link goes, and not what it leads to."""

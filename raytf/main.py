@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import io
-import os
-import select
 import sys
 
-from raytf.command import cli
+from raytf.command import cli, unless_nobody_reads
+from raytf.terminal import printable, visible
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -27,22 +25,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
 
-#: What a shell shows for a command that SIGPIPE ended.
-_NOBODY_READS = 141
-
 
 def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # names of files may be no text
-            stream.reconfigure(errors="backslashreplace")
+    printable()
     argv = sys.argv[1:] if args is None else args
     if argv[:1] in ([], ["-h"], ["--help"]):
         print(_overview())
         sys.exit(0)
     name = argv[0]
     if name not in COMMANDS:
-        print(f"error: raytf {name}: there is no such command.\n\n{_overview()}", file=sys.stderr)
+        print(f"error: raytf {visible(name)}: there is no such command.\n\n{_overview()}", file=sys.stderr)
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     arguments = getattr(module, "arguments", list)
@@ -52,18 +45,8 @@ def main(args: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        _unless_nobody_reads()
+        unless_nobody_reads()
         raise
-
-
-def _unless_nobody_reads() -> None:
-    """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
-    out = sys.stdout.fileno()
-    poll = select.poll()
-    poll.register(out, 0)
-    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it ends
-        sys.exit(_NOBODY_READS)
 
 
 def _overview() -> str:

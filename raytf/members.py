@@ -13,6 +13,9 @@ import psutil
 import ray
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from raytf.terminal import visible
 
 _WIDTH = 200
 _GIB = 2**30
@@ -75,7 +78,8 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
         cells += [process["node"][:8], process["address"], process["pid"]]
         task = json.loads(process["tf_config"] or "{}").get("task")
         config = f"{task['type']} {task['index']}" if task else "none"
-        shown.add_row(*map(str, cells), "\n".join(process["devices"]), process["memory"], config)
+        devices = visible("\n".join(process["devices"]), lines=True)
+        shown.add_row(*(Text(visible(c)) for c in cells), Text(devices), Text(visible(process["memory"])), config)
     out = io.StringIO()
     Console(file=out, width=_WIDTH).print(shown)
     cluster = json.loads(processes[0]["tf_config"] or "{}").get("cluster")

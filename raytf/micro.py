@@ -7,6 +7,7 @@ is on, and what layers and metrics would have written comes back as values that 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf import dividing, reduce
 from raytf import model as models
-from raytf import reduce
 from raytf.data import tree
 from raytf.data.order import StepPlan
 from raytf.devices import Devices
@@ -50,14 +51,18 @@ class MicroBatch:
         self.metrics = list(model.metrics_variables)
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
-        self._loss_metric = next(m for m in model.metrics if m.name == "loss")
+        self._loss_metric = models.loss_metric(model)
         #: Indices of trainable variables with a gradient, and of layers' states that a step updates; known once traced.
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
+        #: Places of compiled losses that are divided by data; a step then has a factor for each, see `dividing`.
+        self.divided = dividing.places(model)
         self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
-    def __call__(self, leaves, seeds, weight: tf.Tensor, values: Values | None = None) -> tuple[list[tf.Tensor], Any]:
+    def __call__(
+        self, leaves, seeds, weight: tf.Tensor, values: Values | None = None, factors: tf.Tensor | None = None
+    ) -> tuple[list[tf.Tensor], Any]:
         """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
 
         Args:
@@ -65,11 +70,31 @@ class MicroBatch:
             seeds: [S, 2].
             weight: n / n of all shards, the part this micro-batch has in the step.
             values: of weights and layers' states; by default as they are.
+            factors: of the losses that are divided by data, in a step of several shards.
         """
         weights, states = values or self.values()
-        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight)
+        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
         row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
         return [*gradients, *updates], tf.concat(row, 0)
+
+    def divisors(self, leaves, seeds, values: Values) -> tf.Tensor:
+        """[n] by what a shard's losses in `divided` are divided. What else there is of the model, the graph drops."""
+        x, y, sample_weight = tree.unflatten(self._template, leaves)
+        scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
+        with scope, dividing.measured(self.model) as found:
+            predicted = self.model(x, **self._kwargs)
+            models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
+        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for one that counts all of them here
+        known = [found[place] for place in self.divided]
+        return tf.stack([records if divisor is None else divisor for divisor in known])
+
+    def _mapping(self, weights, states, seeds) -> list[tuple[keras.Variable, tf.Tensor]]:
+        return [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.states, states, strict=True),
+            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
+            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
+        ]
 
     def values(self, known: Values | None = None) -> Values:
         """Weights and layers' states as they are, where the present device has them; those not to be read are known.
@@ -87,27 +112,32 @@ class MicroBatch:
         groups = self.trainable, self.states
         return Values(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
 
-    def _compute(self, weights, states, leaves, seeds, part: tf.Tensor):
+    def _compute(self, weights, states, leaves, seeds, part: tf.Tensor, factors: tf.Tensor | None):
         model = self.model
         x, y, sample_weight = tree.unflatten(self._template, leaves)
-        mapping = [
-            *zip(self.trainable, weights, strict=True),
-            *zip(self.states, states, strict=True),
-            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
-            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
-        ]
+        mapping = self._mapping(weights, states, seeds)
+        divided = contextlib.nullcontext() if factors is None else dividing.scaled(model, self.divided, factors)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
-            with keras.StatelessScope(state_mapping=mapping) as scope:
+            # Without `collect_losses` a stateless scope drops what layers add to the loss, and activity regularizers.
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided:
                 predicted = model(x, **self._kwargs)
-                loss = model.compute_loss(x, y, predicted, sample_weight, training=self._training)
+                loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
                 if self._sums:
-                    extra = tf.add_n([tf.cast(e, loss.dtype) for e in model.losses]) if model.losses else 0.0
+                    extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
+                    extra = tf.add_n(extras) if extras else 0.0
                     loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then their sum
+                objective = loss
+                if (
+                    loss.shape.rank
+                ):  # reduction=None: Keras shows the mean of such a loss, and its gradient is the sum's
+                    objective = tf.reduce_sum(loss) / tf.cast(part, loss.dtype)
+                    loss = tf.reduce_mean(loss)
                 size = tf.shape(leaves[0])[0]
                 self._loss_metric.update_state(loss, sample_weight=size)
                 model.compute_metrics(x, y, predicted, sample_weight)
-                objective = model.optimizer.scale_loss(loss) if self._training else loss
+                if self._training:
+                    objective = model.optimizer.scale_loss(objective)
         after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
         deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
         if leaves[0].shape[0] is None:
@@ -181,6 +211,7 @@ def loop_shards(
     plan: StepPlan,
     values: Values,
     alike: bool = True,
+    factors: tf.Tensor | None = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
 
@@ -197,6 +228,7 @@ def loop_shards(
         total: records of all shards of this step, where not all are full.
         values: of the model; all shards start from them.
         alike: whether a shard's bits may not depend on the number of shards.
+        factors: [L, n] of the losses that are divided by data.
     """
     size = seeds.shape[0]
 
@@ -205,7 +237,7 @@ def loop_shards(
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
             weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
-        tensors, row = micro(batch, seeds[i], weight, values)
+        tensors, row = micro(batch, seeds[i], weight, values, None if factors is None else factors[i])
         encoded, extra = encode(tensors, weight)
         return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
@@ -238,6 +270,7 @@ def spread_shards(
     plan: StepPlan,
     fixed: Sequence[Values],
     alike: bool = True,
+    factors: tf.Tensor | None = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
 
@@ -251,11 +284,39 @@ def spread_shards(
             mine = None if counts is None else counts[part]
             batch = [leaf[part] for leaf in leaves]
             at = micro.values(known)
-            tensors, row = loop_shards(micro, encode, like, batch, seeds[part], mine, total, plan, at, alike)
+            own_factors = None if factors is None else factors[part]
+            tensors, row = loop_shards(
+                micro, encode, like, batch, seeds[part], mine, total, plan, at, alike, own_factors
+            )
             summed.append(tensors)
             rows.append(row)
     with devices.at_home():
         return devices.add(summed), tf.concat(rows, 0)
+
+
+def shard_divisors(micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: Values) -> Any:
+    """[L, n] by what the losses of each shard are divided that are divided by data; 0 for a shard without records."""
+    count = len(micro.divided)
+
+    def one(i: tf.Tensor) -> tf.Tensor:
+        if counts is None:
+            return micro.divisors([leaf[i] for leaf in leaves], seeds[i], values)
+        batch = [leaf[i][: counts[i]] for leaf in leaves]
+        return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
+
+    told = tf.TensorSpec([count], tf.float32)
+    return tf.map_fn(one, tf.range(seeds.shape[0]), fn_output_signature=told, parallel_iterations=1)
+
+
+def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
+    """[L, n] by what shards' losses are multiplied, for `loop_shards`.
+
+    Args:
+        own: of `shard_divisors`.
+        totals: [n] of all shards of the step.
+    """
+    weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
+    return dividing.factors(own, totals, weights)
 
 
 def fixed_values(devices: Devices, micro: MicroBatch) -> list[Values]:

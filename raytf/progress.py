@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raytf.errors import ConfigError
+from raytf.terminal import visible
 
 #: Seconds between plain lines, where there is no terminal.
 PLAIN_SECONDS = 5.0
@@ -162,8 +163,11 @@ class Screen:
             self._live = None
 
     def say(self, message: str) -> None:
-        """Print a line that stays."""
-        self._console.print(message, markup=False, soft_wrap=True)
+        """Print a line that stays, or several; escape sequences in it are seen and do nothing. That nobody reads it any
+        more (`| head`, a closed terminal) ends no run."""
+        # rich takes it for the end of the program, having redirected standard output to nowhere.
+        with contextlib.suppress(OSError, SystemExit):
+            self._console.print(visible(message, lines=True), markup=False, soft_wrap=True)
 
 
 class Display(Screen):
@@ -182,7 +186,7 @@ class Display(Screen):
 
     def show(self, status: Status) -> None:
         """Update the bar, or print a line every few seconds."""
-        text = describe(status)
+        text = visible(describe(status))
         if self._live is not None:
             share = status.step / status.total if status.total else 1.0
             bar = Table.grid(padding=(0, 1))

@@ -248,6 +248,18 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.cond(quick, lambda: tf.constant(True), slow)
 
 
+def everyones(all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int) -> tf.Tensor:
+    """[V, M] float32 rows of all shards, bit for bit, on every worker.
+
+    Args:
+        rows: [L, M] of this worker's shards.
+    """
+    if all_reduce is None:
+        return rows
+    bits = tf.bitcast(_everyones(rows, shards, total_shards), tf.int32)
+    return tf.bitcast(all_reduce([bits])[0], tf.float32)
+
+
 def join(values: tf.Tensor) -> tf.Tensor:
     """[n] int32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`."""
     count = values.shape[0]

@@ -41,12 +41,14 @@ _SIGNS = (
         ),
     ),
     ("full", ("No space left", "Disk quota exceeded")),
+    ("unsupported", ("NotImplemented", "NOT_IMPLEMENTED", "HTTP status 501")),
 )
 MEND = {
     "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
     "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
     "unreachable": "Check the endpoint, the region and the network.",
     "full": "Free some space or choose another --storage.",
+    "unsupported": "The store does not know this request; another version of it, or another store, may.",
 }
 #: What is there is of another kind than what raytf has written there.
 _REASONS = {

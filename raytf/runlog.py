@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from raytf import reading
+from raytf import local, names, reading
 from raytf.errors import DamagedFileError, StorageError, one_line
 from raytf.storage import Storage, explain
 
@@ -241,10 +241,8 @@ class Folder:
             self._uploaded = self._state()
             return
         for relative, data in packed.items():
-            path = os.path.join(self.path, relative)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(data)
+            names.check_plain(relative, self._run.locate(self._name))
+            local.put_inside(self.path, relative, data)
 
     def pack(self, limit: int) -> dict[str, bytes] | None:
         """All files by relative path, where storage does not have them by itself; None where they take more bytes."""

@@ -20,7 +20,7 @@ from raytf.aggregation import Aggregation, Arrival
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
-from raytf.micro import MicroBatch, Values, loop_shards
+from raytf.micro import MicroBatch, Values, loop_shards, shard_divisors, shard_factors
 from raytf.optimizing import LearningRate
 from raytf.reduce import Float
 from raytf.step import Outcome
@@ -112,9 +112,13 @@ class ServerStep:
         ]
 
     def _gradients(
-        self, leaves: Any, seeds: Any, counts: Any, total: Any
+        self, leaves: Any, seeds: Any, counts: Any, total: Any, totals: tf.Tensor | None = None
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Tensors added over some shards of one step, their row, whether all are finite, and states from before."""
+        """Tensors added over some shards of one step, their row, whether all are finite, and states from before.
+
+        Args:
+            totals: [n] by what losses are divided that are divided by data, over all shards; by default these are all.
+        """
         values = Values(self.state.weights(), self.state.states())
         micro, reduction = self.micro, self.reduction
 
@@ -125,7 +129,14 @@ class ServerStep:
             [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
             tf.TensorSpec([micro.row_width], tf.float32),
         )
-        summed, rows = loop_shards(micro, encode, like, leaves, seeds, counts, total, self._plan, values)
+        factors = None
+        if micro.divided:
+            own = shard_divisors(micro, leaves, seeds, counts, values)
+            totals = tf.reduce_sum(own, 0) if totals is None else totals
+            factors = shard_factors(own, totals, counts, total, self._plan)
+        summed, rows = loop_shards(
+            micro, encode, like, leaves, seeds, counts, total, self._plan, values, factors=factors
+        )
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in summed])
         return summed, tf.reduce_sum(rows, 0), finite, [values.states[i] for i in micro.updated]
 
@@ -217,6 +228,9 @@ class SyncStep(ServerStep):
         self._pending: dict[Future[Any], tuple[int, int]] = {}
         self._functions: dict[int, Callable[..., Any]] = {}
         self._update = tf.function(self._apply, autograph=False)
+        # Of all shards, which no worker has: here, of the mirror, where it takes nothing of the model but masks.
+        some = [*self._signature(self._plan.shards), tf.TensorSpec([self._plan.shards], tf.int32)]
+        self._divisors = tf.function(self._totals, input_signature=some, autograph=False)
         self._lock = threading.Lock()
         self.backups = 0
 
@@ -228,12 +242,20 @@ class SyncStep(ServerStep):
         with self._lock:
             return self._aggregate(call)
 
+    def _totals(self, leaves, seeds, counts):
+        """[n] by what the losses of a step are divided that are divided by data."""
+        values = self.micro.values()
+        return tf.reduce_sum(shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, values), 0)
+
     def _aggregate(self, call: Call) -> Told:
         aggregation, taken = self._aggregation, {}
+        totals = np.zeros(0, np.float32)
+        if self.micro.divided:
+            totals = self._divisors(call.leaves, call.seeds, call.counts).numpy()
         aggregation.begin(call.start)
         while not aggregation.is_complete:
             while (part := aggregation.ask()) is not None:
-                self._pending[self._schedule(call, part)] = (call.start, part)
+                self._pending[self._schedule(call, part, totals)] = (call.start, part)
             done, _ = wait(self._pending, return_when=FIRST_COMPLETED)
             for future in done:
                 step, part = self._pending.pop(future)
@@ -253,12 +275,12 @@ class SyncStep(ServerStep):
         finite = np.array([all(taken[p][2] for p in taken)])
         return Told(np.sum(rows, 0)[None], finite, summed[: len(self.micro.with_gradient)])
 
-    def _schedule(self, call: Call, part: int) -> Future[Any]:
+    def _schedule(self, call: Call, part: int, totals: np.ndarray) -> Future[Any]:
         shards = self._ranges[part]
         inside = slice(shards.start, shards.stop)
         leaves = [np.ascontiguousarray(leaf[:, inside]) for leaf in call.leaves]
         counts = np.ascontiguousarray(call.counts[inside])
-        args = (leaves, np.ascontiguousarray(call.seeds[:, inside]), counts, np.int32(call.records))
+        args = (leaves, np.ascontiguousarray(call.seeds[:, inside]), counts, np.int32(call.records), totals)
         value = self._coordinator.schedule(self._function(len(shards)), args=args)
         return self._fetch.submit(fetch, value)
 
@@ -266,9 +288,14 @@ class SyncStep(ServerStep):
         """The gradients of so many shards; counts tell how many records each has."""
         if shards not in self._functions:
 
-            def compute(leaves, seeds, counts, total):
-                return self._gradients([leaf[0] for leaf in leaves], seeds[0], counts, total)
+            def compute(leaves, seeds, counts, total, totals):
+                return self._gradients([leaf[0] for leaf in leaves], seeds[0], counts, total, totals)
 
-            signature = [*self._signature(shards), tf.TensorSpec([shards], tf.int32), tf.TensorSpec([], tf.int32)]
+            signature = [
+                *self._signature(shards),
+                tf.TensorSpec([shards], tf.int32),
+                tf.TensorSpec([], tf.int32),
+                tf.TensorSpec([len(self.micro.divided)], tf.float32),
+            ]
             self._functions[shards] = tf.function(compute, input_signature=signature, autograph=False)
         return self._functions[shards]

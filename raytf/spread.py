@@ -24,6 +24,7 @@ from raytf import checks
 from raytf.config import TrainConfig
 from raytf.errors import ClusterError, ConfigError, JobError, RaytfError, one_line
 from raytf.sections import WorkerSection
+from raytf.terminal import say
 from raytf.trainer import connected
 
 Part = TypeVar("Part")
@@ -125,7 +126,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)
+    say(text, lines=True)
 
 
 class _Worker:

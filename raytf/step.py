@@ -16,7 +16,7 @@ from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
 from raytf.devices import Devices, OneDevice
 from raytf.errors import ConfigError
-from raytf.micro import MicroBatch, fixed_values, spread_shards
+from raytf.micro import MicroBatch, fixed_values, shard_divisors, shard_factors, spread_shards
 from raytf.optimizing import LearningRate, fused
 
 
@@ -219,11 +219,23 @@ class TrainStep:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
             summed, rows = spread_shards(
-                self._devices, micro, encode, like, leaves, seeds, counts, total, plan, fixed, alike=not is_float
+                self._devices,
+                micro,
+                encode,
+                like,
+                leaves,
+                seeds,
+                counts,
+                total,
+                plan,
+                fixed,
+                alike=not is_float,
+                factors=factors,
             )
             return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
 
         with self._devices.at_home():
+            factors = self._factors(leaves, seeds, counts, total)
             reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
             kept = self._kept(reduced.tensors)  # before the update changes the loss scale
             with self._rate.applied(rate), fused(self._model.optimizer):
@@ -232,6 +244,15 @@ class TrainStep:
         # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
         return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags, kept
+
+    def _factors(self, leaves, seeds, counts, total) -> tf.Tensor | None:
+        """For losses that are divided by data, of which all workers tell each other first; None without any."""
+        micro = self.micro
+        if not micro.divided:
+            return None
+        own = shard_divisors(micro, leaves, seeds, counts, micro.values())
+        every = reduce.everyones(self._all_reduce, own, self._shards, self._plan.shards)
+        return shard_factors(own, tf.reduce_sum(every, 0), counts, total, self._plan)
 
 
 class EvalStep:
@@ -256,35 +277,69 @@ class EvalStep:
             [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
             tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
         ]
-        self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
-        partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
+        some = [*signature, tf.TensorSpec([len(shards)], tf.int32)]
+        totals = tf.TensorSpec([None, len(self.micro.divided)], tf.float32)
+        self._full = tf.function(self._full_steps, input_signature=[*signature, totals], autograph=False)
+        partial = [*some, tf.TensorSpec([], tf.int32), totals]
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
+        self._full_divisors = tf.function(self._divisors_of_steps, input_signature=signature, autograph=False)
+        self._partial_divisors = tf.function(self._divisors, input_signature=some, autograph=False)
 
-    def __call__(self, call: Call) -> np.ndarray:
-        """[L, 1 + M] what the call's records add to loss and metrics, for each shard."""
+    def __call__(self, call: Call, totals: np.ndarray | None = None) -> np.ndarray:
+        """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
+
+        Args:
+            totals: [K, n] `divisors` added over all shards; by default these are all.
+        """
+        if totals is None:
+            totals = self.divisors(call).sum(1)
         if call.full:
-            return self._full(call.leaves, call.seeds).numpy()
-        return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records)).numpy()
+            return self._full(call.leaves, call.seeds, totals).numpy()
+        return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
 
-    def _full_steps(self, leaves, seeds):
+    def divisors(self, call: Call) -> np.ndarray:
+        """[K, L, n] by what the losses of each step and shard are divided that are divided by data."""
+        if not self.micro.divided:
+            return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
+        if call.full:
+            return self._full_divisors(call.leaves, call.seeds).numpy()
+        return self._partial_divisors(call.leaves, call.seeds, call.counts).numpy()
+
+    def _divisors_of_steps(self, leaves, seeds):
+        count = len(self.micro.divided)
+
+        def one(k: tf.Tensor) -> tf.Tensor:
+            return shard_divisors(self.micro, [leaf[k] for leaf in leaves], seeds[k], None, self.micro.values())
+
+        told = tf.TensorSpec([len(self._shards), count], tf.float32)
+        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+
+    def _divisors(self, leaves, seeds, counts):
+        return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
+
+    def _full_steps(self, leaves, seeds, totals):
         fixed = fixed_values(self._devices, self.micro)  # of an evaluation that is all of the model
 
         def body(k, rows):
-            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed)
+            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed, totals[k])
 
         start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
         steps = tf.shape(seeds)[0]
         return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
 
-    def _partial_step(self, leaves, seeds, counts, total):
+    def _partial_step(self, leaves, seeds, counts, total, totals):
         fixed = fixed_values(self._devices, self.micro)
-        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed)
+        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed, totals[0])
 
-    def _rows(self, leaves, seeds, counts, total, fixed) -> tf.Tensor:
+    def _rows(self, leaves, seeds, counts, total, fixed, totals) -> tf.Tensor:
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
             return [], tf.zeros([0])
 
         like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
-        return spread_shards(self._devices, self.micro, encode, like, leaves, seeds, counts, total, self._plan, fixed)[
-            1
-        ]
+        factors = None
+        if self.micro.divided:
+            own = shard_divisors(self.micro, leaves, seeds, counts, self.micro.values())
+            factors = shard_factors(own, totals, counts, total, self._plan)
+        return spread_shards(
+            self._devices, self.micro, encode, like, leaves, seeds, counts, total, self._plan, fixed, factors=factors
+        )[1]

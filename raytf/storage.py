@@ -17,13 +17,14 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf import local
+from raytf import conditions, local, names, s3
 from raytf.errors import ConfigError, StorageError
 from raytf.refusal import MEND, classify, explain
 from raytf.s3 import S3, Conditional
@@ -34,6 +35,10 @@ T = TypeVar("T")
 PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
+#: Files that are deleted at the same time where each is a request.
+_DELETES = 8
+#: Held where the process's setting about checksums is changed.
+_CHECKSUMS = threading.Lock()
 #: Files that are swapped are small ones.
 _VERSIONED_BYTES = 1 << 20
 
@@ -69,6 +74,8 @@ class Storage:
         self.uri, self._clock = uri, clock
         self._s3: S3 | None = None
         self._conditional: Conditional | None = None
+        #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
+        self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         scheme, _, rest = uri.partition("://")
         plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
@@ -89,7 +96,7 @@ class Storage:
         self.root = location.strip("/")
         if scheme == "s3":
             self._s3 = S3.of(_take(options, ("endpoint_override", "scheme", "region"), plain))
-            self._fs = self._s3.file_system()
+            self._build()
         elif scheme in ("gs", "gcs"):
             self._fs = _gcs(options, plain)
         else:
@@ -103,6 +110,7 @@ class Storage:
 
     def child(self, name: str) -> Storage:
         """The same storage with its root at `name`."""
+        self._path(name)  # or it would lie elsewhere
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
@@ -122,21 +130,41 @@ class Storage:
                 for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
                     out.write(piece)
 
-        self._do("write", name, write)
+        used = self._fs
+        try:
+            self._do("write", name, write)
+        except StorageError as error:
+            if self._s3 is None or not s3.is_about_checksums(error):
+                raise
+            self._put_without_checksums(name, write, error, used)
+
+    def _put_without_checksums(
+        self, name: str, write: Callable[[], None], refusal: StorageError, used: pafs.FileSystem
+    ) -> None:
+        """Once more as before 2025, and from now on where that helps; see `s3.is_about_checksums`."""
+        with _CHECKSUMS:
+            is_first = self._fs is used  # not where another thread was faster
+            if is_first and not self._has_checksums:
+                raise refusal
+            before = s3.without_checksums()
+            if is_first:
+                self._build()
+        try:
+            self._do("write", name, write)
+        except StorageError:
+            with _CHECKSUMS:
+                s3.set_checksums(before)
+                self._build()
+            raise refusal from None
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
 
         On an object store False may also mean that the answer to the write was lost: read what is there.
         """
-        if self._s3 is not None:
-            return self._do("create", name, lambda: self._conditionally().put(self._path(name), data, None))
-        if not self.is_local:
-            if self.exists(name):
-                return False
-            self.put(name, data)
-            return True
-        return self._do("create", name, lambda: local.create(self._path(name), data))
+        if self.is_local:
+            return self._do("create", name, lambda: local.create(self._path(name), data))
+        return self._write_if("create", name, data, None)
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
         """The bytes of a file and what tells them from those before and after; None where there is none."""
@@ -155,26 +183,58 @@ class Storage:
 
         On an object store False may also mean that the answer to the write was lost: read what is there.
         """
-        if self._s3 is not None:
-            return self._do("write", name, lambda: self._conditionally().put(self._path(name), data, version))
         if self.is_local:
             return self._do("write", name, lambda: local.swap(self._path(name), data, version))
-        found = self.get_version(name)
-        if found is None or found[1] != version:
+        return self._write_if("swap", name, data, version)
+
+    def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
+        if self._s3 is not None and self._one_wins.get(what, True):
+            # A store that nobody has tried may overlook the condition.
+            if what not in self._one_wins and self._version_of(name) != version:
+                return False
+            try:
+                return self._do(
+                    "create" if version is None else "write",
+                    name,
+                    lambda: self._conditionally().put(self._path(name), data, version),
+                )
+            except StorageError as error:
+                if error.kind != "unsupported":
+                    raise
+                self._one_wins[what] = False  # this one alone: a store may know one condition and not the other
+        if self._version_of(name) != version:
             return False
         self.put(name, data)
         return True
 
-    def is_conditional(self) -> bool:
-        """Whether `create` and `swap` let one of several writers win; stores that are no S3 by Amazon are tried."""
+    def _version_of(self, name: str) -> str | None:
+        found = self.get_version(name)
+        return found and found[1]
+
+    def is_conditional(self, what: str | None = None) -> bool:
+        """Whether of several writers at once one wins; S3-protocol stores are tried, once, by races.
+
+        Args:
+            what: `create` or `swap`; by default both.
+        """
         if self._s3 is None:
             return self.is_local
-        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
-        try:
-            self.create(probe, b"raytf")
-            return not self.create(probe, b"another")
-        finally:
-            self.delete(probe)
+        if {"create", "swap"} - self._one_wins.keys():
+            probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+            try:
+                found = self._do("write", probe, lambda: self._try_conditions(probe))
+            finally:
+                bucket, _, key = self._path(probe).partition("/")
+                keys = conditions.leftovers(key)
+                self._do("delete", probe, lambda: self._conditionally().delete_keys(bucket, keys))
+            # What was refused in earnest is not offered again.
+            self._one_wins = {"create": found.create, "swap": found.swap, **self._one_wins}
+        return all(self._one_wins[one] for one in ([what] if what else ["create", "swap"]))
+
+    def _try_conditions(self, probe: str) -> conditions.Conditions:
+        return conditions.try_out(
+            self._conditionally(), self._path(probe), lambda error: classify(error) == "unsupported"
+        )
 
     def _conditionally(self) -> Conditional:
         assert self._s3 is not None
@@ -244,7 +304,7 @@ class Storage:
     def _list_objects(self, base: str) -> list[File]:
         selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
         infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
-        return [File(i.path[len(base) :].strip("/"), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+        return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
     def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What is below a folder of a local file system, links as such."""
@@ -264,7 +324,7 @@ class Storage:
         infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
         found = set()
         for info in infos:
-            relative = info.path[len(base) :].strip("/")
+            relative = _relative(info.path, base)
             if relative and ".tmp-" not in relative:
                 found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
         if infer:
@@ -294,15 +354,18 @@ class Storage:
             if self.is_local:
                 local.delete(self.root, name)
                 return
+            if self._s3 is not None:
+                self._conditionally().delete(path)
+                return
             info = self._fs.get_file_info(path)
             if info.type == pafs.FileType.File:
                 self._fs.delete_file(path)
                 return
             # File by file: `delete_dir` fails on some GCS implementations.
             selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-            for inner in self._fs.get_file_info(selector):
-                if inner.type == pafs.FileType.File:
-                    self._fs.delete_file(inner.path)
+            files = [inner.path for inner in self._fs.get_file_info(selector) if inner.type == pafs.FileType.File]
+            with ThreadPoolExecutor(_DELETES) as pool:
+                list(pool.map(self._fs.delete_file, files))
 
         self._do("delete", name, remove)
 
@@ -316,13 +379,27 @@ class Storage:
                     self.put(f"{name}/{relative}", stream.read())
 
     def get_tree(self, name: str, folder: str) -> None:
-        """Copy the files below `name` into a local folder."""
-        for relative in self.list(name, recursive=True):
-            if not relative.endswith("/"):
-                target = os.path.join(folder, relative)
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                with open(target, "wb") as out:
-                    out.write(self.get(f"{name}/{relative}"))
+        """Copy the files below `name` into a local folder.
+
+        Raises:
+            StorageError: also where a name would lead out of the folder; then nothing is written.
+        """
+        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+
+    def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
+        """Copy some of the files below `name` into a local folder; see `get_tree`."""
+        for relative in files:
+            names.check_plain(relative, self.locate(name))
+
+        def fetch(relative: str) -> None:
+            data = self.get(f"{name}/{relative}")
+            try:
+                local.put_inside(folder, relative, data)
+            except OSError as error:
+                raise explain("write", os.path.join(folder, relative), error) from error
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(fetch, files))
 
     def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
         """List and write a little, so that what is wrong shows before money is spent.
@@ -340,7 +417,10 @@ class Storage:
         within(seconds, check, self.locate(""))
 
     def _path(self, name: str) -> str:
-        return f"{self.root}/{name}".rstrip("/") if name else self.root
+        name = name.rstrip("/")
+        if name and names.leads_elsewhere(name):
+            raise names.refusal(name, self.locate(""))
+        return f"{self.root.rstrip('/')}/{name}" if name else self.root
 
     def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
         used = self._fs
@@ -363,8 +443,19 @@ class Storage:
             if self._clock() - self._renewed_at < _RENEW_SECONDS:
                 return False
             self._renewed_at = self._clock()
-            self._fs, self._conditional = self._s3.file_system(), None
+            self._build()
         return True
+
+    def _build(self) -> None:
+        """Make what talks to S3 anew: it reads credentials and the environment when it is made."""
+        assert self._s3 is not None
+        self._has_checksums = s3.has_checksums()
+        self._fs, self._conditional = self._s3.file_system(), None
+
+
+def _relative(path: str, base: str) -> str:
+    # One slash goes: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
 
 def _walk(base: str, skipped: list[str] | None) -> list[File]:

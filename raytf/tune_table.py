@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from raytf.goal import Goal
 from raytf.progress import Screen
+from raytf.terminal import visible
 from raytf.tune_record import Outcome, Record, run_name
 from raytf.tune_space import short
 
@@ -102,11 +103,11 @@ class View(Screen):
 
 def table(board: Board) -> Table:
     """The board for a terminal."""
-    drawn = Table(*board.columns())
+    drawn = Table(*(Column(Text(visible(c))) for c in board.columns()))
     for cells, row in zip(board.cells(), board.rows, strict=True):
         style = "bold" if cells[0] else ""
         drawn.add_row(
-            *(Text(c, style=_STYLES.get(row.state, "") if c == row.state else "") for c in cells), style=style
+            *(Text(visible(c), style=_STYLES.get(row.state, "") if c == row.state else "") for c in cells), style=style
         )
     return drawn
 

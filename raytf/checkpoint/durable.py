@@ -105,6 +105,10 @@ class Saver:
         fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
         clock: injected by tests.
+
+    Attributes:
+        phase: of the save under way.
+        good_seconds: that the last good save took; 0 for none yet.
     """
 
     def __init__(
@@ -141,7 +145,7 @@ class Saver:
         self._is_retention_due = threading.Event()
         self._retention: Future[None] | None = None
         self._failures = 0
-        self._good_seconds = 0.0
+        self.good_seconds = 0.0
         self.phase = policy.Phase.IDLE
         self._serial = 0
 
@@ -171,7 +175,7 @@ class Saver:
             error = self._job.exception()
             return error if error is None or isinstance(error, Exception) else CheckpointError(type(error).__name__)
         if self._is_late(self._save):
-            seconds = policy.deadline(self._good_seconds)
+            seconds = policy.deadline(self.good_seconds)
             return StorageError(
                 f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
             )
@@ -229,7 +233,7 @@ class Saver:
         """The checkpoint is complete: rank 0 begins to delete what retention lets go."""
         if self._save is None:
             return
-        self._good_seconds, self._failures = self._clock() - self._save.began, 0
+        self.good_seconds, self._failures = self._clock() - self._save.began, 0
         if self._rank == 0:
             self._needed = [self._save.name]
             self._is_retention_due.set()
@@ -273,7 +277,7 @@ class Saver:
             self._retention = in_thread(self._retain_while_due)
 
     def _is_late(self, save: _Save) -> bool:
-        return self._clock() - save.began > policy.deadline(self._good_seconds)
+        return self._clock() - save.began > policy.deadline(self.good_seconds)
 
     def _start(self, save: _Save, work: Callable[[], None]) -> Future[None]:
         job = in_thread(work)

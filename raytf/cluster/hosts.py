@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from raytf.cluster.check.document import Document
+from raytf.cluster.check.names import is_host, is_user
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.errors import ConfigError, one_line
 
@@ -40,12 +41,32 @@ def addresses(document: Document) -> list[str]:
     return [str(host) for host in found if host]
 
 
-def ask(document: Document, here: Surroundings, hosts: Sequence[str], script: str) -> list[Answer]:
+def proxy_of(document: Document) -> str:
+    """The command that a file wants to be run on this machine, in order to reach its hosts; empty where it has none."""
+    proxy = document.get("auth", "ssh_proxy_command")
+    return proxy.strip() if isinstance(proxy, str) else ""
+
+
+def ask(document: Document, here: Surroundings, hosts: Sequence[str], script: str, trust: bool = False) -> list[Answer]:
     """Run a script of bash on hosts, at the same time; it must only read.
 
+    Args:
+        document: user, key and proxy.
+        here: this machine.
+        hosts: their addresses.
+        script: what to run there.
+        trust: run the command that the file names as a proxy, on this machine.
+
     Raises:
-        ConfigError: there is no ssh here.
+        ConfigError: there is no ssh here, a host or user is none, or the file names a command and is not trusted.
     """
+    odd = next((host for host in hosts if not is_host(host)), None)
+    if odd is not None:
+        raise ConfigError(f"{odd!r} is no address and no name of a host. Expected letters, digits, dots and colons.")
+    if document.get("auth", "ssh_user") and not is_user(document.get("auth", "ssh_user")):
+        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is no name of a user.")
+    if proxy_of(document) and not trust:
+        raise ConfigError(untrusted(document))
     tool = shutil.which("ssh", path=here.environ.get("PATH"))
     if tool is None:
         raise ConfigError("there is no ssh on this machine. Install openssh-client, which `ray up` needs too.")
@@ -55,8 +76,16 @@ def ask(document: Document, here: Surroundings, hosts: Sequence[str], script: st
         return []
     with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
         return list(
-            pool.map(lambda host: _ask([tool, *options, f"{user}@{host}" if user else host], host, script), hosts)
+            pool.map(lambda host: _ask([tool, *options, "--", f"{user}@{host}" if user else host], host, script), hosts)
         )
+
+
+def untrusted(document: Document) -> str:
+    """Why hosts are not asked where a file names a command and is not trusted."""
+    return (
+        f"the file names a command to run on this machine (auth.ssh_proxy_command: {proxy_of(document)[:200]!r}), "
+        "which was not run. Give --trust where you trust the file"
+    )
 
 
 def _options(document: Document, here: Surroundings) -> list[str]:
@@ -66,9 +95,14 @@ def _options(document: Document, here: Surroundings) -> list[str]:
         "StrictHostKeyChecking": "no",
         "UserKnownHostsFile": "/dev/null",
         "LogLevel": "ERROR",
+        # Whoever wrote the file chose the host: it gets no key agent, no display and no port of this machine.
+        "ForwardAgent": "no",
+        "ForwardX11": "no",
+        "ClearAllForwardings": "yes",
+        "PermitLocalCommand": "no",
     }
-    private, proxy = document.get("auth", "ssh_private_key"), document.get("auth", "ssh_proxy_command")
-    if isinstance(proxy, str):
+    private, proxy = document.get("auth", "ssh_private_key"), proxy_of(document)
+    if proxy:
         settings["ProxyCommand"] = proxy
     options = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
     if isinstance(private, str):

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from raytf.errors import one_line
 
@@ -24,6 +25,11 @@ class KubeError(Exception):
     def __init__(self, message: str, reason: str = ""):
         super().__init__(message)
         self.reason = reason
+
+
+def segment(name: object) -> str:
+    """A name of a manifest as one part of a path of the API, whatever is in it."""
+    return quote(str(name), safe="").replace(".", "%2E") if str(name) in (".", "..") else quote(str(name), safe="")
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,15 @@ class Kubectl:
         Raises:
             KubeError: the server refuses, or there is none.
         """
-        return json.loads(self._run(["get", "--raw", path]))
+        try:
+            return json.loads(self._run(["get", f"--raw={path}"]))
+        except (ValueError, RecursionError):
+            raise KubeError(f"the API server's answer for {path} is no JSON") from None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
         """Whether these credentials may do something."""
         try:
-            said = self._run(["auth", "can-i", verb, resource, "--namespace", namespace])
+            said = self._run(["auth", "can-i", f"--namespace={namespace}", "--", verb, resource])
         except KubeError as problem:
             if problem.reason == "no":
                 return False
@@ -78,9 +87,8 @@ class Kubectl:
         return said.strip().startswith("yes")
 
     def _run(self, arguments: list[str]) -> str:
-        command = [self.tool, *arguments]
-        if arguments[0] != "config":
-            command.append(f"--request-timeout={_SECONDS}s")
+        limit = [] if arguments[0] == "config" else [f"--request-timeout={_SECONDS}s"]
+        command = [self.tool, *limit, *arguments]
         try:
             done = subprocess.run(
                 command,

@@ -16,7 +16,9 @@ from raytf.cluster.check.cost import Cost
 from raytf.cluster.check.finding import Finding, Severity, place
 from raytf.cluster.check.preflight import Report
 from raytf.commands.table import show
+from raytf.commands.trusting import trusted
 from raytf.errors import ConfigError
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Check:
     """The folder that `ray job submit --working-dir` is to upload: whether it is too large."""
     offline: bool = False
     """Ask no cloud, no host and no API server, and need no credentials."""
+    trust: bool = False
+    """Run what the file wants to be run on this machine (auth.ssh_proxy_command), and fetch what a kustomization names
+    elsewhere. Without it a terminal is asked, and nothing is run where there is none."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -62,12 +67,12 @@ def main(flags: Check) -> None:
     need = None if flags.job is None else job.parse(flags.job)
     here = surroundings.here()
     unread: dict[str, str] = {}
-    texts = sources.read(flags.files, unread)
+    texts = sources.read(flags.files, unread, flags.trust)
     first = next(iter(texts), None)
     done: dict[str, Checked] = {}
     for name, text in texts.items():
         report = preflight.check(text, here, need, flags.working_dir if name == first else None)
-        done[name] = Checked(report) if flags.offline else _online(text, here, need, report)
+        done[name] = Checked(report) if flags.offline else _online(name, text, here, need, report, flags.trust)
     done |= {name: Checked(Report((sources.unreadable(said),), None)) for name, said in unread.items()}
     if flags.json:
         print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
@@ -82,10 +87,12 @@ def main(flags: Check) -> None:
     sys.exit(code)
 
 
-def _online(text: str, here: surroundings.Surroundings, need: job.Need | None, offline: Report) -> Checked:
+def _online(
+    name: str, text: str, here: surroundings.Surroundings, need: job.Need | None, offline: Report, trust: bool
+) -> Checked:
     from raytf.cluster.online import preflight as online  # boto3 and pyarrow are not needed for --help
 
-    seen = online.look(text, here, need, offline)
+    seen = online.look(text, here, need, offline, trust or trusted(text, name))
     findings = preflight.in_order([*offline.findings, *seen.findings])
     return Checked(
         replace(offline, findings=tuple(findings)), tuple(sorted(seen.notes)), tuple(sorted(seen.spot.items()))
@@ -110,17 +117,17 @@ def _document(name: str, checked: Checked) -> dict[str, Any]:
 def _print(name: str, checked: Checked) -> None:
     report = checked.report
     for f in report.findings:
-        print(f"{name}{f':{f.line}' if f.line else ''}: {f.severity.value}: {f.what} [{f.code}]")
+        say(f"{name}{f':{f.line}' if f.line else ''}: {f.severity.value}: {f.what} [{f.code}]")
         if f.path:
-            print(f"    where: {place(f.path)}")
-        print(f"    why:   {f.why}")
-        print(f"    mend:  {f.mend}")
+            say(f"    where: {place(f.path)}")
+        say(f"    why:   {f.why}")
+        say(f"    mend:  {f.mend}")
     counts = [(len(report.of(s)), s.value) for s in (Severity.ERROR, Severity.WARNING)]
     text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n) or "nothing found"
     open_ones: list[Finding] = report.of(Severity.FILL_IN)
-    print(f"{name}: {text}" + (f", {len(open_ones)} to fill in" if open_ones else ""))
+    say(f"{name}: {text}" + (f", {len(open_ones)} to fill in" if open_ones else ""))
     for note in checked.notes:
-        print(f"    {note}")
+        say(f"    {note}")
     if report.cost is not None:
         _print_cost(report.cost, dict(checked.spot))
 
@@ -140,4 +147,4 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
     show(("    type", "machine", "USD/h", "market", "min", "max"), [(f"    {r[0]}", *r[1:]) for r in rows])
     cheaper = "; spot nodes cost at most that, as a rule a third to two thirds" if cost.spot and not spot else ""
     unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
-    print(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{cheaper}{unknown}")
+    say(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{cheaper}{unknown}")

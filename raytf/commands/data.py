@@ -21,6 +21,7 @@ from raytf.data.sources.opening import Reading
 from raytf.data.sources.writing import Layout, identity_of, open_folder, write
 from raytf.errors import ConfigError
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 #: Between lines, where there is no terminal.
 _PLAIN_SECONDS = 5.0
@@ -121,7 +122,7 @@ def convert(flags: Convert) -> None:
         seconds = time.monotonic() - began
         rate = f", {source.records / max(seconds, 1e-9):,.0f} records/s" if did else ", made before"
         count = f"{len(files)} file{'' if len(files) == 1 else 's'}"
-        print(f"{folder.locate('')}: {source.records:,} records in {count}, {size_text(size)}{rate}")
+        say(f"{folder.locate('')}: {source.records:,} records in {count}, {size_text(size)}{rate}")
 
 
 def examine(flags: Check) -> bool:
@@ -137,7 +138,7 @@ def examine(flags: Check) -> bool:
         for found in findings:
             _print(found)
         if not damaged:
-            print("nothing is damaged")
+            say("nothing is damaged")
     return damaged
 
 
@@ -182,7 +183,7 @@ def _document(found: Findings) -> dict[str, Any]:
 def _print(found: Findings) -> None:
     title = f"{found.split}: " if found.split else ""
     files = f" in {found.files} file{'' if found.files == 1 else 's'}, {size_text(found.bytes)}" if found.files else ""
-    print(f"{title}{found.kind}, {found.records:,} good records{files}")
+    say(f"{title}{found.kind}, {found.records:,} good records{files}")
     rows = []
     for name, spec in found.specs.items():
         low, high = found.ranges.get(name, (float("nan"),) * 2)
@@ -197,8 +198,8 @@ def _print(found: Findings) -> None:
             called = names[label] if 0 <= label < len(names) else ""
             texts.append(f"{label}{f' ({called})' if called not in ('', str(label)) else ''}: {count:,}")
         more = f" and {len(texts) - 100} more" if len(texts) > 100 else ""
-        print(f"labels {', '.join(texts[:100])}{more}")
+        say(f"labels {', '.join(texts[:100])}{more}")
     for place, why in found.problems[:_SHOWN]:
-        print(f"damaged: {place}: {why}")
+        say(f"damaged: {place}: {why}")
     if len(found.problems) > _SHOWN:
-        print(f"and {len(found.problems) - _SHOWN:,} more that are damaged")
+        say(f"and {len(found.problems) - _SHOWN:,} more that are damaged")

@@ -13,7 +13,9 @@ from raytf.cluster.check.catalog import PRICES_OF
 from raytf.cluster.left import looking
 from raytf.cluster.left.things import HOURS, Left
 from raytf.commands.table import show
+from raytf.commands.trusting import trusted
 from raytf.errors import ConfigError
+from raytf.terminal import say
 
 #: Where nothing could be asked, because of the file or for want of credentials; the other files are looked at.
 _NOWHERE = "nowhere"
@@ -31,6 +33,8 @@ class DownCheck:
     """The YAML that `ray up` or `kubectl apply` was called with; a folder with a kustomization.yaml is built."""
     everything: bool = False
     """Count also what costs nothing, such as a security group that serves the next `ray up`."""
+    trust: bool = False
+    """Run what the file wants to be run on this machine: auth.ssh_proxy_command."""
     json: bool = False
     """Print JSON instead of text."""
 
@@ -41,11 +45,11 @@ def main(flags: DownCheck) -> None:
         raise ConfigError("there is nothing to look for. Expected: raytf down-check CLUSTER.yaml")
     here = surroundings.here()
     unread: dict[str, str] = {}
-    texts = sources.read(flags.files, unread)
+    texts = sources.read(flags.files, unread, flags.trust)
     found = {name: Left(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
     for name, text in texts.items():
         try:
-            found[name] = looking.look(name, text, here)
+            found[name] = looking.look(name, text, here, flags.trust or trusted(text, name))
         except ConfigError as problem:
             if len(texts) + len(unread) == 1:
                 raise
@@ -89,11 +93,11 @@ def _print(name: str, left: Left) -> None:
     ]
     if rows:
         show(("    what", "name", "state", "USD/h", ""), rows)
-        print("    To remove:")
+        say("    To remove:")
         for thing in left.things:
-            print(f"        {thing.remove}")
+            say(f"        {thing.remove}")
     for text in left.unseen:
-        print(f"    could not look at {text}")
+        say(f"    could not look at {text}")
     costly, free = len(left.costly), len(left.things) - len(left.costly)
     if costly:
         unknown = " and what has no known price (?)" if any(t.usd is None for t in left.things) else ""
@@ -101,4 +105,4 @@ def _print(name: str, left: Left) -> None:
         said += f" (list prices of {PRICES_OF})"
     else:
         said = "nothing is left that costs money" if not left.unseen else "nothing was seen, which proves nothing"
-    print(f"{name}: {left.place}: {said}" + (f"; {free} that cost nothing" if free else ""))
+    say(f"{name}: {left.place}: {said}" + (f"; {free} that cost nothing" if free else ""))

@@ -12,6 +12,7 @@ import tyro
 from raytf import quiet
 from raytf.errors import ConfigError
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ def main(flags: Export) -> None:
 
     if flags.format == "onnx":
         export.check_onnx()
-    said = (lambda text: None) if flags.json else (lambda text: print(f"exporting {text}", flush=True))
+    said = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
     done = export.export_run(flags.run, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
     if flags.json:
         print(json.dumps(asdict(done), indent=1))
     elif done.is_new:
-        print(f"{done.place}" + (f" is version {done.version}" if done.version is not None else ""))
+        say(f"{done.place}" + (f" is version {done.version}" if done.version is not None else ""))
     else:
-        print(f"{done.place}, version {done.version}, holds these weights already; nothing to do")
+        say(f"{done.place}, version {done.version}, holds these weights already; nothing to do")
 
 
 def _check(run: Storage) -> None:

@@ -11,6 +11,7 @@ import tyro
 
 from raytf.errors import ConfigError
 from raytf.serving.choice import bounds
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def main(flags: Predict) -> None:
     )
     began = time.monotonic()
     with _Bar() as bar:
-        records = run.run(plan, bar.show, lambda text: print(text, flush=True))
-    print(f"{flags.output.partition('?')[0]}: {records:,} predictions in {time.monotonic() - began:.1f} s")
+        records = run.run(plan, bar.show, lambda text: say(text))
+    say(f"{flags.output.partition('?')[0]}: {records:,} predictions in {time.monotonic() - began:.1f} s")
 
 
 class _Bar:
@@ -118,4 +119,4 @@ class _Bar:
             self._bar.update(self._task, completed=done, total=total)
         elif time.monotonic() - self._last >= 5:
             self._last = time.monotonic()
-            print(f"{done:,}{'' if total is None else f' of {total:,}'} records", flush=True)
+            say(f"{done:,}{'' if total is None else f' of {total:,}'} records")

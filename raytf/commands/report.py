@@ -11,6 +11,7 @@ import tyro
 from raytf import history, runlog
 from raytf.errors import ConfigError, StorageError
 from raytf.report.page import draw
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ def main(flags: Report) -> None:
         problems.append(str(error))
     page = draw(run, steps)
     try:
-        Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="replace")
+        Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
             f"--html {flags.html} cannot be written: {error.strerror or error}. Give a file in a folder that exists."
         ) from error
     for problem in problems:
-        print(f"damaged: {problem}", file=sys.stderr)
-    print(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")
+        say(f"damaged: {problem}", file=sys.stderr)
+    say(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")

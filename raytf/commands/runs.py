@@ -13,6 +13,7 @@ from raytf import inventory
 from raytf.commands.table import age_text, show, size_text, strict
 from raytf.inventory import Run
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ def main(flags: Runs) -> None:
     """Print the runs."""
     storage = Storage(flags.storage)
     within(PREFLIGHT_SECONDS, lambda: _look(storage), storage.locate(""))
-    found = inventory.survey(storage, lambda message: print(message, file=sys.stderr))
+    found = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
     if flags.json:
         print(document(found))
     elif found:
         listing(found, time.time())
     else:
-        print(f"no runs in {storage.locate('')}")
+        say(f"no runs in {storage.locate('')}")
 
 
 def document(found: Sequence[Run]) -> str:

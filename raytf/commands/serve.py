@@ -13,6 +13,7 @@ import tyro
 from raytf.errors import ConfigError
 from raytf.serving.choice import Policy, replicas
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 #: Where the token is looked for when no flag says where.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"
@@ -178,4 +179,4 @@ def _token_digest(flags: Serve) -> str | None:
 
 
 def _say(message: str) -> None:
-    print(f"raytf serve: {message}", flush=True)
+    say(f"raytf serve: {message}", lines=True)

@@ -17,6 +17,7 @@ from raytf.commands.table import strict
 from raytf.history import Happening, History
 from raytf.ledger import CATEGORIES
 from raytf.progress import clock_text
+from raytf.terminal import visible
 
 #: Saves of this number in a row are told one by one; more become one line.
 _SAVES_IN_A_ROW = 2
@@ -72,9 +73,9 @@ def document(run: History) -> dict[str, Any]:
 
 def show(run: History, console: Console) -> None:
     """Print a history as tables."""
-    console.print(Text(f"run {run.name} in {run.place}"), soft_wrap=True)
+    console.print(_text(f"run {run.name} in {run.place}"), soft_wrap=True)
     for line in headline(run):
-        console.print(Text(line), soft_wrap=True)
+        console.print(_text(line), soft_wrap=True)
     if run.seconds:
         console.print(_account(run))
     if run.restarts:
@@ -105,6 +106,11 @@ def headline(run: History) -> list[str]:
     return lines
 
 
+def _text(said: object, style: str = "") -> Text:
+    """A cell, in which neither brackets nor escape sequences mean anything."""
+    return Text(visible(said), style)
+
+
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
 
@@ -133,7 +139,7 @@ def _restarts(run: History) -> Table:
     for r in run.restarts:
         parts = phases.describe(r.phases).partition(": ")[2]
         numbers = (f"+{clock_text(r.time - run.begin)}", f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
-        table.add_row(*map(str, numbers), r.tier, Text(r.cause), parts)
+        table.add_row(*map(_text, numbers), _text(r.tier), _text(r.cause), _text(parts))
     return table
 
 
@@ -153,7 +159,7 @@ def _events(run: History) -> Table:
         for h in group:
             step = "" if h.step is None else str(h.step)
             at = f"+{clock_text(h.time - run.begin)}"
-            table.add_row(at, step, Text(h.kind, style=_STYLES.get(h.sort, "")), Text(h.text))
+            table.add_row(at, step, _text(h.kind, _STYLES.get(h.sort, "")), _text(h.text))
     return table
 
 

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import tyro
 
 from raytf.errors import ConfigError
+from raytf.terminal import say
 
 _INTERRUPTED = 130
 
@@ -129,7 +130,7 @@ def _limits(flags: Submit) -> Any:
 
 def _say(message: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        print(f"raytf submit: {message}", file=sys.stderr, flush=True)
+        say(f"raytf submit: {message}", file=sys.stderr, lines=True)
 
 
 def _show(text: str) -> None:

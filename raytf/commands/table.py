@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from raytf.terminal import visible
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None) -> None:
@@ -21,8 +23,9 @@ def show(columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console
         console: where to; standard output by default.
     """
     console = console or Console(highlight=False)
+    columns, rows = [visible(c) for c in columns], [[visible(cell) for cell in row] for row in rows]
     if console.is_terminal:
-        table = Table(*columns)
+        table = Table(*(Column(Text(c)) for c in columns))
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         console.print(table)

@@ -11,6 +11,7 @@ import tyro
 
 from raytf.errors import ConfigError, RaytfError
 from raytf.goal import Goal
+from raytf.terminal import say
 
 Scheduler = Literal["none", "asha"]
 
@@ -95,15 +96,15 @@ def main(flags: Tune) -> None:
         try_default=flags.try_default,
         retry_failed=flags.retry_failed,
     )
-    board, best, copy = tune.run(search, lambda message: print(message, flush=True))
+    board, best, copy = tune.run(search, lambda message: say(message))
     show(board.columns(), board.cells())
     if best is None:
         raise RaytfError(f"no trial has finished. {_first_reason(board)}Repeat the command with --retry-failed.")
     if goal.metric.startswith("test_"):
-        print(f"note: {goal.metric} has chosen the trial, so it is no measure of what the model does on new data")
-    print(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
-    print("flags: " + shlex.join(tune.flags(board.rows[best.number].parameters)))
-    print(f"its run: {copy.locate('')}")
+        say(f"note: {goal.metric} has chosen the trial, so it is no measure of what the model does on new data")
+    say(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
+    say("flags: " + shlex.join(tune.flags(board.rows[best.number].parameters)))
+    say(f"its run: {copy.locate('')}")
 
 
 def _fixed(text: str) -> list[str]:

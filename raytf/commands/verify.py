@@ -16,6 +16,7 @@ from raytf.commands.table import show, size_text
 from raytf.errors import ConfigError
 from raytf.lease import LEASE_FILE
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ def _print(findings: list[Finding], chosen: Finding | None) -> None:
         show(("checkpoint", "step", "size", "state", "problems"), rows)
     newer = next((f for f in findings if f.state is State.NEWER), None)
     if newer is not None and (chosen is None or newer.step >= chosen.step):
-        print(f"a resume is refused: checkpoint {newer.name} was {newer.problems[0]}")
+        say(f"a resume is refused: checkpoint {newer.name} was {newer.problems[0]}")
     elif chosen is not None:
-        print(f"a resume restores step {chosen.step} from {chosen.name}")
+        say(f"a resume restores step {chosen.step} from {chosen.name}")
     elif any(f.state is State.DAMAGED for f in findings):
-        print("a resume restores nothing: no checkpoint is whole")
+        say("a resume restores nothing: no checkpoint is whole")
     else:
-        print("a resume begins anew: there is no complete checkpoint")
+        say("a resume begins anew: there is no complete checkpoint")

@@ -15,6 +15,7 @@ from raytf.cluster import watch
 from raytf.cluster.supervise import Command, Raylet
 from raytf.errors import ClusterError, ConfigError
 from raytf.sections import NoticeSection
+from raytf.terminal import say
 
 #: Between two looks whether a Ray node is up, and whether its workers have left.
 _NODE_SECONDS = 0.5
@@ -135,4 +136,4 @@ def _watch_notices(notices: NoticeSection, raylet: Raylet) -> None:
 
 
 def _say(message: str) -> None:
-    print(f"raytf watch: {message}", file=sys.stderr, flush=True)
+    say(f"raytf watch: {message}", file=sys.stderr)

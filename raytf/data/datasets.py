@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import math
 import os
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from raytf.errors import DataError, RaytfError
 MNIST_HOMES = ("~/.raytf/mnist", "~/.keras/datasets/mnist.npz")
 _MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 _DOWNLOAD_SECONDS = 8.0
+#: What is read into memory as a whole; a header may promise any number. In parts, so that what is not there takes none.
+_MOST_BYTES, _CHUNK_BYTES = 64 << 30, 1 << 20
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _SPLITS = {"train": ("train",), "test": ("t10k", "test")}
 
@@ -182,7 +186,7 @@ def _has_splits(data: str) -> bool:
     try:
         with np.load(path, allow_pickle=False) as archive:
             return "x_train" in archive
-    except (OSError, ValueError, EOFError, zlib.error):
+    except Exception:  # zipfile, zlib, struct and numpy each have their own; who reads it in full says what is wrong
         return False
 
 
@@ -206,22 +210,39 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
     """
     path = Path(path)
     try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
+        with open(path, "rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            file: Any = gzip.GzipFile(fileobj=plain) if packed else plain
+            return _idx(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}. Fetch it again.") from error
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX_TYPES or len(data) < 4 + 4 * data[3]:
+    except MemoryError:
+        raise DataError(f"{path} does not fit into this machine's memory. Convert it where it does.") from None
+
+
+def _idx(path: Path, file: Any) -> np.ndarray:
+    """What an IDX file holds; never more of it is read, or made of it, than its header promises."""
+    start = file.read(4)
+    rest = file.read(4 * start[3]) if len(start) == 4 else b""
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES or len(rest) < 4 * start[3]:
         raise DataError(f"{path} is no IDX file: it does not begin with an IDX header.")
-    shape = struct.unpack(f">{data[3]}I", data[4 : 4 + 4 * data[3]])
-    kind = np.dtype(_IDX_TYPES[data[2]])
-    body = data[4 + 4 * data[3] :]
-    expected = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-    if len(body) != expected:
+    shape = struct.unpack(f">{start[3]}I", rest)
+    kind = np.dtype(_IDX_TYPES[start[2]])
+    expected = math.prod(shape) * kind.itemsize
+    if expected > _MOST_BYTES:
         raise DataError(
-            f"{path} is damaged: its header promises {expected} bytes, {len(body)} are there. Fetch it again."
+            f"{path}: its header promises {expected:,} bytes, more than the {_MOST_BYTES:,} that are read as a whole. "
+            "Convert it to TFRecord or Parquet, which are read in parts."
         )
-    return np.frombuffer(body, kind).reshape(shape).astype(kind.newbyteorder("="))
+    parts, there = [], 0
+    while there <= expected and (part := file.read(min(_CHUNK_BYTES, expected + 1 - there))):
+        parts.append(part)
+        there += len(part)
+    if there != expected:
+        found = "more" if there > expected else str(there)
+        raise DataError(f"{path} is damaged: its header promises {expected} bytes, {found} are there. Fetch it again.")
+    return np.frombuffer(b"".join(parts), kind).reshape(shape).astype(kind.newbyteorder("="))
 
 
 def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
@@ -232,12 +253,33 @@ def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
             if missing:
                 found = ", ".join(archive.files)
                 raise DataError(f"{name}: {missing[0]} is missing. Expected {', '.join(keys)}; found {found}.")
+            _refuse_large(archive, keys, name)
             parts = [archive[k] for k in keys]
     except RaytfError:
         raise
     except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
         raise DataError(f"{name} is no .npz file of numbers, or a damaged one: {error}") from error
     return _images(name, *parts)
+
+
+def _refuse_large(archive: Any, keys: Sequence[str], name: str) -> None:
+    """Refuse members of an .npz that say, or whose headers say, that they are larger than any memory.
+
+    Raises:
+        DataError: names the member.
+    """
+    for key in keys:
+        about = archive.zip.getinfo(key if key in archive.zip.namelist() else f"{key}.npy")
+        with archive.zip.open(about) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(member)
+        promised = math.prod(shape) * dtype.itemsize
+        if promised > about.file_size or about.file_size > _MOST_BYTES:
+            raise DataError(
+                f"{name} is damaged: the header of {key} promises {promised:,} bytes, the archive {about.file_size:,} "
+                f"of at most {_MOST_BYTES:,}. Fetch it again."
+            )
 
 
 def _images(name: str, *parts: np.ndarray) -> Images:

@@ -73,7 +73,7 @@ def _header(run: History) -> str:
     began = f" · began {_when(run.begin)}" if run.events else ""
     why = f"<div>{escape(run.why)}</div>" if run.why else ""
     return (
-        f'<header><h1>{escape(run.name)}</h1><span class="state {run.state}">{run.state}</span>{why}'
+        f'<header><h1>{escape(run.name)}</h1><span class="state {escape(run.state)}">{escape(run.state)}</span>{why}'
         f'<div class="place">{escape(run.place)}{began}</div></header>'
     )
 
@@ -230,7 +230,7 @@ def _restart(r: Restart, begin: float, colors: dict[str, str], longest: float) -
     bar = f'<div class="bar" role="img" aria-label="{told}" title="{told}" style="width:{width}">'
     return (
         f'<tr><td class="n">+{clock_text(r.time - begin)}</td><td class="why">{escape(r.cause)}</td>'
-        f'<td class="n" data-label="workers">{r.workers}</td><td>{escape(r.tier)}</td>'
+        f'<td class="n" data-label="workers">{escape(str(r.workers))}</td><td>{escape(r.tier)}</td>'
         f'<td class="n" data-label="step">{r.from_step:,}</td><td class="n" data-label="redone">{r.redone:,}</td>'
         f'<td class="n" data-label="seconds">{r.seconds:.1f}</td><td class="phases">{bar}{parts}</div></td></tr>'
     )

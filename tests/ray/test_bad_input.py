@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raytf.checkpoint import manifest
-from raytf.command import EXIT_AGAIN
+from raytf.command import EXIT_AGAIN, EXIT_FAILED, EXIT_REFUSED
 from tests.laws.mutations import signed
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
 
@@ -45,7 +45,7 @@ def refused(run, code: int = 2) -> str:
 )
 def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[str, ...]):
     run = start_there(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1)
-    line = refused(run)
+    line = refused(run, EXIT_FAILED if fault == "nan" else EXIT_REFUSED)
     for word in words:
         assert word in line, line
 
@@ -125,6 +125,7 @@ def test_two_live_runs_of_one_name(start, tmp_path: Path):
     first.until(lambda: "epoch 2: " in first.output)
     first.process.send_signal(signal.SIGINT)
     assert first.ended() == 130
+    assert "interrupted: saved\n" in first.output
     assert first.output.splitlines()[-1] == "interrupted; the same command goes on from the last checkpoint."
     assert not (tmp_path / "a" / "lease.json").exists()
 
@@ -142,7 +143,7 @@ def test_storage_that_does_not_answer(start, bucket: Bucket):
     with silent_server() as endpoint:
         began = time.monotonic()
         storage = f"s3://bucket/runs?endpoint_override={endpoint}&scheme=http"
-        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env))
+        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env), EXIT_AGAIN)
     assert "did not answer within" in line
     assert time.monotonic() - began < 25  # 20 s, and the start of Python on a loaded machine
 

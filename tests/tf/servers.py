@@ -42,11 +42,19 @@ X, Y = RNG.normal(size=(205, 12)).astype("float32"), RNG.integers(0, 4, 205)
 
 
 def double() -> keras.Model:
-    """In 64 bits, where what rounding changes is not to be seen."""
+    """In 64 bits, where what rounding changes is not to be seen.
+
+    With a loss that a layer adds, and one that is divided by how many labels count, of which no worker knows all.
+    """
     kind: Any = {"dtype": "float64"}
-    stack = [layers.Dense(64, **kind), layers.BatchNormalization(**kind), layers.ReLU(**kind), layers.Dense(4, **kind)]
+    stack = [
+        layers.Dense(64, activity_regularizer="l2", **kind),
+        layers.BatchNormalization(**kind),
+        layers.ReLU(**kind),
+        layers.Dense(4, **kind),
+    ]
     model = keras.Sequential([keras.Input((12,), dtype="float64"), *stack])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3, dtype="float64")
     model.compile(keras.optimizers.Adam(4e-3), loss)
     return model
 

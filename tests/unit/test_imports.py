@@ -121,6 +121,7 @@ def test_exported_names_are_locked():
         "fit",
         "hold_out",
         "load_images",
+        "load_weights",
         "local_rank",
         "local_size",
         "on_workers",

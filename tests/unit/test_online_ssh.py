@@ -1,5 +1,6 @@
 """`raytf check` online and `raytf down-check` for hosts of one's own: a real sshd on addresses of the loopback."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from raytf.cluster.left import looking
 from raytf.cluster.online import preflight as online
 from raytf.cluster.online import ssh
 from raytf.commands import down_check
+from raytf.errors import ConfigError
 from tests.unit import sshd
 
 HEAD, WORKER, NOBODY = "127.77.1.1", "127.77.1.2", "127.77.1.9"
@@ -122,7 +124,45 @@ def test_the_python_of_the_hosts_is_compared(key, tmp_path):
 
 def test_a_proxy_is_taken_as_ray_takes_it(key):
     text = config(key).replace("auth: {", "auth: {ssh_proxy_command: 'exit 1', ")
-    assert codes(ask(text, here())) == {"ssh-failed"}
+    seen = online.look(text, here(), None, preflight.check(text, here()), trust=True)
+    assert codes(seen) == {"ssh-failed"}
+
+
+def test_a_proxy_is_not_run_unless_the_file_is_trusted(key, tmp_path):
+    proof = tmp_path / "was-run"
+    text = config(key).replace("auth: {", f"auth: {{ssh_proxy_command: 'touch {proof}; exit 1', ")
+    seen = ask(text, here())
+    assert codes(seen) == {"not-trusted"}
+    assert "--trust" in seen.findings[0].mend
+    with pytest.raises(ConfigError, match="--trust"):
+        looking.look("c.yaml", text, here())
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    for command in ("check", "down-check"):
+        done = subprocess.run(
+            [sys.executable, "-c", "from raytf.main import main; main()", command, str(file)],
+            capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert "was not run" in done.stdout + done.stderr, (done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+    assert not proof.exists()
+    online.look(text, here(), None, preflight.check(text, here()), trust=True)
+    assert proof.exists()
+
+
+@pytest.mark.parametrize(
+    "host", ["-oProxyCommand=touch PROOF", "$(touch PROOF)", "a b", "h`touch PROOF`", "h;x", "a\nb"]
+)
+@pytest.mark.parametrize("where", ["host", "user"])
+def test_what_ssh_or_a_shell_would_take_for_more_than_a_name_is_refused(key, tmp_path, host, where):
+    proof = tmp_path / "proof"
+    name = json.dumps(host.replace("PROOF", str(proof)))
+    text = config(key).replace(HEAD, name) if where == "host" else config(key, user=name)
+    found = preflight.check(text, here()).findings
+    assert ("local-hosts" if where == "host" else "ssh-user") in {f.code for f in found}
+    with pytest.raises(ConfigError, match="is no"):
+        hosts.ask(parse(text)[0][0], here(), hosts.addresses(parse(text)[0][0]), "echo end=here")
+    assert not proof.exists()
 
 
 def test_without_ssh_nothing_is_known(key, tmp_path):

@@ -47,7 +47,7 @@ def check(document: Document) -> Iterator[Finding]:
             "No worker ever starts.",
             "Give a type a max_workers above 0.",
         )
-    if types and not workers and (most or 0) > 0 and types[0].most == 0:
+    if types and not workers and _is_number(most) and most > 0 and types[0].most == 0:
         yield error(
             "no-workers",
             ("available_node_types",),

@@ -8,13 +8,8 @@ from typing import Any
 
 import yaml
 
+from raytf import yamls
 from raytf.cluster.check.finding import Finding, Path, error
-
-#: The C parser where PyYAML was built with it: a tenth of the time.
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TOO_DEEP = "it is nested too deep"
-#: A cluster has ten levels and a few hundred values; aliases of aliases make millions of ten lines.
-_LEVELS, _VALUES = 100, 200_000
 
 
 @dataclass(frozen=True)
@@ -62,13 +57,10 @@ class Document:
 
 def parse(text: str) -> tuple[list[Document], list[Finding]]:
     """All documents of a file that are not empty, and what is wrong with its YAML."""
-    loader = _Loader(text)
     documents: list[Document] = []
     findings: list[Finding] = []
     try:
-        while loader.check_node():
-            node = loader.get_node()
-            _size(node, [], {})
+        for node, loader in yamls.nodes(text):
             findings += _doubles(node, ())
             value = loader.construct_document(node)
             lines: dict[Path, int] = {}
@@ -78,10 +70,6 @@ def parse(text: str) -> tuple[list[Document], list[Finding]]:
                 documents.append(Document(_with_texts(value, (), odd), lines, tuple(odd)))
     except yaml.YAMLError as problem:
         findings.append(_syntax(problem, text))
-    except RecursionError:
-        findings.append(_syntax(yaml.YAMLError(_TOO_DEEP), text))
-    finally:
-        loader.dispose()
     return documents, findings
 
 
@@ -94,32 +82,10 @@ def _with_texts(value: Any, path: Path, odd: list[Path]) -> Any:
     return value
 
 
-def _size(node: yaml.Node, above: list[int], sizes: dict[int, int]) -> int:
-    """How many values a node stands for, those of its aliases among them.
-
-    Raises:
-        yaml.YAMLError: more than anybody goes through.
-    """
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) in above:
-        raise yaml.YAMLError("an alias refers to what it is in")
-    if len(above) > _LEVELS:
-        raise yaml.YAMLError(_TOO_DEEP)
-    if id(node) not in sizes:
-        above.append(id(node))
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in node.value for part in pair]
-        sizes[id(node)] = 1 + sum(_size(part, above, sizes) for part in parts)
-        above.pop()
-    if sizes[id(node)] > _VALUES:
-        raise yaml.YAMLError(f"its aliases make more than {_VALUES} values of it")
-    return sizes[id(node)]
-
-
 def _syntax(problem: yaml.YAMLError, text: str) -> Finding:
     mark = getattr(problem, "problem_mark", None)
     said = str(getattr(problem, "problem", None) or problem).splitlines()[0]
-    line = mark.line + 1 if mark else 1
+    line = mark.line + 1 if mark else 1 + text[: getattr(problem, "position", None) or 0].count("\n")
     source = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     if "\t" in source[: len(source) - len(source.lstrip())]:
         mend = "Indent with spaces: YAML allows no tabs there."

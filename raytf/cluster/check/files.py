@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path as File
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, Severity, error, warning
+from raytf.cluster.check.names import is_user
 from raytf.cluster.check.surroundings import Surroundings
 
 #: What Ray leaves out of a working directory, and the most that it takes (ray._private.runtime_env.packaging).
@@ -20,6 +22,8 @@ MOST_BYTES = 512 * 2**20
 _HTTP_BYTES = 100 * 2**20
 #: Copied to each node by rsync before anything runs there.
 _MOUNT_BYTES = 1024 * 2**20
+#: Of a folder, of which so many are counted: a file may name any.
+_MOST_ENTRIES = 200_000
 _TOKEN = ".ray/auth_token"
 #: In a command, where `<` and the like mean something else.
 _YOURS = re.compile(r"\byour-\w+")
@@ -43,8 +47,21 @@ _PLACEHOLDERS = (
 
 def check(document: Document, here: Surroundings) -> Iterator[Finding]:
     """Find keys and folders that are not there, and folders that are too large to copy."""
+    yield from _user(document)
     yield from _key(document, here)
     yield from _mounts(document, here)
+
+
+def _user(document: Document) -> Iterator[Finding]:
+    user = document.get("auth", "ssh_user")
+    if user and not (isinstance(user, str) and is_placeholder(user)) and not is_user(user):
+        yield error(
+            "ssh-user",
+            ("auth", "ssh_user"),
+            f"{user!r} is no name of a user",
+            "ssh takes it for an option, or a shell for a command.",
+            "Give letters, digits, dots, - and _, beginning with a letter or a digit.",
+        )
 
 
 def _key(document: Document, here: Surroundings) -> Iterator[Finding]:
@@ -80,7 +97,7 @@ def _key(document: Document, here: Surroundings) -> Iterator[Finding]:
         )
         return
     file = here.local(private)
-    if not file.is_file():
+    if not os.path.isfile(file):  # pathlib's raises for a name that is too long
         yield error(
             "key-missing",
             path,
@@ -115,7 +132,7 @@ def _mounts(document: Document, here: Surroundings) -> Iterator[Finding]:
                 f"Write ~/{remote}.",
             )
         file = here.local(local)
-        if not file.exists():
+        if not os.path.exists(file):
             if local.endswith(_TOKEN):
                 what = f"{local} is not on this machine yet"
                 mend = "Run `ray get-auth-token --generate`."
@@ -167,7 +184,7 @@ def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator
 def working_dir(folder: str, here: Surroundings) -> Iterator[Finding]:
     """Find what makes a working directory too large for `ray job submit --working-dir`."""
     file = here.local(folder)
-    if not file.is_dir():
+    if not os.path.isdir(file):
         yield error(
             "working-dir",
             (),
@@ -211,14 +228,16 @@ def _largest(folder: File, patterns: list[str]) -> list[tuple[str, int]]:
 
 def folder_bytes(folder: File, patterns: Iterable[str], enough: int | None = None) -> int:
     """Bytes of a folder's files, without what matches; stops once there are enough."""
-    total, left_out = 0, list(patterns)
+    total, entries, left_out = 0, 0, list(patterns)
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not _matches(name, left_out)]
         for name in files:
             if not _matches(name, left_out):
                 file = os.path.join(root, name)
-                total += 0 if os.path.islink(file) else os.path.getsize(file)
-        if enough is not None and total > enough:
+                with contextlib.suppress(OSError):  # it has just gone
+                    total += 0 if os.path.islink(file) else os.path.getsize(file)
+        entries += 1 + len(files)
+        if (enough is not None and total > enough) or entries > _MOST_ENTRIES:
             break
     return total
 

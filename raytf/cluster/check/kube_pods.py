@@ -76,7 +76,7 @@ def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Find
             "It then is 2147483647: one job may take every GPU that the cloud gives.",
             "Add maxReplicas.",
         )
-    if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else least or 0):
+    if not scaling and isinstance(most, int) and most > (now if isinstance(now, int) else whole(least)):
         yield warning(
             "autoscaling-off",
             (*path, "maxReplicas"),
@@ -232,6 +232,11 @@ def _mounts(document: Document, pod: Path) -> Iterator[Finding]:
                         "The API server refuses the pod: the cluster stays without it, and only events say so.",
                         "Add it to volumes, or mend the name.",
                     )
+
+
+def whole(value: object) -> int:
+    """A whole number; 0 for what is none, which the schema's check names."""
+    return value if isinstance(value, int) else 0
 
 
 def number(value: Any) -> float:

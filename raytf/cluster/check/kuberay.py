@@ -8,12 +8,14 @@ from typing import Any
 
 import yaml
 
+from raytf import yamls
 from raytf.cluster.check import kube_pods, kube_schema, software
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, near, warning
 from raytf.cluster.check.job import Need, Room
-from raytf.cluster.check.kube_pods import ACCELERATORS, number, refused
+from raytf.cluster.check.kube_pods import ACCELERATORS, number, refused, whole
 from raytf.cluster.check.surroundings import Surroundings
+from raytf.errors import one_line
 
 KINDS = ("RayCluster", "RayJob", "RayService")
 #: Where a kind has its cluster.
@@ -109,7 +111,7 @@ def _job(document: Document) -> Iterator[Finding]:
         )
     if not spec.get("entrypoint") and mode != "InteractiveMode":
         yield refused(("spec",), "entrypoint is missing", "Add entrypoint: python jobs/mnist.py --storage s3://...")
-    if mode == "InteractiveMode" and (spec.get("backoffLimit") or 0) > 0:
+    if mode == "InteractiveMode" and whole(spec.get("backoffLimit")) > 0:
         yield refused(("spec", "backoffLimit"), "backoffLimit with InteractiveMode", "Leave backoffLimit out.")
     if spec.get("suspend") and not spec.get("shutdownAfterJobFinishes"):
         yield refused(
@@ -130,12 +132,14 @@ def _job(document: Document) -> Iterator[Finding]:
     text = spec.get("runtimeEnvYAML")
     if isinstance(text, str):
         try:
-            good = isinstance(yaml.safe_load(text), dict | None)
-        except yaml.YAMLError:
-            good = False
-        if not good:
+            said = "" if isinstance(yamls.load(text), dict | None) else "it is something else"
+        except yaml.YAMLError as problem:
+            said = one_line(getattr(problem, "problem", None) or problem, 200)
+        if said:
             yield refused(
-                ("spec", "runtimeEnvYAML"), "runtimeEnvYAML holds no YAML mapping", "Begin it with `|` and indent it."
+                ("spec", "runtimeEnvYAML"),
+                f"runtimeEnvYAML holds no YAML mapping: {said}",
+                "Begin it with `|` and indent it.",
             )
 
 
@@ -177,7 +181,7 @@ def _job_source(spec: dict[str, Any]) -> Iterator[Finding]:
         yield refused(
             ("spec", "clusterSelector"), "clusterSelector names no ray.io/cluster", "Add ray.io/cluster: NAME."
         )
-    if selector and (spec.get("backoffLimit") or 0) > 0:
+    if selector and whole(spec.get("backoffLimit")) > 0:
         yield refused(
             ("spec", "backoffLimit"),
             "backoffLimit with clusterSelector: each try would need a cluster of its own",

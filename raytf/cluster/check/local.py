@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, error, warning
+from raytf.cluster.check.names import is_host
 from raytf.cluster.check.surroundings import Surroundings
 
 #: In a command that starts the head, or in the shell of `ray up`: the older autoscaler.
@@ -75,6 +76,15 @@ def _hosts(document: Document) -> Iterator[Finding]:
     for path, host in [(("provider", "head_ip"), head)] + [
         (("provider", "worker_ips", i), host) for i, host in enumerate(workers)
     ]:
+        if not is_host(host):
+            yield error(
+                "local-hosts",
+                path,
+                f"{host!r} is no address and no name of a host",
+                "ssh and rsync take it for an option, or a shell for a command.",
+                "Give letters, digits, dots and colons, beginning with a letter or a digit.",
+            )
+            continue
         if isinstance(host, str) and _is_no_address(host):
             yield error(
                 "local-hosts",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from raytf.cluster.check import (
     aws,
@@ -26,8 +28,10 @@ from raytf.cluster.check.document import Document, parse
 from raytf.cluster.check.finding import Finding, Path, Severity, error
 from raytf.cluster.check.job import Need, Room
 from raytf.cluster.check.surroundings import Surroundings
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, one_line
 
+#: What a value of a type that nobody thought of raises in a check.
+ODD = (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError, OSError)
 _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 
@@ -66,14 +70,34 @@ def check(text: str, here: Surroundings, need: Need | None = None, working_dir: 
         found.append(error("empty", (), "the file is empty", "There is nothing to start.", "See cluster-configs/."))
     elif manifests:
         for document in manifests:
-            found += _lines(document, _manifest(document, manifests, here, need))
+            found += _lines(document, _guarded(partial(_manifest, document, manifests, here, need)))
     else:
         document = documents[0]
-        found += _lines(document, _cluster(document, here, need))
-        cost = costs.estimate(fallback.as_cloud(document))
+        found += _lines(document, _guarded(partial(_cluster, document, here, need)))
+        with contextlib.suppress(*ODD):  # has been said then
+            cost = costs.estimate(fallback.as_cloud(document))
     if working_dir is not None:
         found += files.working_dir(working_dir, here)
     return Report(tuple(in_order(found)), cost)
+
+
+def _guarded(checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """What checks find; where one does not get along with a value, that is a finding, too, and the last one."""
+    try:
+        yield from checks()
+    except ODD as problem:
+        yield cannot_judge(problem)
+
+
+def cannot_judge(problem: Exception) -> Finding:
+    """What a check raised that did not get along with a value."""
+    return error(
+        "cannot-judge",
+        (),
+        f"a value is of a kind that nobody expected there ({type(problem).__name__}: {one_line(problem, 200)})",
+        "Ray or the cloud refuses it as a rule, and what follows was not checked.",
+        "Look at the values that are listed above, or take one out after the other.",
+    )
 
 
 def _cluster(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:

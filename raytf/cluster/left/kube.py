@@ -9,7 +9,7 @@ from typing import Any
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.kubectl import Kubectl, KubeError
+from raytf.cluster.kubectl import Kubectl, KubeError, segment
 from raytf.cluster.left.things import Left, Thing, gather
 from raytf.errors import ConfigError
 
@@ -69,7 +69,7 @@ def _all(ask: Callable[..., Iterator[Thing]], *given: Any) -> list[Thing]:
 def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]:
     base, plural, costs = _KINDS[kind]
     try:
-        kubectl.get(f"{base}/namespaces/{space}/{plural}/{name}")
+        kubectl.get(f"{base}/namespaces/{segment(space)}/{plural}/{segment(name)}")
     except KubeError as problem:
         if problem.reason == "NotFound":
             return
@@ -122,7 +122,9 @@ def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]
 
 
 def _list(kubectl: Kubectl, base: str, space: str, plural: str, label: str) -> list[dict]:
-    found = kubectl.get(f"{base}/namespaces/{space}/{plural}?labelSelector={urllib.parse.quote(label)}")
+    found = kubectl.get(
+        f"{base}/namespaces/{segment(space)}/{plural}?labelSelector={urllib.parse.quote(label, safe='')}"
+    )
     return list(found.get("items") or ())
 
 

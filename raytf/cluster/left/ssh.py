@@ -28,18 +28,18 @@ echo end=here
 """
 
 
-def look(document: Document, here: Surroundings) -> Left:
+def look(document: Document, here: Surroundings, trust: bool = False) -> Left:
     """Look at each host for processes of Ray, of whatever cluster they are.
 
     Raises:
-        ConfigError: the file names no host, or there is no ssh.
+        ConfigError: the file names no host, or a command that is not trusted, or there is no ssh.
     """
     names = hosts.addresses(document)
     if not names:
         raise ConfigError("the file has no provider.head_ip and worker_ips. Expected the hosts of the cluster.")
     left = Left(place=f"hosts {', '.join(names)}")
     user = document.get("auth", "ssh_user")
-    for answer in hosts.ask(document, here, names, _SCRIPT):
+    for answer in hosts.ask(document, here, names, _SCRIPT, trust):
         if answer.problem:
             left.unseen.append(f"{answer.host}: {answer.problem}")
         left.things += _processes(answer, f"{user}@{answer.host}" if user else answer.host)
@@ -49,7 +49,9 @@ def look(document: Document, here: Surroundings) -> Left:
 def _processes(answer: hosts.Answer, login: str) -> Iterator[Thing]:
     for line in answer.lines:
         if line.startswith("process="):
-            pid, user, name = line.removeprefix("process=").split(None, 2)
+            pid, user, name = (*line.removeprefix("process=").split(None, 2), "", "", "")[:3]
+            if not pid.isdecimal():
+                continue  # what is to be copied into a shell is no text of a host
             remove = (
                 f"ssh {login} 'kill {pid}'" if user == login.partition("@")[0] else f"ssh {login} 'sudo kill {pid}'"
             )

@@ -9,7 +9,7 @@ from typing import Any
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, error, warning
 from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.kubectl import Kubectl, KubeError
+from raytf.cluster.kubectl import Kubectl, KubeError, segment
 from raytf.cluster.online import kube_room
 from raytf.cluster.online.looks import Look, Seen, no_answer, no_credentials, no_right, run
 
@@ -167,7 +167,7 @@ def _has(kubectl: Kubectl, kind: str, name: str, namespace: str) -> bool:
         kind, f"{kind.lower()}s"
     )
     try:
-        kubectl.get(f"/api/v1/namespaces/{namespace}/{plural}/{name}")
+        kubectl.get(f"/api/v1/namespaces/{segment(namespace)}/{plural}/{segment(name)}")
     except KubeError as problem:
         if problem.reason == "NotFound":
             return False

@@ -11,7 +11,7 @@ from raytf.cluster.check import kuberay
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, warning
 from raytf.cluster.check.kube_pods import number
-from raytf.cluster.kubectl import Kubectl
+from raytf.cluster.kubectl import Kubectl, segment
 
 _ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 
@@ -121,7 +121,7 @@ def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator
         every = groups(document)
         if not every:
             continue
-        for quota in kubectl.get(f"/api/v1/namespaces/{namespace}/resourcequotas").get("items", []):
+        for quota in kubectl.get(f"/api/v1/namespaces/{segment(namespace)}/resourcequotas").get("items", []):
             status = quota.get("status", {})
             for key, hard in status.get("hard", {}).items():
                 resource = key.removeprefix("requests.").removeprefix("limits.")

@@ -9,7 +9,7 @@ from raytf.cluster.check import fallback, kuberay
 from raytf.cluster.check.document import Document, parse
 from raytf.cluster.check.finding import Finding, Severity
 from raytf.cluster.check.job import Need
-from raytf.cluster.check.preflight import Report
+from raytf.cluster.check.preflight import ODD, Report, cannot_judge
 from raytf.cluster.check.surroundings import Surroundings
 from raytf.cluster.online import aws, azure, gcp, kube, ssh
 from raytf.cluster.online.looks import Seen
@@ -20,11 +20,10 @@ _ASK: dict[Place, Callable[[Document, Surroundings, Need | None], Seen]] = {
     Place.AWS: aws.look,
     Place.GCP: gcp.look,
     Place.AZURE: azure.look,
-    Place.HOSTS: ssh.look,
 }
 
 
-def look(text: str, here: Surroundings, need: Need | None, offline: Report) -> Seen:
+def look(text: str, here: Surroundings, need: Need | None, offline: Report, trust: bool = False) -> Seen:
     """Ask the place that a file is about.
 
     Args:
@@ -32,9 +31,17 @@ def look(text: str, here: Surroundings, need: Need | None, offline: Report) -> S
         here: this machine.
         need: what a job wants of the cluster.
         offline: what is known without asking; a file that is not filled in yet is about nothing that could be asked.
+        trust: run what the file wants to be run on this machine.
     """
+    try:
+        return _look(text, here, need, offline, trust)
+    except ODD as problem:
+        return Seen([cannot_judge(problem)])
+
+
+def _look(text: str, here: Surroundings, need: Need | None, offline: Report, trust: bool) -> Seen:
     documents, _ = parse(text)
-    if not documents or any(f.code in ("yaml-syntax", "wrong-type") for f in offline.findings):
+    if not documents or any(f.code in ("yaml-syntax", "wrong-type", "cannot-judge") for f in offline.findings):
         return Seen()
     if any(f.code == "placeholder" for f in offline.of(Severity.FILL_IN)):
         return Seen([_not_filled_in(offline)])
@@ -42,6 +49,8 @@ def look(text: str, here: Surroundings, need: Need | None, offline: Report) -> S
     if manifests:
         return _with_lines(kube.look(manifests, here), manifests[0])
     document = _with_all_zones(fallback.as_cloud(documents[0]), documents[0])
+    if place_of(document) is Place.HOSTS:
+        return _with_lines(ssh.look(document, here, need, trust), document)
     ask = _ASK.get(place_of(document))
     return _with_lines(ask(document, here, need), document) if ask else Seen()
 

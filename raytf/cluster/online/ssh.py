@@ -33,22 +33,41 @@ echo end=here
 """
 
 
-def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
-    """Ask each host; see the AWS one."""
+def look(document: Document, here: Surroundings, need: Need | None, trust: bool = False) -> Seen:
+    """Ask each host; see the AWS one.
+
+    Args:
+        trust: run the file's proxy command, which is the only way to its hosts where it has one.
+    """
     seen = Seen()
     if not hosts.addresses(document):
         return seen  # the offline part has said so, or a coordinator knows them
-    looks = [Look("hosts", lambda: _hosts(document, here, seen.notes))]
+    looks = []
+    if hosts.proxy_of(document) and not trust:
+        seen.findings.append(not_trusted(document))
+    else:
+        looks.append(Look("hosts", lambda: _hosts(document, here, seen.notes, trust)))
     if need is not None and bucket.is_bucket(need.storage):
         looks.append(Look("bucket", lambda: bucket.check(need.storage)))
     seen.findings += run(looks, lambda what, problem: no_answer(what.what, problem), seconds=30.0)
     return seen
 
 
-def _hosts(document: Document, here: Surroundings, notes: list[str]) -> Iterator[Finding]:
+def not_trusted(document: Document) -> Finding:
+    """Hosts that can be reached only by running what the file says."""
+    return warning(
+        "not-trusted",
+        ("auth", "ssh_proxy_command"),
+        f"hosts were not looked at: {hosts.untrusted(document)}",
+        "What a file says may be anybody's; `ray up` runs it.",
+        "Read the command, then give --trust, or --offline to look at no host.",
+    )
+
+
+def _hosts(document: Document, here: Surroundings, notes: list[str], trust: bool) -> Iterator[Finding]:
     names = hosts.addresses(document)
     try:
-        answers = hosts.ask(document, here, names, script(names))
+        answers = hosts.ask(document, here, names, script(names), trust)
     except ConfigError as problem:
         yield no_answer("hosts", problem)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zipfile
 import zlib
@@ -18,6 +19,11 @@ from raytf.data.sources.files import Files
 from raytf.errors import DataError, one_line
 
 _BLOCK_BYTES = 4 << 20
+#: What zipfile, zlib and numpy raise for bytes that are no archive of arrays: also encrypted, or of nested brackets.
+_DAMAGED = (
+    ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, SyntaxError, TypeError,
+    MemoryError, RecursionError,
+)  # fmt: skip
 _LOCAL_HEADER = struct.Struct("<26xHH")
 
 
@@ -130,7 +136,7 @@ class NpzSource(BlockSource):
         try:
             with np.load(data, allow_pickle=False) as archive:
                 return [archive[m.name] for m in self._members]
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (OSError, *_DAMAGED) as error:
             raise DataError(f"{self.name} is damaged: {one_line(error, 200)}. Fetch it again.") from error
 
 
@@ -160,11 +166,15 @@ def _members(files: Files) -> dict[str, tuple[zipfile.ZipInfo, _Member]]:
                 name = info.filename.removesuffix(".npy")
                 offset = _body(files, info) + header if is_plain else None
                 found[name] = info, _Member(name, shape, dtype, offset)
-        for _, member in found.values():
-            size = int(np.prod(member.shape, dtype=np.int64)) * member.dtype.itemsize
+        for info, member in found.values():
+            size = math.prod(member.shape) * member.dtype.itemsize
+            if size > info.file_size:  # before anything is made of that size
+                raise ValueError(
+                    f"the header of {member.name} promises {size:,} bytes, the archive has {info.file_size:,} of it"
+                )
             if member.offset is not None and member.offset + size > files.sizes[0]:
                 raise ValueError(f"{member.name} is cut off")
-    except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, KeyError, struct.error, *_DAMAGED) as error:
         from raytf.errors import RaytfError
 
         if isinstance(error, RaytfError):

@@ -1,0 +1,48 @@
+"""What comes from outside, on a terminal: names, values and errors of others are seen as they are and do nothing.
+
+An escape sequence in a run's name would set the window's title, a line feed forge a row of a table, a mark of direction
+turn a path around, and half a surrogate pair end the command that prints it.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from typing import TextIO
+
+#: Control characters, marks without a width and of direction, halves of pairs, separators of lines and paragraphs.
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def visible(text: object, lines: bool = False) -> str:
+    """A text as one line in which each character that a terminal would act upon stands as Python writes it: `\\x1b`.
+
+    Args:
+        text: anything; its `str`.
+        lines: keep line feeds and tabs, where several lines are meant.
+    """
+    said = str(text)
+    if said.isascii() and said.isprintable():
+        return said
+    return "".join(c if not _is_hidden(c) or (lines and c in "\n\t") else _written(c) for c in said)
+
+
+def say(text: object = "", file: TextIO | None = None, lines: bool = False) -> None:
+    """Print a line that holds what came from outside; see `visible`."""
+    print(visible(text, lines), file=file or sys.stdout, flush=True)
+
+
+def printable() -> None:
+    """Let standard output and error take every character, also where their encoding has none for it."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)  # a notebook's has none
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _is_hidden(char: str) -> bool:
+    return unicodedata.category(char) in _HIDDEN
+
+
+def _written(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
