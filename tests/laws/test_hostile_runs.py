@@ -183,9 +183,9 @@ def _untouched(run: Path, kept: Path) -> list[int]:
     for folder in sorted((kept / manifest.FOLDER).iterdir()):
         here = run / manifest.FOLDER / folder.name
         with contextlib.suppress(OSError):
-            is_same = (
-                sorted(os.listdir(folder)) == sorted(os.listdir(here)) and not (run / manifest.FOLDER).is_symlink()
-            )
+            # raytf follows no links to folders.
+            is_linked = here.is_symlink() or here.parent.is_symlink()
+            is_same = not is_linked and sorted(os.listdir(folder)) == sorted(os.listdir(here))
             if is_same and all(_is_equal(here / name, folder / name) for name in os.listdir(folder)):
                 steps.append(int(folder.name.partition("-")[0]))
     return steps
