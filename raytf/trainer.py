@@ -15,7 +15,7 @@ import ray
 import ray.train
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, inputs, quiet, runlog, server_group, warm, ways
+from raytf import checks, identity, inputs, quiet, runlog, sameness, server_group, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -151,8 +151,10 @@ def fit(
             finished = checks.finished(run, total)
             checks.compare_batch(stored, config, plan.records)
             if finished is not None:
+                sameness.compare(job, sources, sameness.stored(finished) or stored, display.say)
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished)
+            job = dataclasses.replace(job, identity=identity.of_run(job, sources))
             with booked(run) as book:
                 document = _until_done(job, sources, run, display, status_file, lease, book)
                 book.add([driver_event("ended", outcome="finished")])
