@@ -105,7 +105,7 @@ class Run:
         watch.goes_on()
         self.snapshots.settle()
         watch.is_durable(self.snapshots.bytes // 2)
-        assert self.snapshots.step == self.state.step
+        assert self.snapshots.copied == self.state.step
         return watch.answer
 
     def durable(self) -> dict[str, Any]:

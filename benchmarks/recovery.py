@@ -2,13 +2,14 @@
 
     python benchmarks/recovery.py                              # 20 workers killed, 5 of each peer
     python benchmarks/recovery.py --raylets 5 --frozen 5       # and raylets killed, nodes frozen
+    python benchmarks/recovery.py --load 16 --stopped 5        # beside 16 programs that compute all the while
     python benchmarks/recovery.py --quick
 
 All train the CNN of jobs/mnist.py on the same data with two workers. Those on Ray have an elastic cluster of this
 machine: two nodes of one CPU, one spare node, and a head; the script has a process for each worker. At random moments
-a worker is killed (SIGKILL), or a node's raylet is, or all of a node is frozen (SIGSTOP). A lost node is replaced by a
-new one once the run has recovered. Warm processes that raytf keeps are not waited for; on two busy cores they were all
-ready 20 s after a recovery, and `--gap 8 16` shows what faults cost that come before.
+a worker is killed (SIGKILL) or stopped (SIGSTOP), or a node's raylet is killed, or all of a node is frozen. A lost node
+is replaced by a new one once the run has recovered. Warm processes that raytf keeps are not waited for; on two busy
+cores they were all ready 20 s after a recovery, and `--gap 8 16` shows what faults cost that come before.
 
 What is measured is the time from the fault to the next *new* step, one above every step that was made before it. So it
 holds what was lost: steps since the last checkpoint are done again first.
@@ -22,9 +23,11 @@ neither is too seldom for real clusters.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,7 +46,7 @@ from benchmarks.disturbed import Notes, Program, add_node, write_data
 from raytf.testing import ElasticCluster, Job
 from raytf.testing.processes import environment
 
-FAULTS = ("worker", "raylet", "frozen")
+FAULTS = ("worker", "raylet", "frozen", "stopped")
 WORKERS = 2
 #: P50 and P95 of the seconds from a worker's death to a new step, and how many times sooner than Ray's trainer.
 GOAL_P50, GOAL_P95, GOAL_RATIO = 10.0, 20.0, 3.0
@@ -65,6 +68,10 @@ class Arguments:
     """SIGKILLs to the raylet of a node with a worker."""
     frozen: int = 0
     """SIGSTOPs to all processes of a node with a worker."""
+    stopped: int = 0
+    """SIGSTOPs to one of two workers."""
+    load: int = 0
+    """Programs that compute all the while beside those that are measured."""
     peer: int | None = None
     """At most so many of each for each peer; 0 leaves them out. By default as many as there are pairs."""
     only: tuple[str, ...] = ()
@@ -148,10 +155,10 @@ class Place:
 
     def inject(self, fault: str, draw: random.Random) -> tuple[float, Callable[[], None]]:
         """Do it to a random worker, or to the node of one; when it was done, and what puts the cluster right again."""
-        if fault == "worker":
+        if fault in ("worker", "stopped"):
             worker = draw.choice(self.workers())
             now = time.monotonic()
-            worker.kill()
+            worker.kill() if fault == "worker" else worker.suspend()
             return now, lambda: None
         cluster = self._cluster
         assert cluster is not None
@@ -168,6 +175,20 @@ class Place:
             add_node(cluster)
 
         return now, mend
+
+
+@contextmanager
+def loaded(count: int) -> Iterator[None]:
+    """So many programs compute as long as the `with` statement lasts, and not longer than this process."""
+    code = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:\n    sum(range(1000000))"
+    command = [sys.executable, "-c", code, str(os.getpid())]
+    running = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
 
 
 @contextmanager
@@ -337,12 +358,14 @@ def main(arguments: Arguments) -> int:
     rounds = 1 if arguments.quick else arguments.pairs
     kills = 2 if arguments.quick else arguments.kills
     most = (1 if arguments.quick else rounds) if arguments.peer is None else arguments.peer
-    wanted = dict(zip(FAULTS, (kills, arguments.raylets, arguments.frozen), strict=True))
+    wanted = dict(zip(FAULTS, (kills, arguments.raylets, arguments.frozen, arguments.stopped), strict=True))
     found: list[Recovery] = []
     named = programs(arguments)
     report.notes += [program.missing for program in named.values() if program.missing]
     named = {key: program for key, program in named.items() if not program.missing}
-    with tempfile.TemporaryDirectory(prefix="raytf-recovery-") as name:
+    if arguments.load:
+        report.notes.append(f"{arguments.load} other programs computed all the while")
+    with tempfile.TemporaryDirectory(prefix="raytf-recovery-") as name, loaded(arguments.load):
         data = write_data(Path(name))
         for round in range(rounds):
             for key in list(named)[:: 1 if round % 2 == 0 else -1]:

@@ -30,6 +30,7 @@ _HOMES = {
         "CheckpointError",
         "ClusterError",
         "ConfigError",
+        "DamagedFileError",
         "DataError",
         "ExactnessError",
         "HangError",
@@ -45,7 +46,7 @@ _HOMES = {
     "raytf.runlog": ("read_steps",),
     "raytf.sections": ("WorkerSection",),
     "raytf.spread": ("on_workers",),
-    "raytf.trainer": ("Result", "fit"),
+    "raytf.trainer": ("Result", "fit", "load_weights"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -55,6 +56,7 @@ __all__ = [
     "ClusterError",
     "ConfigError",
     "CsvSource",
+    "DamagedFileError",
     "DataError",
     "ExactnessError",
     "Flags",
@@ -81,6 +83,7 @@ __all__ = [
     "fit",
     "hold_out",
     "load_images",
+    "load_weights",
     "local_rank",
     "local_size",
     "on_workers",
@@ -109,6 +112,7 @@ if TYPE_CHECKING:
         CheckpointError,
         ClusterError,
         ConfigError,
+        DamagedFileError,
         DataError,
         ExactnessError,
         HangError,
@@ -124,7 +128,7 @@ if TYPE_CHECKING:
     from raytf.runlog import read_steps
     from raytf.sections import WorkerSection
     from raytf.spread import on_workers
-    from raytf.trainer import Result, fit
+    from raytf.trainer import Result, fit, load_weights
 
 
 def __getattr__(name: str) -> Any:

@@ -202,15 +202,22 @@ def _settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
     """Remove rows of epochs that will be done once more."""
-    if not os.path.exists(logger.filename):
+    if not os.path.isfile(logger.filename):
         return
-    with open(logger.filename, newline="") as file:
-        header, *rows = list(csv.reader(file, delimiter=logger.sep)) or [[]]
+    try:
+        with open(logger.filename, newline="", errors="surrogateescape") as file:
+            header, *rows = list(csv.reader(file, delimiter=logger.sep)) or [[]]
+    except (OSError, csv.Error):
+        return  # it is damaged, and only a log
     if "epoch" in header:
         place = header.index("epoch")
-        with open(logger.filename, "w", newline="") as file:
-            kept = [row for row in rows if len(row) > place and int(row[place]) < epoch]
+        with open(logger.filename, "w", newline="", errors="surrogateescape") as file:
+            kept = [row for row in rows if len(row) > place and _is_before(row[place], epoch)]
             csv.writer(file, delimiter=logger.sep, lineterminator="\n").writerows([header, *kept])
+
+
+def _is_before(text: str, epoch: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
 
 
 def _has_batch_hooks(callback: keras.callbacks.Callback) -> bool:

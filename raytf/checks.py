@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -15,21 +16,39 @@ from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
 from raytf.elastic import fitting, possible_workers
-from raytf.errors import CheckpointError, ClusterError, ConfigError, RunMismatchError
+from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
 from raytf.job import batch_identity, differences, strategy_identity
+from raytf.precision import DEFAULT, Precision
 from raytf.storage import Storage
 
 #: How long a cluster that still grows may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
 #: Memory that one worker with TensorFlow takes at the least, bytes.
 _WORKER_BYTES = 700 << 20
+#: Of --logical-shards.
+_SHARDS_DIGITS = 9
+_NOTHING_ELSE = (
+    "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
+    "delete it to begin anew, or choose another --run name."
+)
+#: What raytf writes below a run's folder, and what callbacks do.
+_FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "tensorboard")
+_FILES = ("architecture.json", "lease.json", "model.keras", "result.json")
+_OF_CALLBACKS = ("files", "tensorboard")
+_MOVE = "Choose a --storage where there is room for the run, or link the run's folder as a whole."
+_REMOVE = "Remove it, or choose another --run name."
 #: A head that was started so shortly ago may not have its nodes back.
 _YOUNG_SECONDS = 30.0
 
 
 def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
     """The result of a run that has nothing left to do; None where there is work."""
-    result = runlog.read_result(run)
+    try:
+        result = runlog.read_result(run)
+    except DamagedFileError as error:
+        if not manifest.list_complete(run):
+            raise DamagedFileError(error.file, error.reason, _NOTHING_ELSE) from None
+        return None  # it is made again from the newest checkpoint
     if result is None or not (result.get("stopped_early") or result["steps"] >= total_steps):
         return None
     return result
@@ -37,12 +56,57 @@ def finished(run: Storage, total_steps: int) -> dict[str, Any] | None:
 
 def stored_identity(run: Storage) -> dict[str, str]:
     """With what settings the run in storage was made; empty where it has no checkpoint that can be read."""
-    for name in manifest.list_complete(run)[:1]:
-        try:
-            return manifest.read(run, name)["document"]["identity"]
-        except (CheckpointError, KeyError):
-            break
+    for name in manifest.list_complete(run):
+        with contextlib.suppress(CheckpointError):  # a resume takes the next one, too
+            identity = manifest.read(run, name)["document"].get("identity")
+            if identity is not None:
+                return identity
     return {}
+
+
+def check_folder(run: Storage) -> None:
+    """Refuse a run's folder in which something of another kind lies where raytf writes, or a link that leads out of it:
+    the first save would fail, or the last word of the run, or another run would be written to.
+
+    Raises:
+        DamagedFileError: says what lies where.
+    """
+    if not run.is_local or not os.path.isdir(run.root):
+        return
+    for name in _FOLDERS:
+        path = os.path.join(run.root, name)
+        if os.path.islink(path):
+            raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
+    for name in _FILES:
+        path = os.path.join(run.root, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
+    for folder in _OF_CALLBACKS:  # which may open what is there for writing
+        for name, entry in run.entries(folder):
+            if entry.is_symlink():
+                raise DamagedFileError(run.locate(f"{folder}/{name}"), "it is a link", _REMOVE)
+
+
+def stored_shards(identity: dict[str, str]) -> int | None:
+    """--logical-shards of the run in storage; None where it has none.
+
+    Args:
+        identity: of `stored_identity`.
+
+    Raises:
+        CheckpointError: that is no number.
+    """
+    text = identity.get("--logical-shards")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _SHARDS_DIGITS):
+        raise CheckpointError(
+            f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is no number: its manifest is "
+            "none that raytf has written. Choose another --run name to begin anew."
+        )
+    return int(text)
 
 
 def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
@@ -73,7 +137,7 @@ def _named(identity: dict[str, str]) -> str:
     return f"--strategy {identity['--strategy']}{more}"
 
 
-def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> None:
+def compare_batch(before: dict[str, str], config: TrainConfig, records: int, precision: Precision = DEFAULT) -> None:
     """Refuse a changed batch before anything is started; the model is compared by the workers.
 
     Args:
@@ -84,7 +148,7 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int) -> 
     """
     if not before:
         return
-    now = batch_identity(config, records)
+    now = batch_identity(config, records, precision)
     difference = differences({k: before.get(k, "nothing") for k in now}, now)
     if difference:
         raise RunMismatchError(
@@ -120,7 +184,7 @@ def check_address(address: str, seconds: float = 5.0) -> None:
         ClusterError: nothing listens there.
     """
     host, colon, port = address.rpartition(":")
-    if "://" in address or not colon or not port.isdigit():
+    if "://" in address or not colon or not (port.isascii() and port.isdecimal()):
         return  # auto, or a way to connect of Ray's own
     try:
         socket.create_connection((host, int(port)), timeout=seconds).close()

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
 
+from raytf import endings, signals
 from raytf.errors import JobError, RaytfError
 from raytf.terminal import printable, visible
 
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
+EXIT_FAILED = endings.FAILED.code
+EXIT_REFUSED = endings.REFUSED.code
 #: Names a file in the environment: the command writes what its flags say there as JSON, and does nothing else.
 DESCRIBE = "RAYTF_DESCRIBE_TO"
 #: The same command may do what it should when it is started again in a while (EX_TEMPFAIL of sysexits.h).
-EXIT_AGAIN = 75
+EXIT_AGAIN = endings.AGAIN.code
 
 
 def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: str | None = None) -> None:
     """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
 
-    A `RaytfError` ends as one line on standard error and exit code 2 (1 where the job's own code raised, whose
-    traceback is shown first; 75 where the same command may do later, as `raytf submit` has to know); anything else is a
-    defect and keeps its traceback.
+    Ends with the codes of `endings`. A `RaytfError` ends as one line on standard error (after its traceback, where the
+    job's own code raised); anything else is a defect and keeps its traceback. SIGTERM and SIGHUP end it as Ctrl-C does,
+    so that what was begun is cleaned up.
 
     Args:
         main: a function with one annotated argument, a dataclass.
@@ -39,19 +42,37 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     asked = os.environ.get(DESCRIBE)
     called = main if asked is None else _telling(main, asked)
+    told = signals.Told()
     try:
-        tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
+        try:
+            with signals.as_interrupts(told):
+                tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt as error:
-        _leave(visible(error) or "interrupted; the same command goes on from the last checkpoint.", 130)
-    except JobError as error:
-        _leave(f"{visible(error.traceback, lines=True)}\nerror: {visible(error)}", EXIT_FAILED)
+        word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
+        _leave(visible(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
+    except BrokenPipeError:
+        unless_nobody_reads()
+        raise
     except UnicodeEncodeError as error:
         # A name on the command line that is not of this machine's encoding, which no library takes.
         if "surrogates" not in error.reason:
             raise
         _leave(f"error: {visible(error.object)!s:.500} is no text in UTF-8. Give another name.", EXIT_REFUSED)
     except RaytfError as error:
-        _leave(f"error: {visible(error)}", EXIT_AGAIN if error.passes else EXIT_REFUSED)
+        trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
+        _leave(f"{trace}error: {visible(error)}", endings.of_error(error).code)
+
+
+def unless_nobody_reads() -> None:
+    """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
+    out = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(out, 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it ends
+        sys.exit(endings.UNREAD.code)
 
 
 def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
@@ -89,10 +110,12 @@ def _gpu_switches(args: Sequence[str]) -> list[str]:
 
 
 def _leave(message: str, code: int) -> None:
-    print(message, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # of a terminal that was closed
+        print(message, file=sys.stderr, flush=True)
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.shutdown()
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
     # A storage call that an endpoint never answers leaves a thread that no interpreter shutdown can join.
     os._exit(code)

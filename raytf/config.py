@@ -160,7 +160,7 @@ class TrainConfig:
             ("--mixed-precision", self.compute.mixed_precision, get_args(MixedPrecision)),
             ("--reduction", self.compute.reduction, get_args(Reduction)),
         ):
-            if choice not in known:
+            if choice is not None and choice not in known:
                 raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
         self.notices.check()
         ways.check(self.strategy, self.cluster, self.compute)

@@ -8,20 +8,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import ledger, metrics
+from raytf import ledger, memo, metrics
 from raytf.command import EXIT_AGAIN
 from raytf.errors import StorageError, one_line
 from raytf.lease import Lease
 from raytf.metrics import Figures, Metrics
-from raytf.progress import Display, StatusFile
+from raytf.monitor import Monitor
+from raytf.progress import Display, Status, StatusFile
 from raytf.storage import Storage
 
-_POLL_SECONDS = 0.3
+#: Between two looks at what the monitor has heard, and for an answer.
+_POLL_SECONDS, _READ_SECONDS, _LAST_READ_SECONDS = 0.3, 30.0, 5.0
 #: A driver that is killed loses so much of the ledger.
 _FLUSH_SECONDS = 3.0
 
@@ -95,12 +98,71 @@ def add_times(document: dict[str, Any], run: Storage, book: Book) -> None:
 
 
 @contextlib.contextmanager
-def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Lease, book: Book) -> Iterator[None]:
+def monitoring(attempts: Sequence[str]) -> Iterator[Any]:
+    """The handle of a Monitor, which ends with the `with` statement. Where its process dies before, it comes back as it
+    was within a second or two; calls wait for that.
+
+    Args:
+        attempts: names of the run's starts of worker groups so far.
+    """
+    # On the driver's node: on another one it could die while the run lives, and would not find what it knew.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+    with memo.held() as known:
+        monitor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
+        try:
+            yield monitor
+        finally:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
+
+
+def _task() -> str:
+    """The same for a call that Ray sends again."""
+    return ray.get_runtime_context().get_task_id() or ""
+
+
+def _is_another() -> bool:
+    """Whether Ray has started this actor anew."""
+    return ray.get_runtime_context().was_current_actor_reconstructed
+
+
+class Ear:
+    """Reads a Monitor: everything once, whatever becomes of a question or of the Monitor's process.
+
+    Args:
+        monitor: its handle.
+        book: the ledger, to which its events go.
+    """
+
+    def __init__(self, monitor: Any, book: Book):
+        self._monitor, self._book = monitor, book
+        self._lock = threading.Lock()
+        self._told = self._noted = 0
+
+    def read(self, seconds: float) -> tuple[Status | None, list[str]]:
+        """The latest status, and what was said since the last time.
+
+        Raises:
+            RayError: no answer within so many seconds.
+        """
+        if not self._lock.acquire(timeout=seconds):
+            raise ray.exceptions.GetTimeoutError("somebody else reads")
+        try:
+            status, messages, events = ray.get(self._monitor.read.remote(self._told, self._noted), timeout=seconds)
+            self._told, self._noted = self._told + len(messages), self._noted + len(events)
+            self._book.add(events)
+            return status, messages
+        finally:
+            self._lock.release()
+
+
+@contextlib.contextmanager
+def listening(ear: Ear, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
     """What workers and controller say reaches the user, the status file and the ledger."""
 
-    def show() -> None:
-        status, messages, events = ray.get(monitor.read.remote())
-        book.add(events)
+    def show(seconds: float = _READ_SECONDS) -> None:
+        status, messages = ear.read(seconds)
         if status is not None:
             status_file.show(status)
         # Who reads the output may have gone (`| head`), which rich takes for the end of the program.
@@ -125,7 +187,7 @@ def listening(monitor: Any, display: Display, status_file: StatusFile, lease: Le
             yield
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            show()
+            show(_LAST_READ_SECONDS)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@
     ├── ExactnessError           exact mode cannot keep its promise for this model or on this machine
     ├── ModelError               the model function returned something that cannot be trained
     ├── StorageError             storage cannot be reached, read or written
+    │   └── DamagedFileError     a file of a run is damaged, or none that raytf has written
     ├── CheckpointError          a checkpoint is damaged or does not fit the model
     ├── RunInUseError            another live process owns the run
     ├── ClusterError             the cluster can never give what was asked for
@@ -82,14 +83,29 @@ class StorageError(RaytfError, OSError):
     """Storage cannot be reached, read or written.
 
     Attributes:
-        kind: one of `missing`, `denied`, `unreachable`, `full`, `other`.
+        kind: one of `missing`, `denied`, `unreachable`, `full`, `unsupported`, `refused` (by raytf: a name), `damaged`,
+            `other`.
     """
 
     def __init__(self, message: str, kind: str = "other"):
         super().__init__(message)
         self.kind = kind
         # A full disk or a missing right does not mend itself between two attempts.
-        self.retryable = kind in ("unreachable", "other")
+        self.retryable = kind in ("unreachable", "unsupported", "other")
+        self.passes = kind == "unreachable"
+
+
+class DamagedFileError(StorageError):
+    """A file of a run is damaged, or none that raytf has written.
+
+    Attributes:
+        file: as a person would look for it.
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, file: str, reason: str, mend: str = ""):
+        super().__init__(f"{file} is damaged: {reason}.{f' {mend}' if mend else ''}", "damaged")
+        self.file, self.reason = file, reason
 
 
 _KINDS = {

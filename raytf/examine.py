@@ -33,14 +33,22 @@ _SIGNAL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Found:
-    """What was found of a rank: evidence, None where there is none; its Python stacks, or why there are none."""
+    """What was found of a rank: evidence, None where there is none; its Python stacks, or why there are none.
+
+    Attributes:
+        is_whole: nothing more is to come.
+    """
 
     evidence: Evidence | None
     stacks: str
+    is_whole: bool = True
 
 
 class Examination:
     """Looks at ranks on their nodes, in the background.
+
+    On the node of this process by itself; on others by a task, whose process has to start first. Evidence of this node
+    is there before the stacks, which take longer.
 
     Args:
         beats: of the ranks.
@@ -57,14 +65,16 @@ class Examination:
         for node in by_node:
             if node in alive:
                 threading.Thread(target=self._knock, args=(alive[node],), daemon=True, name="raytf-knock").start()
+        self._found: dict[int, Found] = {}
+        self._here = threading.Thread(target=self._look_here, args=(by_node.pop(_own_node(), []),), daemon=True)
+        self._here.start()
         self._waiting = {
             _on(node, look, [(b.rank, b.pid, b.stacks) for b in there]): node for node, there in by_node.items()
         }
-        self._found: dict[int, Found] = {}
 
     @property
     def is_complete(self) -> bool:
-        return not self._waiting
+        return not self._waiting and not self._here.is_alive()
 
     def collect(self, seconds: float = 0.0) -> dict[int, Found]:
         """What is known by now of each rank, after so many seconds at most."""
@@ -80,7 +90,17 @@ class Examination:
                     del self._waiting[ref]
             if time.monotonic() >= deadline:
                 break
+        self._here.join(max(0.0, deadline - time.monotonic()))
         return {rank: self._found.get(rank) or self._unseen(beat) for rank, beat in self._beats.items()}
+
+    def _look_here(self, beats: list[Beat]) -> None:
+        def look_at(beat: Beat) -> None:
+            evidence = state(beat.pid)
+            self._found[beat.rank] = Found(evidence, "no stacks: they did not come in time", False)
+            self._found |= [_look_at((beat.rank, beat.pid, beat.stacks))]
+
+        with ThreadPoolExecutor(max(1, len(beats))) as pool:
+            list(pool.map(look_at, beats))
 
     def _unseen(self, beat: Beat) -> Found:
         if beat.node in self._dead or self._answers.get(beat.node) is Answer.REFUSES:
@@ -95,8 +115,22 @@ class Examination:
 
 def end(beats: Sequence[Beat]) -> None:
     """SIGKILL to ranks, stopped ones too; does not wait."""
+    own = _own_node()
     for beat in beats:
-        _on(beat.node, kill, beat.pid)
+        if beat.node == own:
+            kill(beat.pid)
+        else:
+            _on(beat.node, kill, beat.pid)
+
+
+def stopped_here(beats: Sequence[Beat]) -> list[int]:
+    """Ranks on the node of this process whose processes were stopped by a signal; does not wait."""
+    own = _own_node()
+    return [beat.rank for beat in beats if beat.node == own and _is_stopped(beat.pid)]
+
+
+def _own_node() -> str:
+    return ray.get_runtime_context().get_node_id()
 
 
 def _on(node: str, function: Any, *arguments: Any) -> Any:
@@ -105,6 +139,12 @@ def _on(node: str, function: Any, *arguments: Any) -> Any:
 
 
 # -- what runs on the node of the ranks --------------------------------------------------------------------------------
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
 
 
 def kill(pid: int) -> None:

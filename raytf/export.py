@@ -10,23 +10,25 @@ import io
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from raytf import architecture, runlog, versions
-from raytf.checkpoint import audit, durable, format
+from raytf.checkpoint import audit, codec, durable, format
 from raytf.checkpoint.audit import Finding, State
-from raytf.errors import CheckpointError, ConfigError, JobError, ModelError
+from raytf.errors import CheckpointError, ConfigError, JobError, ModelError, one_line
 from raytf.goal import Goal
 from raytf.inventory import main_goal
-from raytf.model import run_user_code, weights_sha256
+from raytf.model import run_user_code, weights_sha256, with_precision
+from raytf.reading import attempt
 from raytf.storage import Storage
 
-FOLDER, KERAS_FILE = "export", "model.keras"
+FOLDER, KERAS_FILE, WEIGHTS_FILE = "export", "model.keras", "weights.safetensors"
 LAST, BEST = "last", "best"
+_STEP_DIGITS = 15
 
 
 @dataclass(frozen=True)
@@ -46,49 +48,153 @@ class Exported:
     is_new: bool = True
 
 
-def export(model: keras.Model, run: Storage, step: int, digest: str | None = None) -> dict[str, str]:
+def obstacles(model: keras.Model) -> list[str]:
+    """What will keep a model from being exported or loaded again, one line each; it is tried, and nothing is written.
+
+    To be asked before training: at its end it is too late to change the model.
+    """
+    found = []
+    try:
+        with quiet():
+            _trace(model)
+    except Exception as error:  # whatever the model's own code raises
+        found.append(
+            f"the model cannot be exported for serving, Keras says: {type(error).__name__}: {one_line(error, 200)} "
+            "Give it one input, or a list or dict of them, as keras.Model(inputs, outputs) does."
+        )
+    return [*found, *architecture.obstacles(model)]
+
+
+def _trace(model: keras.Model) -> None:
+    """What of `model.export` can fail before there are files: its function is traced, and made a signature."""
+    from keras.src.export.export_utils import get_input_signature
+    from tensorflow.python.saved_model.signature_serialization import canonicalize_signatures
+
+    archive = keras.export.ExportArchive()
+    function = archive.track_and_add_endpoint("serve", model, get_input_signature(model))
+    canonicalize_signatures({"serving_default": function})
+
+
+def export(
+    model: keras.Model,
+    run: Storage,
+    step: int,
+    digest: str | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, str]:
     """Export the model at the end of a run: the next version in `export/` (signature `serving_default`), `model.keras`.
 
     Where the newest version holds these weights already, as after a run that died at its end, it stays the newest.
 
     Args:
         digest: `weights_sha256` of the model, where it is known.
+        say: told what cannot be written, and what there is in its place.
 
     Returns:
-        What was written, name -> location.
+        What was written, name -> location: `saved_model` and `keras`, each where the model allows it; `weights` where
+        it does not, which `load_weights` puts into a model.
 
     Raises:
-        JobError: the model cannot be saved, for instance because a custom layer is not serializable.
         StorageError: storage refuses.
     """
     target = run.child(FOLDER)
     notes: dict[str, Any] = {"run": _name(run), "step": step, "weights_sha256": digest or weights_sha256(model)}
-    before = _holding(target, notes["weights_sha256"])
-    version = before or _publish(model, target, notes)
-    written = {"saved_model": target.locate(version.name)}
-    # A model without get_config can be served all the same.
-    with contextlib.suppress(JobError):
+    written: dict[str, str] = {}
+    try:
+        version = _holding(target, notes["weights_sha256"]) or _publish(model, target, notes)
+        written["saved_model"] = target.locate(version.name)
+    except JobError as error:
+        say(f"the model is not exported for serving: {one_line(error, 300)}")
+    try:
         run.put(KERAS_FILE, _keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
+    except JobError as error:  # it can be served all the same
+        run.put(WEIGHTS_FILE, _weights_bytes(model))
+        written["weights"] = run.locate(WEIGHTS_FILE)
+        say(f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}")
     return written
 
 
-def load(run: Storage) -> keras.Model:
+def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.Model:
     """The model as a run left it at its end.
 
+    Args:
+        make: the job's model function, for a model that Keras does not make again by itself.
+
     Raises:
-        ModelError: the run left none.
+        ModelError: the run left none, or it cannot be made again.
     """
-    if not run.exists(KERAS_FILE):
+    why = f"the run left no {KERAS_FILE}"
+    if run.exists(KERAS_FILE):
+        try:
+            with _keras_file(run) as file, with_precision(architecture.precision_of(run)):
+                return run_user_code("loading the model", lambda: keras.saving.load_model(file))
+        except JobError as error:
+            why = one_line(error, 300)
+    if make is not None:
+        return load_weights(run, make)
+    raise ModelError(
+        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Give the function that makes it: "
+        "Result.load_model(model), or raytf.load_weights(run, model)."
+    )
+
+
+def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
+    """A model with the weights that a run ended with, or, where it has not ended, with those of its newest checkpoint.
+
+    Args:
+        model: with the layers of the run's own, or the function that makes it.
+
+    Raises:
+        ModelError: there are no weights, or they are of another model.
+    """
+    with with_precision(architecture.precision_of(run)):
+        made = model if isinstance(model, keras.Model) else run_user_code("the model function", model)
+        if not isinstance(made, keras.Model):
+            raise ModelError(f"the model function returned {type(made).__name__}. Expected a keras.Model.")
+        architecture.call(made, run)
+    result = runlog.read_result(run)
+    try:
+        _put_weights(made, run)
+    except (CheckpointError, JobError) as error:
+        raise ModelError(f"the weights of {run.locate('')} are of another model: {one_line(error, 300)}") from error
+    wanted = (result or {}).get("weights_sha256")
+    if wanted and weights_sha256(made) != wanted:
         raise ModelError(
-            f"{run.locate('')} holds no {KERAS_FILE}: the run has not finished, or its model cannot be saved as one, "
-            "for instance because a custom layer has no get_config."
+            f"the model with the weights of {run.locate('')} is not what the run ended with (weights_sha256 {wanted}). "
+            "Give the model function of the job."
         )
+    return made
+
+
+def _put_weights(model: keras.Model, run: Storage) -> None:
+    """Give a model a run's weights, from whatever holds them."""
+    is_over = runlog.read_result(run) is not None
+    if is_over and (data := run.get_or_none(WEIGHTS_FILE)) is not None:
+        _restore(model, codec.decode(data))
+    elif is_over and run.exists(KERAS_FILE):
+        with _keras_file(run) as file:
+            run_user_code("loading the weights", lambda: model.load_weights(file))
+    else:
+        finding = next((f for f in audit.inspect(run) if f.state is State.WHOLE), None)
+        if finding is None:
+            raise ModelError(f"{run.locate('')} holds no weights: it has neither an end nor a whole checkpoint.")
+        _restore(model, durable.load(run, finding.name).tensors)
+
+
+def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
+    named = format.weights(model)
+    format.restore(named, _renamed(tensors, list(named)))
+
+
+@contextlib.contextmanager
+def _keras_file(run: Storage) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         file = os.path.join(folder, KERAS_FILE)
         with open(file, "wb") as out:
             out.write(run.get(KERAS_FILE))
-        return run_user_code("loading the model", lambda: keras.saving.load_model(file))
+        architecture.check_archive(file)
+        yield file
 
 
 def export_run(
@@ -108,7 +214,7 @@ def export_run(
         step: `last`, `best` or a number of global steps.
         kind: saved_model, keras or onnx.
         modules: names or files of modules that register classes which the model needs.
-        trust: run the Python code of Lambda layers.
+        trust: run code that the configuration holds, as of Lambda layers.
         say: told what is exported.
 
     Raises:
@@ -119,7 +225,12 @@ def export_run(
     """
     run = Storage(uri)
     target = run.child(FOLDER) if to is None else Storage(to)
-    findings, result = audit.inspect(run), runlog.read_result(run)
+    if to is None and run.is_local and os.path.islink(target.root):
+        raise ConfigError(f"{target.root} is a link, and may lead into another run. Say where to: --to {target.root}.")
+    findings = audit.inspect(run)
+    result, damaged = attempt(lambda: runlog.read_result(run))
+    if damaged is not None:
+        say(f"without the run's end: {damaged}")
     if not findings and result is None:
         raise ConfigError(
             f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
@@ -163,7 +274,7 @@ def choose(findings: list[Finding], step: str) -> Finding:
     if step == BEST:
         return _best(good)
     steps = ", ".join(str(s) for s in sorted({finding.step for finding in good}))
-    if not step.isdigit():
+    if not (step.isascii() and step.isdecimal() and len(step) <= _STEP_DIGITS):
         raise ConfigError(f"--step {step}: expected a number of steps, last or best. There are checkpoints of {steps}.")
     for finding in good:
         if finding.step == int(step):
@@ -280,6 +391,11 @@ def _keras_bytes(model: keras.Model) -> bytes:
         run_user_code("model.save", lambda: model.save(file))
         with open(file, "rb") as stream:
             return stream.read()
+
+
+def _weights_bytes(model: keras.Model) -> bytes:
+    """Its weights by their places, which needs nothing of the model's code."""
+    return codec.encode({name: keras.ops.convert_to_numpy(v) for name, v in format.weights(model).items()})
 
 
 def _onnx_bytes(model: keras.Model) -> bytes:

@@ -21,8 +21,8 @@ def classify(error: Any) -> tuple[list[int], Failure]:
     for rank, e in errors.items():
         if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
             continue  # a dying peer can make TensorFlow raise anything
-        text, kind = one_line(e, 200).rstrip("."), type(e).__name__
-        return [rank], Failure(Cause.ERROR, text, f"{kind}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
+        text, name = one_line(e, 200).rstrip("."), type(e).__name__
+        return [rank], Failure(Cause.ERROR, text, f"{name}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
     hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
     if hung:
         return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
@@ -33,8 +33,18 @@ def classify(error: Any) -> tuple[list[int], Failure]:
     if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
         return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
     first = next(iter(errors.values()), getattr(error, "controller_failure", error))
+    died = _died_at_start(first) if not errors else None
+    if died is not None:
+        kind = Cause.NODE_LOST if _NODE_DIED in str(died) else Cause.WORKER_DIED
+        return [], Failure(kind, "workers were lost (a worker process died while its group started)")
     cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
     return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
+
+
+def _died_at_start(error: BaseException) -> ray.exceptions.RayActorError | None:
+    """What Ray says of a process that was there and died before its group trained; not of one that could not begin."""
+    cause = error if isinstance(error, ray.exceptions.RayActorError) else error.__cause__
+    return cause if isinstance(cause, ray.exceptions.RayActorError) and not cause.actor_init_failed else None
 
 
 def worker_errors(error: Exception) -> list[BaseException]:

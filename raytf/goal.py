@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,9 @@ class Goal:
     def value(self, logs: Mapping[str, Any]) -> float | None:
         """Its value in the logs of an epoch; None where there is none, or none that can be compared."""
         value = logs.get(self.metric)
-        return None if value is None or math.isnan(value) else float(value)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+            return None
+        return None if math.isnan(value) else float(value)
 
     def value_at(self, step: int, history: list[dict[str, Any]]) -> float | None:
         """Its value at the end of an epoch; None for a step inside of one.

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 _EARLY = 0.85
 #: Of that: silence after which a rank is looked at from outside.
 _QUIET = 0.5
+#: Silence after which one that is known to be stopped is blamed; somebody may stop a process for a moment.
+_STOPPED_SECONDS = 5.0
 #: Calls of the usual length that a call may take, and steps.
 _CALLS, _STEPS = 3, 20
 #: Seconds between two looks after which it is the one who looks that was held up.
@@ -135,9 +137,14 @@ class Beats:
         return self.group
 
     def hear(self, beat: Beat, now: float) -> None:
-        """A beat comes, at a time of a clock that only goes forward."""
-        if beat.group == self.group:
+        """A beat comes, at a time of a clock that only goes forward; after a rank's last word only one that is late."""
+        before = self._latest.get(beat.rank)
+        if beat.group == self.group and (before is None or before[0].activity is not Activity.DONE):
             self._latest[beat.rank] = beat, now
+
+    def forgive(self, now: float) -> None:
+        """Nobody could be heard until now, which is not the ranks' fault."""
+        self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}
 
     def sightings(self, now: float) -> list[Sighting]:
         """By rank."""
@@ -217,7 +224,10 @@ class HangDetector:
         self._step = max((s.beat.step for s in sightings), default=0)
         ages = {s.beat.rank: min(s.age, now - self._forgiven_at) for s in sightings}
         there = [s for s in sightings if s.beat.activity is not Activity.DONE]
-        silent = [s for s in there if ages[s.beat.rank] > self.limit * _QUIET]
+        stopped = {s.beat.rank for s in there if evidence.get(s.beat.rank) is Evidence.STOPPED}
+        quiet = self.limit * _QUIET
+        patience = {s.beat.rank: min(quiet, _STOPPED_SECONDS) if s.beat.rank in stopped else quiet for s in there}
+        silent = [s for s in there if ages[s.beat.rank] > patience[s.beat.rank]]
         if silent:
             frozen = self._frozen(silent, ages, evidence, len(silent) == len(there))
             return Look(frozen, frozenset() if frozen else frozenset(s.beat.rank for s in silent))

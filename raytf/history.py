@@ -6,13 +6,14 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raytf import ledger, runlog
 from raytf.errors import ConfigError
 from raytf.lease import LEASE_FILE, is_held
 from raytf.ledger import Event, Span
+from raytf.reading import attempt
 from raytf.storage import Storage
 
 #: What an event is to a reader; kinds that are not here are notes.
@@ -29,6 +30,7 @@ _CLASSES = {
     "save": "save",
     "driver": "driver",
 }
+_FOLDERS = (runlog.ATTEMPTS, runlog.STEPS, "checkpoints")
 #: Events that a list of what happened leaves out: signs of life, and what others say better.
 _QUIET = ("progress", "phase", "group")
 _NOT_SAID = ("time", "kind", "step", "stall", "silent", "stacks", "rank", "attempt", "retry")
@@ -94,6 +96,7 @@ class History:
         seconds: of each category.
         events: of the ledger, in order.
         samples_per_second: while steps were made, over the run; None where it is not known.
+        problems: damaged files, a line each, with the reason.
     """
 
     name: str
@@ -109,6 +112,7 @@ class History:
     restarts: list[Restart]
     metrics: dict[str, float]
     samples_per_second: float | None
+    problems: tuple[str, ...] = ()
 
     @property
     def goodput(self) -> float:
@@ -150,12 +154,17 @@ def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = ti
         StorageError: storage cannot be read.
     """
     run = Storage(uri)
-    events, result = ledger.read(run), runlog.read_result(run)
-    if not events and result is None and not _is_run(run):
+    found, damaged = attempt(lambda: ledger.look(run))
+    events, problems = found or ([], [])
+    result, broken = attempt(lambda: runlog.read_result(run))
+    problems += [f"{error.file}: {error.reason}" for error in (damaged, broken) if error is not None]
+    if not events and result is None and not problems and not _is_run(run):
         raise ConfigError(_no_run(run))
     is_over = bool(events) and events[-1]["kind"] == "driver" and events[-1].get("state") == "ended"
-    is_alive = not is_over and is_held(run, events[-1]["time"] if events else 0.0, now or time.time(), sleep)
-    return build(run.locate(""), events, result, is_alive)
+    heard_at = events[-1]["time"] if events else 0.0
+    is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, heard_at, now or time.time(), sleep))
+    problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
+    return replace(build(run.locate(""), events, result, bool(is_alive)), problems=tuple(problems))
 
 
 def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:
@@ -187,7 +196,12 @@ def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is
 
 
 def _is_run(run: Storage) -> bool:
-    return any(run.list(name) for name in (runlog.ATTEMPTS, runlog.STEPS, "checkpoints")) or run.exists(LEASE_FILE)
+    return any(_holds(run, name) for name in _FOLDERS) or run.exists(LEASE_FILE)
+
+
+def _holds(run: Storage, name: str) -> bool:
+    """Whether a folder has anything in it, or is none, which is damage."""
+    return attempt(lambda: run.list(name)) != ([], None)
 
 
 def _no_run(run: Storage) -> str:
@@ -195,7 +209,8 @@ def _no_run(run: Storage) -> str:
         f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/default"
     )
     names = [n.rstrip("/") for n in run.list() if n.endswith("/")]
-    runs = [name for name in names[:20] if run.list(f"{name}/{runlog.ATTEMPTS}") or run.list(f"{name}/{ledger.FOLDER}")]
+    inner = (runlog.ATTEMPTS, ledger.FOLDER)
+    runs = [n for n in names[:20] if any(_holds(run, f"{n}/{i}") for i in inner)]
     return f"{text}; below it there are {', '.join(runs[:8])}." if runs else f"{text}."
 
 

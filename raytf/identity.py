@@ -32,7 +32,7 @@ _WHOLE_BYTES, _PARTS, _PART_BYTES = 128 << 20, 512, 128 << 10
 
 def of_run(job: Job, sources: Sources) -> dict[str, str]:
     """All that is known without the model."""
-    return batch_identity(job.config, job.plan.records) | {
+    return batch_identity(job.config, job.plan.records, job.precision) | {
         "training data": fingerprint(sources.train),
         "contents of the training data": contents(sources.train),
         "validation data": contents(sources.validation),

@@ -1,30 +1,33 @@
 """Which runs lie in a storage, and how far each is. Only reads, also beside live runs.
 
 A run is a folder with a lease, a result, checkpoints or attempts in it. Everything comes from one list of the storage
-and, for each run, its lease, its result and its newest manifest.
+and, for each run, its lease, its result and its newest manifests. A run with a damaged file hides no other one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from raytf import runlog
+from raytf import ledger, runlog
 from raytf.checkpoint import manifest, policy
-from raytf.errors import CheckpointError, ConfigError, RunMismatchError, StorageError
+from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.goal import Goal
-from raytf.lease import LEASE_FILE, RENEW_SECONDS, Lease, process_start
+from raytf.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
+from raytf.names import is_plain
+from raytf.reading import SMALL, attempt
 from raytf.storage import File, Storage
 
 #: An owner on another machine lives when it renews its lease within so long.
 WATCH_SECONDS = 2 * RENEW_SECONDS
 _READERS = 8
+#: Checkpoints of a run that are looked at, at least: the newest ones, as many as most runs keep.
+_LOOKS = 3
 
 
 class State(enum.Enum):
@@ -32,6 +35,7 @@ class State(enum.Enum):
     FINISHED = "finished"
     STOPPED = "stopped"  # its owner left: it was interrupted, or ended with an error that it has shown
     FAILED = "failed"  # its owner died without a word, or no longer reaches the storage
+    DAMAGED = "damaged"  # nobody trains it, and a file of it cannot be read
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Run:
             the last epoch; None where no epoch has ended.
         bytes: of all its files.
         modified: seconds of the epoch when a file of it last changed, by the storage's clock.
+        problems: what is wrong with its files, a line each; `raytf verify` reads all of them.
     """
 
     name: str
@@ -58,18 +63,22 @@ class Run:
     last: float | None
     bytes: int
     modified: float
+    problems: tuple[str, ...] = ()
 
 
-def state_of(lives: bool | None, result: dict[str, Any] | None, step: int | None) -> State:
+def state_of(lives: bool | None, result: dict[str, Any] | None, step: int | None, is_damaged: bool = False) -> State:
     """What a run does.
 
     Args:
         lives: whether the lease's owner does; None where there is no lease.
         result: of the run.
         step: of the newest checkpoint.
+        is_damaged: whether a file of it is.
     """
     if lives:
         return State.RUNNING
+    if is_damaged:
+        return State.DAMAGED
     # A result with fewer steps than a checkpoint is of a run that went on since.
     if result is not None and (step is None or result["steps"] >= step):
         return State.FINISHED
@@ -91,14 +100,17 @@ def survey(
         StorageError: storage refuses.
     """
     folders: dict[str, list[File]] = {}
-    for file in storage.files():
+    unread: list[str] = []
+    for file in storage.files(skipped=unread):
         name, _, inner = file.name.partition("/")
-        if inner:
+        if inner and is_plain(name):
             folders.setdefault(name, []).append(File(inner, file.bytes, file.modified))
     names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
-    lives = _living(storage, [n for n in names if any(f.name == LEASE_FILE for f in folders[n])], say, sleep)
+    problems = {name: _places(folders[name], name, unread) for name in names}
+    leases = [n for n in names if any(_is_in(f.name, LEASE_FILE) for f in folders[n])]
+    lives = _living(storage, leases, problems, say, sleep)
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda n: _read(storage.child(n), n, folders[n], lives.get(n)), names))
+        return list(pool.map(lambda n: _read(storage.child(n), n, folders[n], lives.get(n), problems[n]), names))
 
 
 def main_goal(history: list[dict[str, Any]]) -> Goal | None:
@@ -117,20 +129,34 @@ def main_goal(history: list[dict[str, Any]]) -> Goal | None:
 
 
 def _is_of_a_run(name: str) -> bool:
-    return name in (LEASE_FILE, runlog.RESULT) or name.startswith((f"{runlog.ATTEMPTS}/", f"{manifest.FOLDER}/"))
+    return any(_is_in(name, part) for part in (LEASE_FILE, runlog.RESULT, runlog.ATTEMPTS, manifest.FOLDER))
 
 
-def _read(run: Storage, name: str, files: list[File], lives: bool | None) -> Run:
+def _is_in(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}/")
+
+
+def _places(files: list[File], name: str, unread: list[str]) -> list[str]:
+    """What lies where something else is expected, and folders of a run that cannot be read."""
+    there = {file.name for file in files}
+    folders = (runlog.ATTEMPTS, manifest.FOLDER, runlog.STEPS, ledger.FOLDER)
+    wrong = [f"{folder}: there is a file where a folder is expected" for folder in folders if folder in there]
+    mine = [folder.partition("/")[2] for folder in unread if _is_in(folder, name)]
+    return wrong + [f"{folder or 'its folder'}: access is denied" for folder in mine]
+
+
+def _read(run: Storage, name: str, files: list[File], lives: bool | None, problems: list[str]) -> Run:
     mark = f"/{manifest.FILE}"
     complete = [f.name.removesuffix(mark).removeprefix(f"{manifest.FOLDER}/") for f in files if f.name.endswith(mark)]
-    complete = policy.restore_order([n for n in complete if policy.split_name(n)[0] >= 0])
-    newest = policy.split_name(complete[0])[0] if complete else None
-    result = _as_result(runlog.read_result(run))
-    history: list[dict[str, Any]] = [] if result is None else result["history"]
+    complete = policy.restore_order([n for n in complete if "/" not in n and policy.split_name(n)[0] >= 0])
+    result, damaged = attempt(lambda: runlog.read_result(run))
+    problems += [] if damaged is None else [f"{runlog.RESULT}: {damaged.reason}"]
+    newest, document = _newest(run, files, complete, problems)
+    history: list[dict[str, Any]] = [] if result is None else result.get("history", [])
     if newest is not None and (result is None or newest > result["steps"]):
-        history = _history(run, complete) or history
+        history = document.get("history", []) or history
     goal = main_goal(history)
-    values = [] if goal is None else [(e.get("epoch", i), goal.value(e)) for i, e in enumerate(history)]
+    values = [] if goal is None else [(int(e.get("epoch", i)), goal.value(e)) for i, e in enumerate(history)]
     best: tuple[int | None, float | None] = (None, None)
     for epoch, value in values:
         if goal is not None and goal.is_better(value, best[1]):
@@ -138,7 +164,7 @@ def _read(run: Storage, name: str, files: list[File], lives: bool | None) -> Run
     steps = [s for s in (newest, None if result is None else result["steps"]) if s is not None]
     return Run(
         name=name,
-        state=state_of(lives, result, newest),
+        state=state_of(lives, result, newest, bool(problems)),
         step=max(steps, default=None),
         checkpoints=len(complete),
         metric=None if goal is None else goal.metric,
@@ -147,43 +173,58 @@ def _read(run: Storage, name: str, files: list[File], lives: bool | None) -> Run
         last=values[-1][1] if values else None,
         bytes=sum(file.bytes for file in files),
         modified=max(file.modified for file in files),
+        problems=tuple(problems),
     )
 
 
-def _as_result(document: Any) -> dict[str, Any] | None:
-    """A result as far as it is read here; None for what is none, as a file that was cut off and is JSON by chance."""
-    if not isinstance(document, dict) or not isinstance(document.get("steps"), int):
-        return None
-    history = document.get("history")
-    entries = [e for e in history if isinstance(e, dict)] if isinstance(history, list) else []
-    return {"steps": document["steps"], "history": entries}
-
-
-def _history(run: Storage, complete: list[str]) -> list[dict[str, Any]]:
-    """The epochs that the newest checkpoint whose manifest can be read has seen."""
-    for name in complete:
+def _newest(
+    run: Storage, files: list[File], complete: list[str], problems: list[str]
+) -> tuple[int | None, dict[str, Any]]:
+    """Step and document of the newest checkpoint that is whole by the sizes of its files; of older ones, too, what is
+    wrong is added to the problems."""
+    found: tuple[int | None, dict[str, Any]] = (None, {})
+    for i, name in enumerate(complete):
+        if i >= _LOOKS and found[0] is not None:
+            break
+        folder = f"{manifest.FOLDER}/{name}"
+        sizes = {f.name.removeprefix(f"{folder}/"): f.bytes for f in files if f.name.startswith(f"{folder}/")}
         try:
-            history = manifest.read(run, name)["document"].get("history", [])
-        except (CheckpointError, RunMismatchError):
-            continue
+            body = manifest.read(run, name)
+            wrong = manifest.size_problems(body["shares"], sizes)
+            if wrong:
+                raise CheckpointError(wrong[0])
+        except RunMismatchError as error:
+            problems.append(f"{folder}: {str(error).removeprefix(f'checkpoint {name} ')}".rstrip("."))
+        except CheckpointError as error:
+            if run.exists(f"{folder}/{manifest.FILE}"):  # else retention was faster
+                problems.append(f"{folder}: {str(error).removeprefix(f'checkpoint {name}: ')}".rstrip("."))
         except StorageError as error:
-            if error.kind != "missing":
+            if error.kind not in ("missing", "denied"):
                 raise
-            continue  # retention was faster
-        return [entry for entry in history if isinstance(entry, dict)]
-    return []
+            problems += [f"{folder}: access is denied"] if error.kind == "denied" else []
+        else:
+            found = found if found[0] is not None else (body["step"], body["document"])
+    return found
 
 
 def _living(
-    storage: Storage, names: list[str], say: Callable[[str], None], sleep: Callable[[float], None]
+    storage: Storage,
+    names: list[str],
+    problems: dict[str, list[str]],
+    say: Callable[[str], None],
+    sleep: Callable[[float], None],
 ) -> dict[str, bool]:
     """Whether the owners of leases live: by their processes on this machine, by renewals on others."""
     boot = Lease(storage).owner["boot"]
     lives: dict[str, bool] = {}
     watched: dict[str, bytes | None] = {}
     for name in names:
-        text = storage.get_or_none(f"{name}/{LEASE_FILE}")
-        holder = _holder(text)
+        try:
+            text = storage.get_or_none(f"{name}/{LEASE_FILE}", SMALL)
+            holder = {} if text is None else parse(text, LEASE_FILE)
+        except DamagedFileError as error:
+            problems[name].append(f"{LEASE_FILE}: {error.reason}")
+            continue
         if holder.get("boot") == boot:
             lives[name] = process_start(holder.get("pid", 0)) == holder.get("started")
         elif text is not None:
@@ -193,15 +234,7 @@ def _living(
         say(f"watching for {WATCH_SECONDS:.0f} s whether the owners of {runs} on other machines live")
         sleep(WATCH_SECONDS)
     for name, text in watched.items():
-        now = storage.get_or_none(f"{name}/{LEASE_FILE}")
+        now, _ = attempt(lambda name=name: storage.get_or_none(f"{name}/{LEASE_FILE}", SMALL))  # type: ignore[misc]
         if now is not None:
             lives[name] = now != text
     return lives
-
-
-def _holder(text: bytes | None) -> dict[str, Any]:
-    try:
-        holder = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return holder if isinstance(holder, dict) else {}

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf import rates
+from raytf import precision, rates
 from raytf.config import TrainConfig
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.data.sources import Source
+from raytf.precision import Precision
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Job:
         lease: id of the process that owns the run.
         total_steps: global steps at which the run ends.
         identity: what the driver knows of settings and data that the run is told by later.
+        precision: what the job has set in the driver's Keras.
     """
 
     model: Callable[[], Any]
@@ -40,6 +42,7 @@ class Job:
     validation_freq: int
     lease: str = ""
     identity: dict[str, str] = field(default_factory=dict)
+    precision: Precision = precision.DEFAULT
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,13 @@ def strategy_identity(config: TrainConfig) -> dict[str, str]:
     return {"--strategy": config.strategy.strategy, "--sync-replicas": str(config.strategy.sync_replicas)}
 
 
-def batch_identity(config: TrainConfig, records: int) -> dict[str, str]:
+def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
     """What of batch and data size must not change when a run is resumed; known without TensorFlow."""
     return {
         "--global-batch-size": str(config.batch.global_batch_size),
         "--logical-shards": str(config.logical_shards),
         "--seed": str(config.batch.seed),
-        "--mixed-precision": config.compute.mixed_precision,
+        **precision.identity(config.compute.mixed_precision, own),
         "--reduction": config.compute.reduction,
         # Only where it is on: runs from before there was such a flag have none.
         **({"--compress-gradients": "True"} if config.compute.compress_gradients else {}),

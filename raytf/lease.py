@@ -1,9 +1,10 @@
 """A run belongs to one live process: a small file beside it says which, and is renewed while that process lives.
 
 It is created, renewed and taken over by compare-and-swap: atomically on a local file system, and on S3 by conditional
-writes. A store without those (Google's, as pyarrow reaches it; some of other makers) has the file read back after a
-moment: of two that start in the same instant the last writer owns the run. An owner that was suspended finds that its
-lease is another's, and whatever it had begun looks at the lease (`check_owner`) before it changes what others restore.
+writes. Where a store has none of those, or of one kind alone (see `Storage.is_conditional`), the commands that want the
+run put up claims first, so that one of them writes (see `claims`), and it reads the file back after a moment. An owner
+that was suspended finds that its lease is another's, and whatever it had begun looks at the lease (`check_owner`)
+before it changes what others restore.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from raytf.errors import RunInUseError, StorageError
+from raytf import claims, reading
+from raytf.errors import DamagedFileError, RunInUseError, StorageError, one_line
 from raytf.storage import Storage
 
 LEASE_FILE = "lease.json"
@@ -25,6 +27,8 @@ RENEW_SECONDS = 4.0
 #: An owner on another machine is taken for dead when its lease was not renewed for so long.
 STALE_SECONDS = 20.0
 _SETTLE_SECONDS = 0.5
+_WORD = reading.optional(reading.text)
+_LEASE = reading.record({"id": reading.text}, {"host": _WORD, "boot": _WORD, "pid": reading.whole, "started": _WORD})
 
 
 class Lease:
@@ -79,14 +83,14 @@ class Lease:
         self._give_back()
 
     def _take(self) -> None:
-        if not self._run.create(LEASE_FILE, self._text()):
-            version = self._wait_for_death()
-            if version is None:
-                self._run.create(LEASE_FILE, self._text())
-            else:
-                self._run.swap(LEASE_FILE, self._text(), version)
+        # Looked at before anything is written: whoever comes while the owner lives is told so at once.
+        version = self._wait_for_death()
+        if version is None:
+            claims.create(self._run, LEASE_FILE, self._text(), self._clock, self._sleep)
+        else:
+            claims.swap(self._run, LEASE_FILE, self._text(), version, self._clock, self._sleep)
         if not self._run.is_conditional():
-            self._sleep(_SETTLE_SECONDS)  # of two that write in one instant the last one stays
+            self._sleep(_SETTLE_SECONDS)  # of two that write in one instant all the same, the last one stays
         holder = _holder(self._run.get_version(LEASE_FILE))
         if holder is None or holder["id"] != self.owner["id"]:
             raise RunInUseError(self._in_use(holder or {}))
@@ -102,9 +106,16 @@ class Lease:
     def _wait_for_death(self) -> str | None:
         """The version of the lease that a dead process left; None where there is none any more."""
         found = self._run.get_version(LEASE_FILE)
-        first = _holder(found)
-        if found is None or first is None or self._is_dead(first):
-            return found and found[1]
+        if found is None:
+            return None
+        try:
+            first = parse(found[0], self._run.locate(LEASE_FILE))
+        except DamagedFileError as error:
+            # Whoever wrote it finds that it is not theirs any more, and stops.
+            self._say(f"{str(error).rstrip('.')}; this process takes the run over")
+            return found[1]
+        if self._is_dead(first):
+            return found[1]
         if first.get("boot") == self.owner["boot"]:
             raise RunInUseError(self._in_use(first))
         self._say(
@@ -132,6 +143,8 @@ class Lease:
         )
 
     def _renew(self) -> None:
+        """Keep the lease. An outage of storage ends no run; another owner cannot get in through it either."""
+        failed, refused = 0, 0
         while not self._stop.wait(RENEW_SECONDS):
             try:
                 found = self._run.get_version(LEASE_FILE)
@@ -140,11 +153,22 @@ class Lease:
                     self.lost.set()
                     return
                 self._beat += 1
-                if not self._stop.is_set():
-                    # Refused where another process takes over in this moment, as the next look will show.
-                    self._run.swap(LEASE_FILE, self._text(), found[1])
-            except StorageError:
-                continue  # an outage of storage ends no run; another owner cannot get in through it either
+                if self._stop.is_set():
+                    return
+                # Refused where another process takes over in this moment, as the next look will show.
+                refused = 0 if self._run.swap(LEASE_FILE, self._text(), found[1]) else refused + 1
+                problem = "storage refuses the write, and nobody else owns it" if refused > 1 else ""
+            except Exception as error:  # whatever it is: a lease that is renewed no more ends the run
+                problem = one_line(error, 300)
+            if problem and not failed:
+                self._say(
+                    f"the lease of run {self._run.locate('')} cannot be renewed: {problem.rstrip('.')}. Trying again "
+                    f"every {RENEW_SECONDS:.0f} s; after {STALE_SECONDS:.0f} s without a renewal a command on another "
+                    "machine takes the run over"
+                )
+            if failed and not problem and not refused:
+                self._say(f"the lease of run {self._run.locate('')} is renewed again, after {failed} failures")
+            failed = failed + 1 if problem else failed if refused else 0
 
     def _text(self) -> bytes:
         return json.dumps({**self.owner, "beat": self._beat}).encode()
@@ -163,7 +187,7 @@ def is_held(run: Storage, heard_at: float, now: float, sleep: Callable[[float], 
         return process_start(first.get("pid", 0)) == first.get("started")
     if abs(now - heard_at) < STALE_SECONDS:
         return True
-    for _ in range(3):
+    for _ in range(2):
         sleep(RENEW_SECONDS)
         holder = _read(run)
         if holder != first:
@@ -191,26 +215,38 @@ def check_owner(run: Storage, owner: str) -> None:
 
 
 def _read(run: Storage) -> dict | None:
-    data = run.get_or_none(LEASE_FILE)
+    data = run.get_or_none(LEASE_FILE, reading.SMALL)
     return _holder(None if data is None else (data, ""))
 
 
 def _holder(found: tuple[bytes, str] | None) -> dict | None:
+    """Who holds a lease; None where there is none, or a damaged one: whoever wrote it has lost it."""
     try:
-        holder = json.loads(found[0]) if found else None
-    except ValueError:
+        return None if found is None else parse(found[0], LEASE_FILE)
+    except DamagedFileError:
         return None
-    return holder if isinstance(holder, dict) and "id" in holder else None
+
+
+def parse(data: bytes, where: str) -> dict[str, Any]:
+    """Who holds a lease.
+
+    Args:
+        where: it was read from, as a person would look for it.
+
+    Raises:
+        DamagedFileError: it is none.
+    """
+    return reading.parse(data, where, _LEASE)
 
 
 def process_start(pid: int) -> str | None:
     """When a live process of this machine started (ticks since boot), or None; a pid alone is used again."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
+        with open(f"/proc/{int(pid)}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    return None if len(fields) < 20 or fields[0] in "ZX" else fields[19]
 
 
 def _boot_id() -> str:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytf.errors import StorageError
+from raytf import reading
+from raytf.errors import DamagedFileError, StorageError
 from raytf.runlog import new_attempt
 from raytf.storage import Storage
 
@@ -26,8 +27,25 @@ FOLDER = "ledger"
 FILE_EVENTS = 500
 #: Events that wait for storage at most; the oldest go first.
 MOST_WAITING = 100_000
+#: A line, the lines of a file and the bytes of all files that are read at the most: what writes them stays far below.
+_LINE_BYTES, _FILE_LINES, _ALL_BYTES = 4 << 20, 20 * FILE_EVENTS, 1 << 30
 
 Event = dict[str, Any]
+
+_COUNT, _SECONDS = reading.optional(reading.whole), reading.optional(reading.finite)
+_WORDS = reading.optional(reading.text)
+#: What is known of an event's fields; others are only shown.
+_EVENT = reading.record(
+    {"time": reading.when, "kind": reading.text},
+    {
+        **dict.fromkeys(("step", "of_step", "from_step", "total", "workers", "world_size", "from", "to"), _COUNT),
+        **dict.fromkeys(("checkpoint", "snapshot", "snapshot_bytes", "possible", "wanted"), _COUNT),
+        **dict.fromkeys(("stall", "silent", "seconds", "deadline_seconds", "samples_per_second"), _SECONDS),
+        **dict.fromkeys(("state", "outcome", "phase", "tier", "cause", "text"), _WORDS),
+        "ratio": reading.optional(reading.number),
+        "phases": reading.values(reading.finite),
+    },
+)
 
 
 class Ledger:
@@ -91,21 +109,59 @@ class Ledger:
 
 
 def read(run: Storage, before: str | None = None) -> list[Event]:
-    """All events of a run, in the order of its drivers; a line that is cut off is left out.
+    """All events of a run, in the order of its drivers; what is damaged is left out.
 
     Args:
         before: a driver's name; only what earlier ones wrote.
     """
-    events = []
+    return look(run, before)[0]
+
+
+def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
+    """As `read`, and what is damaged: a line each, with file and reason."""
+    events: list[Event] = []
+    problems: list[str] = []
+    size = 0
     for name in run.list(FOLDER):
-        if name.endswith(".jsonl") and (before is None or name < before):
-            for line in run.get(f"{FOLDER}/{name}").decode(errors="replace").splitlines():
-                try:
-                    event = json.loads(line)
-                    events.append({**event, "time": float(event["time"]), "kind": str(event["kind"])})
-                except (ValueError, KeyError, TypeError):
-                    continue
-    return events
+        if not name.endswith(".jsonl") or (before is not None and name >= before):
+            continue
+        where = f"{FOLDER}/{name}"
+        try:
+            data = run.get(where, min(reading.LARGE, _ALL_BYTES - size))
+        except DamagedFileError as error:
+            problems.append(f"{where}: {error.reason}")
+            continue
+        size += len(data)
+        found, wrong = _events(data)
+        events += found
+        problems += [f"{where}: {wrong}"] if wrong else []
+    return events, problems
+
+
+def _events(data: bytes) -> tuple[list[Event], str]:
+    """Events of a file; and what is wrong with it, but for a last line that is cut off."""
+    events: list[Event] = []
+    wrong, is_last = "", not data.endswith(b"\n")
+    lines = data.split(b"\n", _FILE_LINES)
+    for number, line in enumerate(lines, 1):
+        if number > _FILE_LINES:
+            return events, wrong or f"it has more than {_FILE_LINES:,} lines"
+        if not line:
+            continue
+        try:
+            if len(line) > _LINE_BYTES:
+                raise ValueError(f"it has {len(line):,} bytes")
+            event = reading.decode(line)
+            problem = _EVENT(event)
+            if problem:
+                raise ValueError(problem)
+            if b"\\ud" in line.lower():  # halves of characters, which no page and no metric takes
+                event = json.loads(json.dumps(event, ensure_ascii=False).encode(errors="replace"))
+            events.append({**event, "time": float(event["time"])})
+        except ValueError as error:
+            if not (is_last and number == len(lines)):
+                wrong = wrong or f"line {number:,}: {error}"
+    return events, wrong
 
 
 #: Where time goes, in the order in which people want to see it.

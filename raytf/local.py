@@ -7,12 +7,107 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 
 #: How long a swap waits for another one.
 _LOCK_SECONDS = 5.0
+
+
+def get(path: str, most: int | None = None) -> bytes:
+    """The bytes of a file.
+
+    Args:
+        most: bytes that it may have; a larger one is not read.
+
+    Raises:
+        OSError: it is none, or too large; a pipe, for which a reader would wait for ever, is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.ENXIO, "it is no regular file", path)
+        if most is None:
+            return file.read()
+        data = b"" if found.st_size > most else file.read(most + 1)  # it may grow meanwhile
+        if found.st_size > most or len(data) > most:
+            raise too_large(max(found.st_size, len(data)), most, path)
+        return data
+
+
+def too_large(size: int, most: int, path: str) -> OSError:
+    """What is raised for a file that is not read since it is larger than any that raytf writes there."""
+    return OSError(errno.EOVERFLOW, f"it has {size:,} bytes or more, and at most {most:,} are read", path)
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file; a folder is none.
+
+    Raises:
+        OSError: that cannot be known.
+    """
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
+
+
+def walk(base: str, deep: bool = True, skipped: list[str] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """All that is below a folder, as (name relative to it, entry); links to folders are not followed. A missing folder
+    is empty, and so is one that is deleted meanwhile.
+
+    Args:
+        deep: folders in it as well.
+        skipped: takes the names of those that cannot be read.
+
+    Raises:
+        OSError: a folder cannot be read, and `skipped` is not given or it is the first.
+    """
+    folders = [""]
+    while folders:  # os.walk calls itself for each level, of which there may be thousands
+        prefix = folders.pop()
+        try:
+            with os.scandir(f"{base}/{prefix}") as found:
+                entries = list(found)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            if not prefix or skipped is None:
+                raise
+            skipped.append(prefix.rstrip("/"))
+            continue
+        for entry in entries:
+            yield f"{prefix}{entry.name}", entry
+            if deep and entry.is_dir(follow_symlinks=False):
+                folders.append(f"{prefix}{entry.name}/")
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one."""
+    try:
+        return entry.is_dir()
+    except OSError:  # links that go round in a circle
+        return False
+
+
+def look(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Size and time of an entry, of what a link leads to; None where that is gone."""
+    try:
+        return entry.stat()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        with contextlib.suppress(OSError):
+            return entry.stat(follow_symlinks=False)
+        return None
 
 
 def put(path: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
@@ -30,6 +125,54 @@ def put(path: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def put_inside(folder: str, name: str, data: bytes) -> None:
+    """Write a file below a folder, at a plain relative name (see `names`), whatever lies there already.
+
+    Links below the folder are not followed: one in the place of the file is replaced, one on the way to it is an error.
+
+    Raises:
+        OSError: also where a file or a link is in the place of a folder.
+    """
+    *folders, last = name.split("/")
+    os.makedirs(folder, exist_ok=True)
+    base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for part in folders:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=base)
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+            os.close(base)
+            base = inner
+        temporary = f".tmp-{uuid.uuid4().hex[:8]}"
+        # Never in place: the file may be another one's hard link.
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=base)
+        try:
+            with open(handle, "wb") as out:
+                out.write(data)
+            os.replace(temporary, last, src_dir_fd=base, dst_dir_fd=base)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=base)
+            raise
+    finally:
+        os.close(base)
+
+
+def delete(root: str, name: str) -> None:
+    """Delete what has a name below a folder; nothing happens where it is not there, or is not of that folder since a
+    link leads out of it. Of a link the link goes, and not what it leads to."""
+    path = root
+    for part in filter(None, name.split("/")):
+        if path != root and os.path.islink(path):
+            return
+        path = f"{path}/{part}"
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+        return
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
 
 
 def create(path: str, data: bytes) -> bool:
@@ -56,8 +199,7 @@ def swap(path: str, data: bytes, expected: str) -> bool:
     """Write a file that is still of a version; whether it was written."""
     with _locked(path):
         try:
-            with open(path, "rb") as file:
-                found = file.read()
+            found = get(path)
         except FileNotFoundError:
             return False
         if version(found) != expected:
@@ -75,7 +217,9 @@ def _locked(path: str) -> Iterator[None]:
     """
     lock = f"{path}.tmp-lock"
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(lock, "ab") as file:
+    # A link, or a pipe, may lie there instead.
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with open(handle, "rb") as file:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
             try:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
-import select
 import sys
 
-from raytf.command import cli
+from raytf.command import cli, unless_nobody_reads
 from raytf.terminal import printable, visible
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
@@ -26,9 +24,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "submit": ("submit", "run a job on a cluster, and again when its driver or the head died, until it finishes"),
     "watch": ("watch", "run a Ray node that leaves in time on SIGTERM or on a notice of its cloud"),
 }
-
-#: What a shell shows for a command that SIGPIPE ended.
-_NOBODY_READS = 141
 
 
 def main(args: list[str] | None = None) -> None:
@@ -50,18 +45,8 @@ def main(args: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        _unless_nobody_reads()
+        unless_nobody_reads()
         raise
-
-
-def _unless_nobody_reads() -> None:
-    """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
-    out = sys.stdout.fileno()
-    poll = select.poll()
-    poll.register(out, 0)
-    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it ends
-        sys.exit(_NOBODY_READS)
 
 
 def _overview() -> str:

@@ -50,7 +50,7 @@ class MicroBatch:
         self.metrics = list(model.metrics_variables)
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
-        self._loss_metric = next(m for m in model.metrics if m.name == "loss")
+        self._loss_metric = models.loss_metric(model)
         #: Indices of trainable variables with a gradient, and of layers' states that a step updates; known once traced.
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
@@ -98,16 +98,25 @@ class MicroBatch:
         ]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
-            with keras.StatelessScope(state_mapping=mapping) as scope:
+            # Without `collect_losses` a stateless scope drops what layers add to the loss, and activity regularizers.
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
                 predicted = model(x, **self._kwargs)
-                loss = model.compute_loss(x, y, predicted, sample_weight, training=self._training)
+                loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
                 if self._sums:
-                    extra = tf.add_n([tf.cast(e, loss.dtype) for e in model.losses]) if model.losses else 0.0
+                    extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
+                    extra = tf.add_n(extras) if extras else 0.0
                     loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then their sum
+                objective = loss
+                if (
+                    loss.shape.rank
+                ):  # reduction=None: Keras shows the mean of such a loss, and its gradient is the sum's
+                    objective = tf.reduce_sum(loss) / tf.cast(part, loss.dtype)
+                    loss = tf.reduce_mean(loss)
                 size = tf.shape(leaves[0])[0]
                 self._loss_metric.update_state(loss, sample_weight=size)
                 model.compute_metrics(x, y, predicted, sample_weight)
-                objective = model.optimizer.scale_loss(loss) if self._training else loss
+                if self._training:
+                    objective = model.optimizer.scale_loss(objective)
         after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
         deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
         if leaves[0].shape[0] is None:

@@ -8,19 +8,18 @@ import inspect
 import io
 import json
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
-from raytf import canonical
+from raytf import canonical, precision
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.errors import DataError, JobError, ModelError, RaytfError, one_line
+from raytf.precision import Precision
 from raytf.sections import ComputeSection
-
-_POLICIES = {"off": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
 
 
 def build(
@@ -30,6 +29,7 @@ def build(
     compute: ComputeSection,
     seed: int,
     say: Callable[[str], None] = print,
+    own: Precision = precision.DEFAULT,
 ) -> keras.Model:
     """Call the user's function and give every variable of model, metrics and optimizer its shape.
 
@@ -39,21 +39,23 @@ def build(
         sources: whose labels must fit the model.
         compute: mixed precision.
         seed: for initial weights.
-        say: told what the function prints, line by line.
+        say: told what the function prints, line by line, and with which dtypes the model computes where the job has
+            said so.
+        own: what the job has set in Keras; never what this process happens to have.
 
     Raises:
+        ConfigError: the flag contradicts what the job has set.
         ModelError, DataError, JobError: what is wrong, and how to mend it.
     """
     keras.utils.set_random_seed(seed)
-    keras.config.set_dtype_policy(_POLICIES[compute.mixed_precision])
+    set_precision(precision.choose(compute.mixed_precision, own))
     model = run_user_code("the model function", factory, say)
     if not isinstance(model, keras.Model):
         raise ModelError(f"the model function returned {type(model).__name__}. Expected a compiled keras.Model.")
     if not getattr(model, "compiled", False):
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
-    has_loss = getattr(model, "_compile_loss", None) is not None or _overrides(model, "compute_loss")
-    if model.optimizer is None or not has_loss:
-        raise ModelError("the model is compiled without a loss. Give model.compile(loss=...).")
+    if model.optimizer is None:
+        raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
     for method in ("train_step", "test_step"):
         if _overrides(model, method):
             raise ModelError(
@@ -74,10 +76,19 @@ def build(
             f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
             f"Keras says: {one_line(error, 300)}"
         ) from error
+    policies = layer_policies(model)
+    precision.check_made(compute.mixed_precision, precision.of_process(), policies)
+    if compute.mixed_precision is None and set(policies) - {"float32"}:
+        say(f"dtype policy, as the job has set it: {', '.join(policies)}")
+    if not _has_own_loss(model) and not _adds_loss(model, x):
+        raise ModelError(
+            "the model is compiled without a loss, and no layer adds one. Give model.compile(loss=...), call "
+            "self.add_loss(...) in a layer, or override compute_loss."
+        )
     for source in sources:
         check_labels(model, source)
     try:
-        model.compute_loss(x, y, predicted, weight)
+        compute_loss(model, x, y, predicted, weight, training=True)
         model.compute_metrics(x, y, predicted, weight)
     except Exception as error:
         raise DataError(
@@ -90,6 +101,36 @@ def build(
         raise ModelError("the model has no trainable weights. Set trainable=True on the layers that shall learn.")
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def set_precision(chosen: Precision) -> None:
+    """Set Keras's defaults for all that is made from now on."""
+    keras.config.set_floatx(chosen.floatx)
+    policy = chosen.policy if chosen.config is None else keras.dtype_policies.deserialize(chosen.config)
+    keras.config.set_dtype_policy(policy)
+
+
+@contextlib.contextmanager
+def with_precision(chosen: Precision) -> Iterator[None]:
+    """Have Keras's defaults be these meanwhile."""
+    before = precision.of_process()
+    set_precision(chosen)
+    try:
+        yield
+    finally:
+        set_precision(before)
+
+
+def layer_policies(model: keras.Model) -> list[str]:
+    """Names of the policies of all layers that have weights, each once."""
+    layers = [layer for layer in model._flatten_layers() if layer.variables and not layer._layers]
+    return sorted({layer.dtype_policy.name for layer in layers})
+
+
+def scaled_policy(model: keras.Model) -> str:
+    """The policy for which the model's optimizer scales the loss; empty where it does not."""
+    is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return precision.POLICIES["float16"] if is_scaled else ""
 
 
 def run_user_code(what: str, call: Callable[[], Any], say: Callable[[str], None] | None = None) -> Any:
@@ -114,6 +155,34 @@ def run_user_code(what: str, call: Callable[[], Any], say: Callable[[str], None]
 def takes_training(model: keras.Model) -> bool:
     parameters = inspect.signature(model.call).parameters
     return "training" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss as Keras's own steps ask for it: compiled losses, what layers have added, and regularizers.
+
+    A model without a compiled loss whose layers add theirs in training alone has none in an evaluation: that is zero,
+    as with Keras on JAX.
+    """
+    if not _has_own_loss(model) and not model.losses:
+        return keras.ops.zeros(())
+    # Keras's own way to call it: an override need not take `training`.
+    return model._compute_loss(x, y, predicted, sample_weight, training=training)
+
+
+def _has_own_loss(model: keras.Model) -> bool:
+    return getattr(model, "_compile_loss", None) is not None or _overrides(model, "compute_loss")
+
+
+def _adds_loss(model: keras.Model, x: Any) -> bool:
+    """Whether layers or regularizers add a loss in training, which is tried without changing anything."""
+    with keras.StatelessScope(collect_losses=True):
+        run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
+        return bool(model.losses)
+
+
+def loss_metric(model: keras.Model) -> keras.metrics.Metric:
+    """The metric that tells the loss, also of a model whose `metrics` leave it out."""
+    return model._loss_tracker
 
 
 def check_labels(model: keras.Model, source: Source) -> None:

@@ -1,17 +1,48 @@
-"""The driver's ear: an actor that workers and Ray Train's controller talk to and the driver reads."""
+"""The driver's ear: an actor that workers and Ray Train's controller talk to and the driver reads.
+
+Its process may be killed. Ray starts another one under the same handle and sends again what was not answered, in any
+order; what the actor knew is in a memo that the driver holds. So nothing is lost and nobody needs to know, as long as
+a call that comes twice, or later than one that was made after it, does no harm here.
+"""
 
 from __future__ import annotations
 
+import functools
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from raytf.hangs import Beat, Beats, Finding, Sighting
+from raytf.memo import Memo
 from raytf.phases import Restart, describe
 from raytf.progress import Status
 
 #: Seconds between two notes of the ledger about a run that trains.
 PROGRESS_SECONDS = 5.0
+#: Between two notes in the memo of beats alone, which come again by themselves.
+_BEATS_SECONDS = 1.0
+#: Calls whose results are known in case they come again: more than can be unanswered when the process is killed.
+_CALLS = 64
+
+
+def _changes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What the method changes is in the memo before it returns; a call that comes again only has the same result."""
+
+    @functools.wraps(method)
+    def call(self: Monitor, *args: Any) -> Any:
+        if self._memo is None:
+            return method(self, *args)
+        name = self._call()
+        if name not in self._results:
+            result = method(self, *args)
+            self._results[name] = result
+            while len(self._results) > _CALLS:
+                del self._results[next(iter(self._results))]
+            self._keep()
+        return self._results[name]
+
+    return call
 
 
 class Monitor:
@@ -19,7 +50,14 @@ class Monitor:
 
     Args:
         attempts: names of the run's starts of worker groups so far.
-        clock, epoch: seconds of a clock that only goes forward, and of the epoch.
+        clock, epoch: seconds of a clock that only goes forward, the same for all processes of the machine, and of the
+            epoch.
+        memo: of what this Monitor knows; one that an earlier one has left is taken over. By default nothing is kept.
+        call: names the call that is being answered; the same when it is sent again.
+        is_another: whether this one comes in the place of one that was killed.
+
+    Raises:
+        OSError: it does, and cannot know what that one knew.
     """
 
     def __init__(
@@ -27,15 +65,22 @@ class Monitor:
         attempts: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         epoch: Callable[[], float] = time.time,
+        memo: Memo | None = None,
+        call: Callable[[], str] = lambda: "",
+        is_another: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._clock, self._epoch = clock, epoch
+        self._clock, self._epoch, self._memo, self._call = clock, epoch, memo, call
+        self._results: dict[str, Any] = {}
+        self._kept_at = clock()
         self._restart, self._starts = Restart(), 0
         self._updated_at = self._noted_at = clock()
         self._attempts = list(attempts)
         self._durable: int | None = None
         self._status: Status | None = None
+        #: What the driver has not said that it has; and how many came before.
         self._messages: list[str] = []
         self._events: list[dict[str, Any]] = []
+        self._told = self._noted = 0
         self._measured: dict[str, float] = {}
         self._reached = 0
         self._noticed: dict[int, str] = {}
@@ -43,7 +88,24 @@ class Monitor:
         self._parked: bool | None = None
         self._beats = Beats()
         self._blamed: Finding | None = None
+        known = None
+        try:
+            known = None if memo is None else memo.read()
+        except OSError:  # the driver is in a container of its own
+            if is_another():
+                raise
+            self._memo = None
+        if known is not None:
+            self.__dict__ |= pickle.loads(known)
+            self._beats.forgive(clock())  # nobody could be heard meanwhile
 
+    def _keep(self) -> None:
+        if self._memo is not None:
+            own = {name: value for name, value in self.__dict__.items() if name not in _NOT_KEPT}
+            self._memo.write(pickle.dumps(own))
+            self._kept_at = self._clock()
+
+    @_changes
     def update(self, status: Status) -> None:
         before, now = self._status, self._clock()
         self._status, self._updated_at = status, now
@@ -54,6 +116,7 @@ class Monitor:
             self._noted_at = now
             self.event("phase" if is_new else "progress", _summary(status))
 
+    @_changes
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
         """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none;
         None as long as no group of this driver has looked."""
@@ -66,9 +129,11 @@ class Monitor:
         """True, which only one that lives answers."""
         return True
 
+    @_changes
     def say(self, message: str) -> None:
         self._messages.append(message)
 
+    @_changes
     def event(self, kind: str, fields: dict[str, Any]) -> None:
         """Something happened that the ledger shall know; the time is that of this process's clock, for all."""
         now, status = self._clock(), self._status
@@ -94,6 +159,7 @@ class Monitor:
                 self.say(f"restarted in {describe(fields['phases'])}")
         self._events.append({"time": self._epoch(), "kind": kind, **fields})
 
+    @_changes
     def measure(self, values: dict[str, float]) -> None:
         """What only the driver knows and TensorBoard shows."""
         self._measured = values
@@ -106,6 +172,7 @@ class Monitor:
         """The latest global step that was ever reported."""
         return self._reached
 
+    @_changes
     def set_noticed(self, ranks: dict[int, str]) -> None:
         """Ranks of the present group whose nodes have notice -> Ray's ids of these nodes."""
         self._noticed = ranks
@@ -114,9 +181,10 @@ class Monitor:
         """What `set_noticed` said last."""
         return self._noticed
 
+    @_changes
     def begin_group(self) -> int:
         """A group of workers starts, of which nothing is asked yet; its number, which its beats carry."""
-        self._blamed = None
+        self._blamed, self._noticed = None, {}
         # Not released: ranks of the last group that wait would train on until they are ended.
         self._ticket = 0
         return self._beats.begin()
@@ -127,12 +195,16 @@ class Monitor:
 
     def beat(self, beat: Beat) -> None:
         """A rank's sign of life."""
-        self._beats.hear(beat, self._clock())
+        now = self._clock()
+        self._beats.hear(beat, now)
+        if now - self._kept_at >= _BEATS_SECONDS:
+            self._keep()
 
     def sightings(self) -> list[Sighting]:
         """The latest sign of life of each rank of the present group."""
         return self._beats.sightings(self._clock())
 
+    @_changes
     def blame(self, finding: Finding) -> None:
         """Who of the present group hangs. Its peers may say so too before it has ended; the first word counts."""
         self._blamed = finding
@@ -141,6 +213,7 @@ class Monitor:
         """What `blame` said of the present group."""
         return self._blamed
 
+    @_changes
     def park(self) -> int:
         """Ask the ranks to save and wait, also those that wait already; a ticket for this request."""
         self._released = self._tickets
@@ -148,9 +221,11 @@ class Monitor:
         self._ticket, self._parked = self._tickets, None
         return self._ticket
 
-    def release(self) -> None:
-        """There is nothing to wait for (any more)."""
-        self._released, self._ticket = self._tickets, 0
+    @_changes
+    def release(self, ticket: int) -> None:
+        """There is nothing to wait for (any more), unless somebody has asked anew since the request of this ticket."""
+        if ticket == self._tickets:
+            self._released, self._ticket = self._tickets, 0
 
     def is_released(self, ticket: int) -> bool:
         """Whether ranks that wait because of a request shall train on."""
@@ -160,6 +235,7 @@ class Monitor:
         """The ticket of the request to save and wait; 0 where there is none."""
         return self._ticket
 
+    @_changes
     def answer(self, ticket: int, saved: bool) -> None:
         """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are void."""
         if ticket == self._ticket:
@@ -169,11 +245,20 @@ class Monitor:
         """The answer to a request; None as long as there is none."""
         return self._parked if ticket and ticket == self._ticket else None
 
-    def read(self) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
-        """The latest status, and the messages and events since the last call."""
-        messages, self._messages = self._messages, []
-        events, self._events = self._events, []
-        return self._status, messages, events
+    def read(self, told: int = 0, noted: int = 0) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
+        """The latest status, and messages and events that the reader has not got yet.
+
+        Args:
+            told, noted: messages and events that it has, altogether; they are dropped here.
+        """
+        del self._messages[: max(0, told - self._told)]
+        del self._events[: max(0, noted - self._noted)]
+        self._told, self._noted = max(told, self._told), max(noted, self._noted)
+        return self._status, list(self._messages), list(self._events)
+
+
+#: What a process has of its own.
+_NOT_KEPT = ("_clock", "_epoch", "_memo", "_call", "_kept_at")
 
 
 def _summary(status: Status) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Restart:
             at, silent = self._fault
             parts["notice"] = silent
             if self._group is not None:
-                parts["placement"] = self._group - at
+                parts["placement"] = max(0.0, self._group - at)  # the word of the fault may have been late
         if self._group is not None and self._joined is not None:
             early = sum(own.get(name, 0.0) for name in ("tensorflow", "rendezvous"))
             parts["processes"] = max(0.0, self._joined - self._group - early)

@@ -163,8 +163,11 @@ class Screen:
             self._live = None
 
     def say(self, message: str) -> None:
-        """Print a line that stays, or several; escape sequences in it are seen and do nothing."""
-        self._console.print(visible(message, lines=True), markup=False, soft_wrap=True)
+        """Print a line that stays, or several; escape sequences in it are seen and do nothing. That nobody reads it any
+        more (`| head`, a closed terminal) ends no run."""
+        # rich takes it for the end of the program, having redirected standard output to nowhere.
+        with contextlib.suppress(OSError, SystemExit):
+            self._console.print(visible(message, lines=True), markup=False, soft_wrap=True)
 
 
 class Display(Screen):

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class Pulse:
         self._lengths: deque[float] = deque(maxlen=_CALLS)
         self._probed_at, self._probe_pause = self._since, 0.0
         self._probes, self._probe_seconds = 0, 0.0
+        self._also: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="raytf-pulse")
         self._thread.start()
@@ -63,6 +64,10 @@ class Pulse:
     def step(self) -> int | None:
         """Global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step
+
+    def also(self, look: Callable[[], None]) -> None:
+        """Have something done with each beat, which must not wait and raise nothing."""
+        self._also.append(look)
 
     @contextlib.contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
@@ -122,6 +127,8 @@ class Pulse:
         while not self._stop.is_set():
             try:
                 self._monitor.beat.remote(self._now())
+                for look in self._also:
+                    look()
             except Exception:
                 return  # Ray is going down, and with it this process
             self._stop.wait(BEAT_SECONDS)

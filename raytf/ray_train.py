@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 import ray.train
+from ray.core.generated import gcs_pb2
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
@@ -19,6 +20,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision,
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from raytf import raylets
 from raytf.elastic import Move, Resizer, View, fitting
@@ -36,8 +38,9 @@ _FREE_SECONDS = 1.0
 #: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
 _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 #: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
-#: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use.
-_LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback")
+#: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
+#: third starts one that cannot know without Ray's dashboard whether a controller lives: see `remove_abandoned`.
+_LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
 
 
 @dataclasses.dataclass
@@ -139,9 +142,23 @@ class Trainer(TensorflowTrainer):
         )
         return super()._initialize_and_run_controller(**kwargs)
 
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """None: Ray's would end the workers before they can save, and the driver with exit code 0; see `stopping`."""
+
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
         return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [Teardown()]
+
+
+def remove_abandoned() -> None:
+    """Give back what placement groups of this job hold whose controller died: Ray would, when the driver ends."""
+    table: Any = gcs_pb2  # generated code, of which mypy knows no names
+    table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
+    for raw in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
+        group = table.FromString(raw)
+        is_ours = group.creator_job_id.hex() == job and group.creator_actor_id and not group.is_detached
+        if is_ours and group.creator_actor_dead and group.state != table.REMOVED:
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
 
 
 class Teardown(WorkerGroupCallback):
@@ -252,7 +269,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 self._run_monitor.event.remote("park", fields)
                 self._ticket = ray.get(self._run_monitor.park.remote())
             case Move.RELEASE:
-                self._run_monitor.release.remote()
+                self._run_monitor.release.remote(self._ticket)
             case Move.RESIZE:
                 why = "a node is about to go" if view.leaving else "the cluster has changed"
                 fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
@@ -279,7 +296,6 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._watchdog.begin()
         self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
         self._noticed = {}
-        self._run_monitor.set_noticed.remote({})
         self._wait_until_free(num_workers)
         # Ray may not know yet that a node is dead, and would place workers on it.
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}

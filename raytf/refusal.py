@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from raytf.errors import StorageError, one_line
+from raytf.errors import DamagedFileError, StorageError, one_line
 
 _NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
 _SIGNS = (
@@ -41,12 +41,20 @@ _SIGNS = (
         ),
     ),
     ("full", ("No space left", "Disk quota exceeded")),
+    ("unsupported", ("NotImplemented", "NOT_IMPLEMENTED", "HTTP status 501")),
 )
 MEND = {
     "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
     "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
     "unreachable": "Check the endpoint, the region and the network.",
     "full": "Free some space or choose another --storage.",
+    "unsupported": "The store does not know this request; another version of it, or another store, may.",
+}
+#: What is there is of another kind than what raytf has written there.
+_REASONS = {
+    errno.EISDIR: "there is a folder where a file is expected",
+    errno.ENOTDIR: "Not a directory, there is a file where a folder is expected",
+    errno.ELOOP: "its symbolic links go round in a circle",
 }
 
 
@@ -58,6 +66,8 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
         where: the place as a person would look for it.
     """
     kind = classify(error)
+    if kind == "damaged" and what in ("read", "look up", "list"):
+        return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)
     if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
         mend = ""
@@ -76,6 +86,12 @@ def classify(error: OSError) -> str:
         errno.ENOSPC: "full",
         errno.EDQUOT: "full",
         errno.EFBIG: "full",
+        errno.EEXIST: "damaged",
+        errno.EISDIR: "damaged",
+        errno.ENOTDIR: "damaged",
+        errno.ELOOP: "damaged",
+        errno.ENXIO: "damaged",
+        errno.EOVERFLOW: "damaged",
         errno.ETIMEDOUT: "unreachable",
         errno.ECONNREFUSED: "unreachable",
     }

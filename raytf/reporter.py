@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +26,8 @@ _ASK_SECONDS = 0.25
 _MEASURE_SECONDS = 5.0
 #: Ray's controller takes one report a poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
+#: For which the end of training waits until Ray Train has taken all reports.
+_LAST_REPORT_SECONDS = 10.0
 #: Epochs whose metrics a status has: as many as may end between two of them.
 _HISTORY_EPOCHS = 50
 #: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
@@ -47,6 +52,8 @@ class Reporter:
         self._writer: Any = None
         self._reported_at = self._status_at = time.monotonic()
         self._status_step = 0
+        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._teller: threading.Thread | None = None
         self._question: Any = None
         self._asked_at = 0.0
         self._ticket = 0
@@ -170,15 +177,31 @@ class Reporter:
         return released
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
-        """Show metrics and the place of a complete checkpoint in Ray Train; every rank must call it."""
+        """Show metrics and the place of a complete checkpoint in Ray Train; every rank must call it. Never waits."""
         if not self._job.config.strategy.uses_ray_train:
             return
         if checkpoint is not None:
             # As a metric, not as Ray's checkpoint: for each of those Ray's controller writes its registry to storage,
             # and where storage refuses in that moment the run is over.
             metrics = {**metrics, "checkpoint": self._storage.locate(f"checkpoints/{checkpoint}")}
-        ray.train.report(metrics)
+        if self._teller is None:
+            self._teller = threading.Thread(target=self._tell, daemon=True, name="raytf-report")
+            self._teller.start()
+        self._reports.put(metrics)
         self._reported_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Wait until Ray Train has what was reported, which it may have lost all interest in."""
+        if self._teller is not None:
+            self._reports.put(None)
+            self._teller.join(_LAST_REPORT_SECONDS)
+
+    def _tell(self) -> None:
+        # Ray Train takes a report when all ranks have made it and its controller has the time, which has to ask Ray for
+        # this and that: where the GCS is gone, not before it is there again. Training does not need the answer.
+        while (metrics := self._reports.get()) is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.train.report(metrics)
 
     def _measures(self) -> dict[str, float]:
         """Goodput and restarts, as the driver last knew them; never waits."""

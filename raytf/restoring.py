@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from raytf.checkpoint import durable, manifest, policy
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.errors import CheckpointError
-from raytf.snapshots import Ranks, Snapshots
 from raytf.storage import Storage
 
+if TYPE_CHECKING:  # it loads TensorFlow
+    from raytf.snapshots import Ranks, Snapshots
+
+#: What a checkpoint's document must say.
+_NEEDED = ("identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks")
 #: A snapshot in memory, or the name of a checkpoint on storage.
 _Candidate = policy.Generation | str
 
@@ -83,7 +88,7 @@ class Restorer:
 
     def _load(self, candidate: _Candidate) -> Checkpoint:
         if isinstance(candidate, str):
-            return durable.load(self._storage, candidate)
+            return _complete(durable.load(self._storage, candidate))
         return self._snapshots.load(candidate)
 
     def _first_that_loads(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
@@ -109,3 +114,15 @@ class Restorer:
     def _list_durable(self) -> list[str]:
         names = manifest.list_complete(self._storage) if self._group.rank == 0 else []
         return json.loads(self._group.share(json.dumps(names).encode()))
+
+
+def _complete(found: Checkpoint) -> Checkpoint:
+    """A checkpoint whose document has what training goes on from.
+
+    Raises:
+        CheckpointError: it has not; what has them is checked with the manifest.
+    """
+    missing = [key for key in _NEEDED if key not in found.document]
+    if missing:
+        raise CheckpointError(f"checkpoint {found.name}: the manifest's document has no {missing[0]!r}.")
+    return found

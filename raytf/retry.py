@@ -12,6 +12,8 @@ FRUITLESS_FAILURES = 5
 FRUITLESS_ERRORS = 3
 #: Seconds before the second attempt in a row without a new step, doubled for each further one, and the most.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+#: The most after deaths: where faults are frequent, each second of a pause is one in which the next one can come.
+LONGEST_DEATH_PAUSE = 10.0
 #: Steps by which two attempts may see the same error apart: it shows at the end of a call of several steps.
 _SAME_STEP = 32
 
@@ -90,7 +92,8 @@ class Retry:
         self._fruitless = 0 if is_death or is_new else self._fruitless + 1
         if self._fruitless >= FRUITLESS_FAILURES:
             return Decision(False, 0.0, f"{failure.text}, {FRUITLESS_FAILURES} times in a row without a new step")
-        pause = 0.0 if self._failures == 1 else min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** (self._failures - 2))
+        most = LONGEST_DEATH_PAUSE if is_death else LONGEST_PAUSE
+        pause = 0.0 if self._failures == 1 else min(most, FIRST_PAUSE * 2.0 ** min(self._failures - 2, 32))
         again = f"starting again in {pause:.0f} s, the failure number {self._failures} without a new step"
         return Decision(True, pause, f"{failure.text}; {again if pause else 'starting again'}")
 

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import tempfile
 import time
@@ -14,13 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from raytf.errors import StorageError
-from raytf.storage import Storage
+from raytf import local, names, reading
+from raytf.errors import DamagedFileError, StorageError, one_line
+from raytf.storage import Storage, explain
 
 STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 #: Rows of a segment; the newest segment is written again at each save, so it stays short.
 SEGMENT_ROWS = 20_000
 _COLUMNS = ("step", "epoch", "loss", "learning_rate")
+_MOST_DIGITS = 15
+_ATTEMPT = reading.record(
+    {"world_size": reading.whole, "time": reading.when}, {"attempt": reading.text, "from_step": reading.whole}
+)
+_RESULT = reading.record(
+    {"steps": reading.whole},
+    {
+        "metrics": reading.values(reading.number),
+        "history": reading.each(reading.record({}, {"epoch": reading.whole, "step": reading.whole})),
+        "weights_sha256": reading.text,
+        "samples_per_second": reading.finite,
+        "stopped_early": reading.flag,
+        "world_sizes": reading.each(reading.whole),
+        "restarts": reading.whole,
+        "export": reading.values(reading.text),
+    },
+)
 
 
 def new_attempt(now: float | None = None) -> str:
@@ -99,6 +118,9 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
 
     Returns:
         Columns step (from 1), epoch (from 0), loss, learning_rate.
+
+    Raises:
+        DamagedFileError: a segment is none that raytf has written.
     """
     run = Storage(uri)
     rows: dict[int, list[float]] = {}
@@ -107,14 +129,49 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
         (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
     )
     for name in segments:
+        found = _segment(run, f"{STEPS}/{name}")
         start = int(name.partition("-")[0])
         while rows and (last := next(reversed(rows))) >= start:  # rows are in the order of their steps
             del rows[last]
-        for line in csv.DictReader(io.StringIO(run.get(f"{STEPS}/{name}").decode())):
-            rows[int(line["step"])] = [float(line[c]) for c in _COLUMNS]
+        rows.update((int(row[0]), row) for row in found)
     table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(_COLUMNS))
     columns = dict(zip(_COLUMNS, table.T, strict=True))
     return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
+
+
+def _segment(run: Storage, name: str) -> list[list[float]]:
+    """Rows of a segment, in the order of their steps, none of which is before that of its name.
+
+    Raises:
+        DamagedFileError: says what is wrong.
+    """
+    where, last = run.locate(name), -1
+    first = name.removeprefix(f"{STEPS}/").partition("-")[0]
+    if not (first.isascii() and first.isdecimal() and len(first) <= _MOST_DIGITS):
+        raise DamagedFileError(where, f"its name begins with {first[:20]!r}, expected a step")
+    found = []
+    try:
+        lines = csv.reader(io.StringIO(run.get(name, reading.LARGE).decode()), strict=True)
+        columns = next(lines, [])
+        if not set(_COLUMNS) <= set(columns):
+            raise ValueError(f"it has no line with the columns {', '.join(_COLUMNS)}")
+        places = [columns.index(column) for column in _COLUMNS]
+        for line in filter(None, lines):
+            row = [float(line[place]) for place in places]
+            step, epoch = row[:2]
+            if not (last < step == math.floor(step) <= reading.MOST and int(first) <= step):
+                raise ValueError(f"step {line[places[0]][:20]!r} comes after step {last}")
+            if not 0 <= epoch == math.floor(epoch) <= reading.MOST:
+                raise ValueError(f"epoch {line[places[1]][:20]!r} is no whole number")
+            found.append(row)
+            last = int(step)
+    except UnicodeDecodeError:
+        raise DamagedFileError(where, "it is no text in UTF-8") from None
+    except IndexError:
+        raise DamagedFileError(where, f"the row after step {last} is cut off") from None
+    except (ValueError, OverflowError, csv.Error) as error:
+        raise DamagedFileError(where, one_line(error, 120)) from None
+    return found
 
 
 def write_attempt(run: Storage, attempt: str, world_size: int, step: int, now: float) -> None:
@@ -129,16 +186,31 @@ def attempt_names(run: Storage) -> list[str]:
 
 
 def read_attempts(run: Storage) -> list[dict[str, Any]]:
-    """All starts of worker groups of this run, oldest first."""
-    return [json.loads(run.get(f"{ATTEMPTS}/{n}")) for n in run.list(ATTEMPTS) if n.endswith(".json")]
+    """All starts of worker groups of this run that can be read, oldest first: a run does not end for a damaged note."""
+    found = []
+    for name in run.list(ATTEMPTS):
+        if name.endswith(".json"):
+            with contextlib.suppress(DamagedFileError):
+                found.append(reading.read(run, f"{ATTEMPTS}/{name}", _ATTEMPT))
+    return [attempt for attempt in found if attempt is not None]
 
 
 def read_result(run: Storage) -> dict[str, Any] | None:
-    """What a finished run left, or None."""
-    data = run.get_or_none(RESULT)
-    with contextlib.suppress(ValueError):
-        return json.loads(data) if data else None
-    return None
+    """What a finished run left, or None.
+
+    Raises:
+        DamagedFileError: it is there, and cannot be read.
+    """
+    return reading.read(run, RESULT, _RESULT, reading.LARGE)
+
+
+def parse_result(data: bytes, where: str) -> dict[str, Any]:
+    """A result as it was read from somewhere.
+
+    Raises:
+        DamagedFileError: it is none.
+    """
+    return reading.parse(data, where, _RESULT)
 
 
 class Folder:
@@ -152,7 +224,10 @@ class Folder:
         self._uploaded: dict[str, tuple[float, int]] = {}
         if run.is_local:
             self.path = run.locate(name)
-            os.makedirs(self.path, exist_ok=True)
+            try:
+                os.makedirs(self.path, exist_ok=True)
+            except OSError as error:
+                raise explain("make", self.path, error) from error
         else:
             self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # goes with this object
             self.path = self._temporary.name
@@ -166,10 +241,8 @@ class Folder:
             self._uploaded = self._state()
             return
         for relative, data in packed.items():
-            path = os.path.join(self.path, relative)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(data)
+            names.check_plain(relative, self._run.locate(self._name))
+            local.put_inside(self.path, relative, data)
 
     def pack(self, limit: int) -> dict[str, bytes] | None:
         """All files by relative path, where storage does not have them by itself; None where they take more bytes."""

@@ -6,8 +6,13 @@ wins: PutObject with If-None-Match or If-Match (Amazon S3 User Guide, "Condition
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +26,60 @@ _CONFLICT = ("ConditionalRequestConflict", "409")
 _MISSING = ("NoSuchKey", "404")
 #: Somebody else has aborted an upload, or the store knows of none.
 _GONE = ("NoSuchUpload", "NotImplemented")
+#: With which stores of several makers answer to a condition that they do not know. A request that is wrong for another
+#: reason fails again without the condition, and then with its reason.
+_UNKNOWN = ("NotImplemented", "InvalidRequest", "InvalidArgument", "MethodNotAllowed", "UnsupportedOperation")
+_UNKNOWN_STATUS = (405, 501)
+#: With which they answer to a list of objects to delete: where there is no such thing, or one wants it in another form.
+_NO_BATCH = (*_UNKNOWN, "MalformedXML", "MissingContentMD5", "InvalidDigest", "BadDigest", "XAmzContentSHA256Mismatch")
+#: Some stores delete those of a list one after another, which must not take longer than an answer may.
+_BATCH, _BATCHES_AT_ONCE, _SINGLES_AT_ONCE = 50, 4, 8
+_NOT_IN_XML = re.compile(r"[\x00-\x1f\ufffe\uffff]")
+#: Both libraries read it when a client is made; neither has an argument for it in common with the other.
+_CHECKSUMS = "AWS_REQUEST_CHECKSUM_CALCULATION"
+_WITHOUT_CHECKSUMS = "when_required"
+#: Since 2025 uploads come in chunks with a checksum behind them (aws-chunked), which stores of other makers may refuse.
+_SIGNS_OF_CHECKSUMS = (
+    "NotImplemented",
+    "NOT_IMPLEMENTED",
+    "HTTP status 501",
+    "HTTP status 411",
+    "MissingContentLength",
+    "aws-chunked",
+    "x-amz-checksum",
+    "x-amz-trailer",
+    "x-amz-sdk-checksum",
+    "STREAMING-UNSIGNED-PAYLOAD-TRAILER",
+    "XAmzContentSHA256Mismatch",
+)
+
+
+def is_about_checksums(error: Exception) -> bool:
+    """Whether an upload was perhaps refused for the checksum that AWS's libraries add to it."""
+    return any(sign in str(error) for sign in _SIGNS_OF_CHECKSUMS)
+
+
+def has_checksums() -> bool:
+    """Whether clients that are made now add checksums to uploads."""
+    return os.environ.get(_CHECKSUMS, "").lower() != _WITHOUT_CHECKSUMS
+
+
+def set_checksums(value: str | None) -> str | None:
+    """Set the variable of AWS's libraries for clients made from now on, by default to none; what it was.
+
+    It is the process's, so that what this process starts (Ray, workers) need not find it out again.
+    """
+    before = os.environ.get(_CHECKSUMS)
+    if value is None:
+        os.environ.pop(_CHECKSUMS, None)
+    else:
+        os.environ[_CHECKSUMS] = value
+    return before
+
+
+def without_checksums() -> str | None:
+    """As `set_checksums`."""
+    return set_checksums(_WITHOUT_CHECKSUMS)
 
 
 @dataclass(frozen=True)
@@ -81,7 +140,7 @@ class S3:
 
 
 class Conditional:
-    """Reads and writes of objects by version.
+    """Reads and writes of objects by version, and what else pyarrow cannot do.
 
     Args:
         store: where.
@@ -95,13 +154,17 @@ class Conditional:
             self._client = store.client()
         except Exception as error:  # a profile that there is not, a file that cannot be read
             raise _explained(error, "the configuration") from error
+        # Stores of other makers want the older of two checksums.
+        self._client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+        self._has_batches = True
 
     def get(self, path: str) -> tuple[bytes, str] | None:
         """The bytes and the version of BUCKET/KEY; None where it is not there."""
         bucket, _, key = path.partition("/")
         try:
             answer = self._client.get_object(Bucket=bucket, Key=key)
-            return answer["Body"].read(), answer["ETag"]
+            data = answer["Body"].read()
+            return data, answer.get("ETag") or hashlib.sha256(data).hexdigest()
         except Exception as error:
             if _code(error) in _MISSING:
                 return None
@@ -111,6 +174,7 @@ class Conditional:
         """Write BUCKET/KEY where it is of a version, or where it is not there for None; whether it was written.
 
         A write whose answer was lost counts as refused, since it is tried again and meets itself: read what is there.
+        A store that knows no such condition makes an error with the word NotImplemented.
         """
         bucket, _, key = path.partition("/")
         condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": version}
@@ -124,8 +188,70 @@ class Conditional:
                     continue
                 if code in (*_REFUSED, *_CONFLICT, *_MISSING):
                     return False
+                if code in _UNKNOWN or _status(error) in _UNKNOWN_STATUS:
+                    raise OSError(
+                        f"AWS Error NotImplemented during conditional PutObject operation: {error}"
+                    ) from error
                 raise _explained(error, "PutObject") from error
         raise AssertionError
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write BUCKET/KEY, whatever is there."""
+        bucket, _, key = path.partition("/")
+        try:
+            self._client.put_object(Bucket=bucket, Key=key, Body=data)
+        except Exception as error:
+            raise _explained(error, "PutObject") from error
+
+    def delete(self, path: str) -> None:
+        """Delete BUCKET/KEY and all below BUCKET/KEY/; nothing happens where nothing is."""
+        bucket, _, key = path.partition("/")
+        prefix = f"{key}/" if key else ""
+        try:
+            if key:
+                self._client.delete_object(Bucket=bucket, Key=key)
+            pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+            keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+        except Exception as error:
+            if _code(error) in (*_MISSING, "NoSuchBucket"):
+                return
+            raise _explained(error, "DeleteObject") from error
+        self.delete_keys(bucket, keys)
+
+    def delete_keys(self, bucket: str, keys: Sequence[str]) -> None:
+        """Delete objects, many at a time where the store can do that."""
+        listable = [key for key in keys if not _NOT_IN_XML.search(key)]
+        batches = [listable[i : i + _BATCH] for i in range(0, len(listable), _BATCH)]
+        left = [key for key in keys if _NOT_IN_XML.search(key)]
+        if batches:
+            with ThreadPoolExecutor(min(len(batches), _BATCHES_AT_ONCE)) as pool:
+                for rest in pool.map(lambda batch: self._delete_batch(bucket, batch), batches):
+                    left += rest
+        if left:
+            with ThreadPoolExecutor(min(len(left), _SINGLES_AT_ONCE)) as pool:
+                list(pool.map(lambda key: self._delete_one(bucket, key), left))
+
+    def _delete_batch(self, bucket: str, keys: Sequence[str]) -> Sequence[str]:
+        """Those that must be deleted one by one."""
+        if not self._has_batches or len(keys) == 1:
+            return keys
+        try:
+            wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+            failed = self._client.delete_objects(Bucket=bucket, Delete=wanted).get("Errors", ())
+        except Exception as error:
+            if _code(error) in _NO_BATCH or _status(error) in _UNKNOWN_STATUS:
+                self._has_batches = False
+                return keys
+            raise _explained(error, "DeleteObjects") from error
+        # Each is asked for by itself once more: its own answer is the one to show.
+        return [error["Key"] for error in failed if error.get("Code") not in _MISSING]
+
+    def _delete_one(self, bucket: str, key: str) -> None:
+        try:
+            self._client.delete_object(Bucket=bucket, Key=key)
+        except Exception as error:
+            if _code(error) not in _MISSING:
+                raise _explained(error, f"DeleteObject of {key}") from error
 
     def abort_uploads(self, path: str, is_dead: Callable[[str], bool]) -> int:
         """Abort uploads in parts below BUCKET/PREFIX; see Storage."""
@@ -134,15 +260,35 @@ class Conditional:
         try:
             for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
                 for upload in page.get("Uploads", ()):
-                    if is_dead(upload["Key"][len(prefix) :]):
-                        self._client.abort_multipart_upload(
-                            Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                        )
-                        aborted += 1
+                    if upload["Key"].startswith(prefix) and is_dead(upload["Key"][len(prefix) :]):
+                        with _gone_is_gone():
+                            self._client.abort_multipart_upload(
+                                Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                            )
+                            aborted += 1
         except Exception as error:
             if _code(error) not in _GONE:
                 raise _explained(error, "ListMultipartUploads") from error
         return aborted
+
+
+@contextlib.contextmanager
+def _gone_is_gone() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if _code(error) != "NoSuchUpload":
+            raise
+
+
+def _add_md5(params: dict[str, Any], **_: Any) -> None:
+    body = params["body"]
+    digest = hashlib.md5(body if isinstance(body, bytes) else body.encode(), usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+
+
+def _status(error: Exception) -> int | None:
+    return getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
 
 
 def _code(error: Exception) -> str:
@@ -158,8 +304,7 @@ def _explained(error: Exception, what: str) -> OSError:
     if isinstance(error, exceptions.HTTPClientError):
         return OSError(f"AWS Error NETWORK_CONNECTION during {what} operation: {error}")
     if isinstance(error, exceptions.ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return OSError(f"AWS Error {_code(error)} during {what} operation: {error} (HTTP status {status})")
+        return OSError(f"AWS Error {_code(error)} during {what} operation: {error} (HTTP status {_status(error)})")
     if isinstance(error, (OSError, exceptions.BotoCoreError)):
         return OSError(f"AWS Error during {what} operation: {error}")
     return OSError(f"{type(error).__name__} during {what} operation: {error}")

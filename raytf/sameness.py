@@ -119,6 +119,7 @@ def describe(job: Job, train: Source) -> dict[str, str]:
         "batch_section": config.batch,
         "class_weight": job.class_weight,
         "augment": job.augment,
+        "precision": job.precision,
     }
     with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
         question, answer = Path(folder) / "question", Path(folder) / "answer"
@@ -201,7 +202,13 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     )
     try:
         model = models.build(
-            asked["model"], pipeline.sample(), [], asked["compute"], asked["batch_section"].seed, lambda line: None
+            asked["model"],
+            pipeline.sample(),
+            [],
+            asked["compute"],
+            asked["batch_section"].seed,
+            lambda line: None,
+            asked["precision"],
         )
     finally:
         pipeline.close()

@@ -95,8 +95,15 @@ def set_threads(threads: int) -> None:
 
 
 def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
-    """Signatures by name, out of a `saved_model.pb` or `saved_model.pbtxt` alone."""
-    return {key: _signature(key, definition) for key, definition in _definitions(name, graph).items()}
+    """Signatures by name, out of a `saved_model.pb` or `saved_model.pbtxt` alone.
+
+    Raises:
+        ModelError: it is none.
+    """
+    try:
+        return {key: _signature(key, definition) for key, definition in _definitions(name, graph).items()}
+    except Exception as error:  # protobuf has several, and TensorFlow does not take every type
+        raise ModelError(f"{name} is damaged: {type(error).__name__}: {one_line(error, 300)}") from error
 
 
 def _definitions(name: str, graph: bytes) -> dict[str, Any]:

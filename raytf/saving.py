@@ -67,7 +67,8 @@ class Saving:
         group: of all ranks.
         pulse: told what the rank waits for.
         reporter: the rank's voice.
-        state: where the run is; `durable_step` and `best` are kept up to date here.
+        state: where the run is; `durable_step` and `best` are kept up to date here. Where it is newer than what is on
+            storage, it is saved at once.
         model: for the names of what must be finite.
         named: all variables of the state.
         identity: of the run; a checkpoint of another one is refused.
@@ -113,9 +114,11 @@ class Saving:
         split = codec.shares(sizes, group.world_size)
         self._copies = format.Copies(named, split[group.rank])
         self._writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
-        self._outage = policy.Outage(random.random)
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
-        self._saved_step, self._saved_at = state.step, self._clock()
+        self._outage = policy.Outage(random.random, self.cadence.most_pause)
+        #: The newest state that is on storage, or on its way there: its step, and when the run was in it.
+        self._saved_step, self._saved_at = state.durable_step, self._clock()
+        self._restarted_at = self._saved_at if state.step else None
         #: Step of the latest copy, and whether it is known to count on all ranks.
         self._copied_step, self._is_copy_sealed = -1, True
         #: The save under way, or the last one; and one of an earlier state, that with the best value, which comes next.
@@ -124,23 +127,33 @@ class Saving:
         #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
         self._is_news = callbacks.active
         self.stall_seconds = 0.0
-        if self._is_best(self._value()):  # the attempt before this one did not come to save it
-            self._waiting = self._prepare()
+        if state.step > (state.durable_step or 0) or self._is_best(self._value()):
+            # The attempt before this one did not come to save it. At once: the next fault may come before a step ends.
+            self._begin(self._prepare())
+            self._saver.phase = policy.Phase.WRITING
 
     # -- with each call of the training step ---------------------------------------------------------------------------
 
     def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[Flag, float]:
         """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
         flags = self._save_votes() | {Flag.UNSEALED: float(not self._snapshots.is_sealed)}
+        # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
+        is_held = self._is_best_held()
+        # A rank whose memory holds nothing yet has all of them copy.
+        flags[Flag.COPY] = float(self._snapshots.is_empty and not is_held)
         if self._group.rank == 0:
-            # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
-            flags[Flag.COPY] = 0.0 if self._is_best_held() else self._snapshots.wish(stop, step_seconds)
+            flags[Flag.COPY] += 0.0 if is_held else self._snapshots.wish(stop, step_seconds)
             callbacks = self._callbacks
             flags[Flag.SHARE] = self._is_news or (callbacks.active and ends_epoch) or callbacks.has_batch_hooks
             idle, now = self._saver.phase is policy.Phase.IDLE, self._clock()
-            due = self._waiting is not None or self.cadence.is_due(stop, now, self._saved_step, self._saved_at)
-            flags[Flag.WANT_SAVE] = idle and self._outage.allows(now, due)
+            flags[Flag.WANT_SAVE] = idle and self._outage.allows(
+                now, self._waiting is not None or self._is_due(stop, now)
+            )
         return flags
+
+    def _is_due(self, stop: int, now: float) -> bool:
+        saved_step, takes = self._saved_step, self._saver.good_seconds
+        return self.cadence.is_due(stop, now, saved_step, self._saved_at, self._restarted_at, takes)
 
     def act(self, flags: np.ndarray) -> None:
         """Do what all ranks agreed on after a call, given the flags added over them."""
@@ -248,7 +261,7 @@ class Saving:
 
         self._saver.begin(save.step, save.tensors, save.document, self._finite, first, save.writers)
         self._current = save
-        self._saved_step, self._saved_at = save.step, self._clock()
+        self._saved_step, self._saved_at = save.step, save.made_at
 
     def _done(self) -> None:
         assert self._current is not None

@@ -185,8 +185,8 @@ class RateSection:
 class ComputeSection:
     """How a step is computed."""
 
-    mixed_precision: MixedPrecision = "off"
-    """Compute in 16 bits, keep variables in 32."""
+    mixed_precision: MixedPrecision | None = None
+    """Compute in 16 bits and keep variables in 32, or off. By default as the dtype policy says that the job has set."""
     jit: bool = False
     """Compile the gradient function with XLA."""
     exact: bool = False
@@ -207,7 +207,8 @@ class CheckpointSection:
     checkpoint_every_steps: int | None = None
     """Save after this many steps."""
     checkpoint_every_seconds: float | None = None
-    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either)."""
+    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); also with the first
+    steps, and after a restart."""
     snapshot_every_steps: int | None = None
     """Copy the state into memory of the run's nodes after this many steps, so that a failure costs few; 0 never does.
     By default as often as takes less than 1 % of the time."""

@@ -19,13 +19,14 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf import members
+from raytf import members, scratch
 from raytf.elastic import possible_workers
 from raytf.errors import ClusterError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
 from raytf.retry import Cause, Failure, Retry
 from raytf.ways import HELPER
+from raytf.worker import settle_in
 
 #: Seconds in which a placement group that fits must have come to be, and between two looks at a cluster that is too
 #: small, and two words about it.
@@ -72,6 +73,7 @@ class Process:
             cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
             job, index: the place in it.
         """
+        settle_in()
         os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
         return members.about_me(serves=True)
 
@@ -110,6 +112,7 @@ class Process:
             raise
         finally:
             pulse.stop()
+            scratch.end()
 
 
 # Three names, for `ps` and for Ray's dashboard.

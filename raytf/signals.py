@@ -1,8 +1,10 @@
-"""Ctrl-C and SIGTERM, for as long as a command has something to bring to its end."""
+"""Ctrl-C, SIGTERM and SIGHUP, for as long as a command has something to bring to its end."""
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,3 +19,61 @@ def told_to_stop(handler: Callable[[int, Any], None]) -> Iterator[None]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+class Told:
+    """Which signal has ended a command, other than Ctrl-C."""
+
+    number: signal.Signals | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code; that of Ctrl-C where it was no other signal."""
+        return 128 + (self.number or signal.SIGINT)
+
+
+@contextmanager
+def as_interrupts(told: Told) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
+    ignores them; the second of them ends the process. In the main thread alone.
+
+    Ray lets no other exception of a handler through.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if told.number is not None:
+            os._exit(told.code)
+        told.number = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    both = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in both:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in both:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Have SIGTERM mean afterwards what it meant before: Ray's own handler leaves with exit code 15."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def restore() -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+    try:
+        yield
+    except SystemExit as error:
+        restore()
+        if error.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)  # it has come meanwhile, and means what it meant before
+        raise
+    finally:
+        restore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import time
@@ -17,6 +18,7 @@ import tensorflow as tf
 from raytf.checkpoint import memory, policy, slots
 from raytf.checkpoint.codec import shares
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.keeping import Keeping
 
 #: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
 _LOG, _RANK_ZERO = "log/rows", "rank 0"
@@ -63,8 +65,7 @@ class Snapshots:
         self._run_uri, self._group, self._attempt, self._every, self._say = run_uri, group, attempt, every_steps, say
         self._monitor = monitor
         self._share, self._shares = place_on_node(group) if place is None else place
-        self._keeper: Any = None
-        self._place: Any = None
+        self._keeping: Keeping | None = None
         self._slots: list[slots.Slot] = []
         #: Has the newest copy count, beside training.
         self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
@@ -77,8 +78,9 @@ class Snapshots:
         self._rank_zero = np.zeros(0, np.uint8)
         self._wished = -1
         self._sharing_seconds = 0.0
-        #: Step of the newest copy, bytes that this node holds in two of them, and seconds that copies held up training.
-        self.step: int | None = None
+        #: Step of this rank's newest copy, bytes that this node holds in two of them, and seconds that copies held up
+        #: training.
+        self.copied: int | None = None
         self.bytes = 0
         self.seconds = 0.0
 
@@ -117,8 +119,24 @@ class Snapshots:
         # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
         self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
         size = sum(int(np.prod(v.shape, dtype=np.int64)) * v.dtype.size for v in variables)
-        self._keeper = memory.keeper(self._run_uri)
-        self._place = self._keeper.reserve.remote(self._attempt, size, self._monitor)
+        self._keeping = Keeping(self._run_uri, self._attempt, size, self._monitor)
+        self._keeping.begin()
+
+    def look(self) -> None:
+        """Ask this node's keeper whether it lives and what it holds; with each beat, from a thread beside training."""
+        if self._keeping is not None:
+            self._keeping.look()
+
+    @property
+    def step(self) -> int | None:
+        """The newest step of which this node holds a copy that can be restored, as its keeper said; None for none."""
+        self.look()
+        return None if self._keeping is None else self._keeping.step
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank has got memory into which nothing was copied yet."""
+        return self._ready() and self.copied is None
 
     def wish(self, stop: int, step_seconds: float) -> float:
         """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
@@ -166,16 +184,16 @@ class Snapshots:
         share = policy.Share(step, self._attempt, self._share, self._shares)
         try:
             self._sealing.result()
-            if step == self.step:
+            if step == self.copied:
                 self._slots.reverse()  # over itself: that of an earlier step stays until this one counts on all ranks
             size = self._slots[0].copy(share, tensors, live, self._slow[1])
-        except (OSError, ValueError, ray.exceptions.RayError) as error:  # the keeper was killed
+        except (OSError, ValueError) as error:
             self._stop(f"the state cannot be copied into memory: {error}")
             return
-        first = self.step is None
+        first = self.copied is None
         self._sealing = self._sealer.submit(self._seal, self._slots[0])
         self._slots.reverse()
-        self.step, self.bytes = step, 2 * size * self._shares
+        self.copied, self.bytes = step, 2 * size * self._shares
         copying, sharing, self._sharing_seconds = time.perf_counter() - began, self._sharing_seconds, 0.0
         self.seconds += copying + sharing
         if not first:  # it pays for memory that is touched for the first time
@@ -192,32 +210,52 @@ class Snapshots:
 
     def _seal(self, slot: slots.Slot) -> None:
         slot.seal()
-        if self._is_tidy:
+        if self._is_tidy or self._keeping is None:
             return
-        # Again after each copy: another rank of this node may not have had its first one.
-        if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
-            self._is_tidy = ray.get(self._tidying)
-        if not self._is_tidy:
-            self._tidying = self._keeper.tidy.remote(self._attempt)
+        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next look finds
+            # Again after each copy: another rank of this node may not have had its first one.
+            if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
+                tidying, self._tidying = self._tidying, None
+                self._is_tidy = ray.get(tidying)
+            if not self._is_tidy:
+                self._tidying = self._keeping.tidy()
 
     def _ready(self) -> bool:
-        if self._slots or self._place is None:
-            return bool(self._slots)
-        if not ray.wait([self._place], timeout=0)[0]:
+        keeping = self._keeping
+        if keeping is None:
             return False
-        place, self._place = self._place, None
+        if keeping.is_lost:
+            self._let_go()
+            keeping.replace()
+        if self._slots:
+            return True
+        place = keeping.take()
+        if place is None:
+            return False
+        if place.reason:
+            self._stop(f"no copies of the state in this node's memory: {place.reason}")
+            return False
         try:
-            answer = ray.get(place)
-            self._slots = [slots.Slot(path) for path in answer.paths]
-            reason = answer.reason
-        except (OSError, ray.exceptions.RayError) as error:
-            reason = str(error)
-        if reason:
-            self._stop(f"no copies of the state in this node's memory: {reason}")
+            self._slots = [slots.Slot(path) for path in place.paths]
+        except OSError:
+            keeping.is_lost = True  # it has died since
         return bool(self._slots)
 
+    def _let_go(self) -> None:
+        """The keeper is gone: so is what was copied, and the memory is given back for the next one."""
+        wait([self._sealing])
+        for slot in self._slots:
+            slot.close()
+        had_copies = self.copied is not None
+        self._slots, self.copied, self.bytes = [], None, 0
+        if had_copies and self._share == 0:
+            self._say(
+                f"rank {self._group.rank}: the keeper of copies in its node's memory is gone, and so are they; another "
+                "one is started, and the state copied anew"
+            )
+
     def _stop(self, reason: str) -> None:
-        self._slots, self._place, self.bytes = [], None, 0
+        self._slots, self._keeping, self.copied, self.bytes = [], None, None, 0
         self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
 
 

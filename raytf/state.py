@@ -31,19 +31,25 @@ class TrainingState:
     best: tuple[str, float] | None = None
 
     @classmethod
-    def of(cls, chosen: Checkpoint | None) -> TrainingState:
-        """That of a checkpoint from memory or storage; of a new run for None."""
+    def of(cls, chosen: Checkpoint | None, known_step: int | None = None) -> TrainingState:
+        """That of a checkpoint from memory or storage; of a new run for None.
+
+        Args:
+            known_step: of the newest checkpoint on storage, where the driver knows it.
+        """
         if chosen is None:
             return cls()
         document = chosen.document
-        best = document.get("best")
+        best, durable = document.get("best"), document.get("durable_step", chosen.step)
+        if known_step and known_step <= chosen.step:  # a save may have ended after the copy in memory was made
+            durable = max(durable or 0, known_step)
         return cls(
             chosen.step,
             document["train_seconds"],
             document["imbalance_seconds"],
             document["history"],
             document["stopped_early"],
-            document.get("durable_step", chosen.step),
+            durable,
             None if best is None else (best[0], best[1]),
         )
 

@@ -1,4 +1,5 @@
-"""A driver that is told to end (SIGTERM, as `ray job stop` and a pod's end send it) has its run save first."""
+"""A driver that is told to end has its run save first: by SIGTERM, as `ray job stop` and a pod's end send it, by
+SIGHUP, as of a terminal that is closed, and by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,15 +16,41 @@ import ray
 
 #: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
 SAVE_SECONDS = 120.0
+#: Most that one may take where Ray is lost.
+LOST_SECONDS = 7.5
 _LOOK_SECONDS = 0.02
 #: Between two looks whether the `with` statement is over.
 _END_SECONDS = 1.0
-EXIT_CODE = 128 + signal.SIGTERM
+#: How people call it.
+_NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal is gone (SIGHUP)"}
+_INTERRUPTED = "interrupted"
+
+
+class _Asked:
+    """What this process was told so far.
+
+    Attributes:
+        first: signal; None as long as there was none.
+        interrupts: how often Ctrl-C was pressed.
+        is_saved: whether the save is over, well or not.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.interrupts, self.is_saved = 0, False
+
+    def interrupt(self, number: int, frame: Any) -> None:
+        """Handles Ctrl-C in the main thread, which is whoever called `fit`."""
+        self.interrupts += 1
+        if self.interrupts > 1 or self.is_saved:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
-    """While the `with` statement lasts, SIGTERM has the ranks save and ends the process; a second one ends it at once.
+    """While the `with` statement lasts, SIGTERM, SIGHUP and SIGINT have the ranks save. Then the first two end the
+    process, and the third raises KeyboardInterrupt. A second signal does not wait for the save. SIGHUP that is ignored
+    stays so.
 
     Signals are read from a pipe by a thread: the main one waits for Ray, which lets it look at signals only once a
     second. Outside the main thread nothing is changed.
@@ -38,30 +65,41 @@ def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str]
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handler = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    asked = _Asked()
+    ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: asked.interrupt}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup` means that
+        del ours[signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in ours}
+    for number in ours:
+        signal.signal(number, ours[number])
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(reader, others, stop, monitor, say, leave), daemon=True)
+    thread = threading.Thread(target=_watch, args=(reader, others, stop, asked, monitor, say, leave), daemon=True)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         signal.set_wakeup_fd(others)
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         os.close(writer)
         thread.join(5)
+
+
+def _nothing(number: int, frame: Any) -> None:
+    """The thread that reads the pipe knows what to do."""
 
 
 def _watch(
     reader: int,
     others: int,
     stop: threading.Event,
+    asked: _Asked,
     monitor: Any,
     say: Callable[[str], None],
     leave: Callable[[str], None],
 ) -> None:
-    asked = False
     with open(reader, "rb", buffering=0) as pipe:
         while not stop.is_set():
             if not select.select([pipe], [], [], _END_SECONDS)[0]:
@@ -72,30 +110,60 @@ def _watch(
             if others != -1:
                 with contextlib.suppress(OSError):
                     os.write(others, numbers)
-            if signal.SIGTERM in numbers:
-                if asked:
-                    os._exit(EXIT_CODE)
-                asked = True
-                threading.Thread(target=_end, args=(stop, monitor, say, leave), daemon=True).start()
+            for number in numbers:
+                if number not in (*_NAMES, signal.SIGINT):
+                    continue
+                if asked.first is None:
+                    asked.first = number
+                    threading.Thread(target=_end, args=(number, stop, asked, monitor, say, leave), daemon=True).start()
+                elif number != signal.SIGINT:
+                    os._exit(128 + number)
 
 
-def _end(stop: threading.Event, monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> None:
-    said = "told to stop (SIGTERM)"
+def _end(
+    number: int,
+    stop: threading.Event,
+    asked: _Asked,
+    monitor: Any,
+    say: Callable[[str], None],
+    leave: Callable[[str], None],
+) -> None:
+    said = _NAMES.get(signal.Signals(number), _INTERRUPTED)
     saved: bool | None = False
     # Whatever goes wrong on the way, the process that was told to end does.
     with contextlib.suppress(Exception, SystemExit):
-        say(f"{said}: saving first")
+        say(f"{said}: saving first" + ("; once more to leave at once" if number == signal.SIGINT else ""))
     with contextlib.suppress(Exception):
         saved = save(monitor)
+    asked.is_saved = True
     if stop.is_set():
         return  # the run has come to its end meanwhile, and so does this process
     result = "saved" if saved else "not saved" if saved is False else "no workers train that could save"
+    if number == signal.SIGINT:
+        with contextlib.suppress(Exception, SystemExit):
+            say(f"{said}: {result}")
+        os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes for what it is
+        return
     with contextlib.suppress(Exception, SystemExit):
         say(f"{said}: {result}; the same command goes on from the last checkpoint")
     try:
         leave(f"{said}, {result}")
     finally:
-        os._exit(EXIT_CODE)
+        os._exit(128 + number)
+
+
+def saved_before(monitor: Any, what: str, leave: Callable[[str], None]) -> str:
+    """Have the ranks that live save, because something has died that this process needs; what to say of it.
+
+    Args:
+        monitor: handle of the driver's Monitor, which may be dead.
+        what: has died.
+        leave: as of `saving_first`.
+    """
+    saved = save(monitor, LOST_SECONDS)
+    said = "the workers saved first" if saved else "the workers could not save any more"
+    leave(f"{what}, {said}")
+    return said
 
 
 def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> bool | None:

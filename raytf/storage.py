@@ -11,21 +11,20 @@ because an object store commits what was written when a stream is closed, also b
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shutil
 import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from raytf import local
+from raytf import conditions, local, names, s3
 from raytf.errors import ConfigError, StorageError
 from raytf.refusal import MEND, classify, explain
 from raytf.s3 import S3, Conditional
@@ -36,6 +35,12 @@ T = TypeVar("T")
 PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
+#: Files that are deleted at the same time where each is a request.
+_DELETES = 8
+#: Held where the process's setting about checksums is changed.
+_CHECKSUMS = threading.Lock()
+#: Files that are swapped are small ones.
+_VERSIONED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Storage:
         self.uri, self._clock = uri, clock
         self._s3: S3 | None = None
         self._conditional: Conditional | None = None
+        #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
+        self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         scheme, _, rest = uri.partition("://")
         plain = uri.partition("?")[0]  # what may be shown: options may hold a secret, by mistake
@@ -89,7 +96,7 @@ class Storage:
         self.root = location.strip("/")
         if scheme == "s3":
             self._s3 = S3.of(_take(options, ("endpoint_override", "scheme", "region"), plain))
-            self._fs = self._s3.file_system()
+            self._build()
         elif scheme in ("gs", "gcs"):
             self._fs = _gcs(options, plain)
         else:
@@ -103,6 +110,7 @@ class Storage:
 
     def child(self, name: str) -> Storage:
         """The same storage with its root at `name`."""
+        self._path(name)  # or it would lie elsewhere
         base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
         return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
 
@@ -122,28 +130,48 @@ class Storage:
                 for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
                     out.write(piece)
 
-        self._do("write", name, write)
+        used = self._fs
+        try:
+            self._do("write", name, write)
+        except StorageError as error:
+            if self._s3 is None or not s3.is_about_checksums(error):
+                raise
+            self._put_without_checksums(name, write, error, used)
+
+    def _put_without_checksums(
+        self, name: str, write: Callable[[], None], refusal: StorageError, used: pafs.FileSystem
+    ) -> None:
+        """Once more as before 2025, and from now on where that helps; see `s3.is_about_checksums`."""
+        with _CHECKSUMS:
+            is_first = self._fs is used  # not where another thread was faster
+            if is_first and not self._has_checksums:
+                raise refusal
+            before = s3.without_checksums()
+            if is_first:
+                self._build()
+        try:
+            self._do("write", name, write)
+        except StorageError:
+            with _CHECKSUMS:
+                s3.set_checksums(before)
+                self._build()
+            raise refusal from None
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
 
         On an object store False may also mean that the answer to the write was lost: read what is there.
         """
-        if self._s3 is not None:
-            return self._do("create", name, lambda: self._conditionally().put(self._path(name), data, None))
-        if not self.is_local:
-            if self.exists(name):
-                return False
-            self.put(name, data)
-            return True
-        return self._do("create", name, lambda: local.create(self._path(name), data))
+        if self.is_local:
+            return self._do("create", name, lambda: local.create(self._path(name), data))
+        return self._write_if("create", name, data, None)
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
         """The bytes of a file and what tells them from those before and after; None where there is none."""
         if self._s3 is not None:
             return self._do("read", name, lambda: self._conditionally().get(self._path(name)))
         try:
-            data = self.get(name)
+            data = self.get(name, _VERSIONED_BYTES)
         except StorageError as error:
             if error.kind == "missing":
                 return None
@@ -155,26 +183,58 @@ class Storage:
 
         On an object store False may also mean that the answer to the write was lost: read what is there.
         """
-        if self._s3 is not None:
-            return self._do("write", name, lambda: self._conditionally().put(self._path(name), data, version))
         if self.is_local:
             return self._do("write", name, lambda: local.swap(self._path(name), data, version))
-        found = self.get_version(name)
-        if found is None or found[1] != version:
+        return self._write_if("swap", name, data, version)
+
+    def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
+        if self._s3 is not None and self._one_wins.get(what, True):
+            # A store that nobody has tried may overlook the condition.
+            if what not in self._one_wins and self._version_of(name) != version:
+                return False
+            try:
+                return self._do(
+                    "create" if version is None else "write",
+                    name,
+                    lambda: self._conditionally().put(self._path(name), data, version),
+                )
+            except StorageError as error:
+                if error.kind != "unsupported":
+                    raise
+                self._one_wins[what] = False  # this one alone: a store may know one condition and not the other
+        if self._version_of(name) != version:
             return False
         self.put(name, data)
         return True
 
-    def is_conditional(self) -> bool:
-        """Whether `create` and `swap` let one of several writers win; stores that are no S3 by Amazon are tried."""
+    def _version_of(self, name: str) -> str | None:
+        found = self.get_version(name)
+        return found and found[1]
+
+    def is_conditional(self, what: str | None = None) -> bool:
+        """Whether of several writers at once one wins; S3-protocol stores are tried, once, by races.
+
+        Args:
+            what: `create` or `swap`; by default both.
+        """
         if self._s3 is None:
             return self.is_local
-        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
-        try:
-            self.create(probe, b"raytf")
-            return not self.create(probe, b"another")
-        finally:
-            self.delete(probe)
+        if {"create", "swap"} - self._one_wins.keys():
+            probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+            try:
+                found = self._do("write", probe, lambda: self._try_conditions(probe))
+            finally:
+                bucket, _, key = self._path(probe).partition("/")
+                keys = conditions.leftovers(key)
+                self._do("delete", probe, lambda: self._conditionally().delete_keys(bucket, keys))
+            # What was refused in earnest is not offered again.
+            self._one_wins = {"create": found.create, "swap": found.swap, **self._one_wins}
+        return all(self._one_wins[one] for one in ([what] if what else ["create", "swap"]))
+
+    def _try_conditions(self, probe: str) -> conditions.Conditions:
+        return conditions.try_out(
+            self._conditionally(), self._path(probe), lambda error: classify(error) == "unsupported"
+        )
 
     def _conditionally(self) -> Conditional:
         assert self._s3 is not None
@@ -182,12 +242,26 @@ class Storage:
             self._conditional = Conditional(self._s3)
         return self._conditional
 
-    def get(self, name: str) -> bytes:
-        """The bytes of a file; StorageError of kind `missing` when it is not there."""
+    def get(self, name: str, most: int | None = None) -> bytes:
+        """The bytes of a file; StorageError of kind `missing` when it is not there.
+
+        Args:
+            most: bytes that it may have; a larger one is damaged, and is not read.
+
+        Raises:
+            DamagedFileError: it is too large, or no file at all.
+        """
 
         def read() -> bytes:
+            if self.is_local:
+                return local.get(self._path(name), most)
             with self._fs.open_input_stream(self._path(name), buffer_size=1 << 20) as stream:
-                return stream.read()
+                if most is None:
+                    return stream.read()
+                data = stream.read(most + 1)
+            if len(data) > most:
+                raise local.too_large(len(data), most, self._path(name))
+            return data
 
         return self._do("read", name, read)
 
@@ -200,24 +274,41 @@ class Storage:
 
         return self._do("read", name, read)
 
-    def get_or_none(self, name: str) -> bytes | None:
-        """The bytes of a file, or None when it is not there."""
-        return self.get(name) if self.exists(name) else None
+    def get_or_none(self, name: str, most: int | None = None) -> bytes | None:
+        """The bytes of a file, as `get`, or None when it is not there."""
+        if not self.is_local:
+            return self.get(name, most) if self.exists(name) else None
+        try:
+            return self.get(name, most)  # what is no file is not missing
+        except StorageError as error:
+            if error.kind == "missing":
+                return None
+            raise
 
     def exists(self, name: str) -> bool:
+        if self.is_local:
+            return self._do("look up", name, lambda: local.exists(self._path(name)))
         info = self._do("look up", name, lambda: self._fs.get_file_info(self._path(name)))
         return info.type == pafs.FileType.File
 
-    def files(self, name: str = "") -> list[File]:
-        """All files below a folder, at any depth, by name; a missing folder is empty."""
+    def files(self, name: str = "", skipped: list[str] | None = None) -> list[File]:
+        """All files below a folder, at any depth, by name; a missing folder is empty.
+
+        Args:
+            skipped: takes the names of folders below it that cannot be read; without it the first one raises.
+        """
         base = self._path(name)
-        found = self._do("list", name, lambda: _walk(base) if self.is_local else self._list_objects(base))
+        found = self._do("list", name, lambda: _walk(base, skipped) if self.is_local else self._list_objects(base))
         return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
 
     def _list_objects(self, base: str) -> list[File]:
         selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
         infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
-        return [File(i.path[len(base) :].strip("/"), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+        return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+
+    def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """What is below a folder of a local file system, links as such."""
+        return local.walk(self._path(name))
 
     def list(self, name: str = "", recursive: bool = False) -> list[str]:
         """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
@@ -225,13 +316,15 @@ class Storage:
         A recursive list may leave out the folders themselves.
         """
         base = self._path(name)
+        if self.is_local:
+            return self._do("list", name, lambda: sorted(_names(base, recursive)))
         # pyarrow lists no folder on GCS that exists only through the objects in it, so there they are looked for.
         infer = not recursive and isinstance(self._fs, pafs.GcsFileSystem)
         selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
         infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
         found = set()
         for info in infos:
-            relative = info.path[len(base) :].strip("/")
+            relative = _relative(info.path, base)
             if relative and ".tmp-" not in relative:
                 found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
         if infer:
@@ -259,11 +352,10 @@ class Storage:
 
         def remove() -> None:
             if self.is_local:
-                if os.path.isdir(path):
-                    shutil.rmtree(path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(path)
+                local.delete(self.root, name)
+                return
+            if self._s3 is not None:
+                self._conditionally().delete(path)
                 return
             info = self._fs.get_file_info(path)
             if info.type == pafs.FileType.File:
@@ -271,9 +363,9 @@ class Storage:
                 return
             # File by file: `delete_dir` fails on some GCS implementations.
             selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-            for inner in self._fs.get_file_info(selector):
-                if inner.type == pafs.FileType.File:
-                    self._fs.delete_file(inner.path)
+            files = [inner.path for inner in self._fs.get_file_info(selector) if inner.type == pafs.FileType.File]
+            with ThreadPoolExecutor(_DELETES) as pool:
+                list(pool.map(self._fs.delete_file, files))
 
         self._do("delete", name, remove)
 
@@ -287,13 +379,27 @@ class Storage:
                     self.put(f"{name}/{relative}", stream.read())
 
     def get_tree(self, name: str, folder: str) -> None:
-        """Copy the files below `name` into a local folder."""
-        for relative in self.list(name, recursive=True):
-            if not relative.endswith("/"):
-                target = os.path.join(folder, relative)
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                with open(target, "wb") as out:
-                    out.write(self.get(f"{name}/{relative}"))
+        """Copy the files below `name` into a local folder.
+
+        Raises:
+            StorageError: also where a name would lead out of the folder; then nothing is written.
+        """
+        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+
+    def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
+        """Copy some of the files below `name` into a local folder; see `get_tree`."""
+        for relative in files:
+            names.check_plain(relative, self.locate(name))
+
+        def fetch(relative: str) -> None:
+            data = self.get(f"{name}/{relative}")
+            try:
+                local.put_inside(folder, relative, data)
+            except OSError as error:
+                raise explain("write", os.path.join(folder, relative), error) from error
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(fetch, files))
 
     def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
         """List and write a little, so that what is wrong shows before money is spent.
@@ -311,7 +417,10 @@ class Storage:
         within(seconds, check, self.locate(""))
 
     def _path(self, name: str) -> str:
-        return f"{self.root}/{name}".rstrip("/") if name else self.root
+        name = name.rstrip("/")
+        if name and names.leads_elsewhere(name):
+            raise names.refusal(name, self.locate(""))
+        return f"{self.root.rstrip('/')}/{name}" if name else self.root
 
     def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
         used = self._fs
@@ -334,20 +443,34 @@ class Storage:
             if self._clock() - self._renewed_at < _RENEW_SECONDS:
                 return False
             self._renewed_at = self._clock()
-            self._fs, self._conditional = self._s3.file_system(), None
+            self._build()
         return True
 
+    def _build(self) -> None:
+        """Make what talks to S3 anew: it reads credentials and the environment when it is made."""
+        assert self._s3 is not None
+        self._has_checksums = s3.has_checksums()
+        self._fs, self._conditional = self._s3.file_system(), None
 
-def _walk(base: str) -> list[File]:
-    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does.
+
+def _relative(path: str, base: str) -> str:
+    # One slash goes: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
+
+
+def _walk(base: str, skipped: list[str] | None) -> list[File]:
+    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
+    # names that are no text.
     found = []
-    for folder, _, names in os.walk(base):
-        for name in names:
-            path = os.path.join(folder, name)
-            with contextlib.suppress(FileNotFoundError):
-                stat = os.stat(path)
-                found.append(File(os.path.relpath(path, base).replace(os.sep, "/"), stat.st_size, stat.st_mtime))
+    for name, entry in local.walk(base, True, skipped):
+        if not local.is_folder(entry) and (stat := local.look(entry)) is not None:
+            found.append(File(name, stat.st_size, stat.st_mtime))
     return found
+
+
+def _names(base: str, recursive: bool) -> list[str]:
+    found = ((name, local.is_folder(entry)) for name, entry in local.walk(base, recursive))
+    return [name + ("/" if is_folder else "") for name, is_folder in found if ".tmp-" not in name]
 
 
 def within(seconds: float, call: Callable[[], None], where: str) -> None:

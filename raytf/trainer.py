@@ -7,30 +7,27 @@ import dataclasses
 import json
 import os
 import shlex
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
 import ray.train
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import checks, identity, inputs, quiet, runlog, sameness, server_group, warm, ways
+from raytf import checks, identity, inputs, precision, quiet, runlog, sameness, server_group, vigil, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
-from raytf.driver import Book, add_times, booked, driver_event, exported, listening
+from raytf.driver import Book, Ear, add_times, booked, driver_event, exported, listening, monitoring
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
 from raytf.failures import worker_errors
 from raytf.goal import Goal
 from raytf.job import Job, Sources
 from raytf.lease import Lease, check_owner
-from raytf.monitor import Monitor
 from raytf.progress import Display, StatusFile
-from raytf.ray_train import MwmsConfig, Trainer
-from raytf.stopping import saving_first
+from raytf.ray_train import MwmsConfig, Trainer, remove_abandoned
+from raytf.stopping import saved_before, saving_first
 from raytf.storage import Storage
 
 #: Controllers that may die in a row without a new step; then something kills them, and will again.
@@ -54,18 +51,44 @@ class Result:
     path: str
     weights_sha256: str
     document: dict[str, Any]
+    _model: Callable[[], Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
-    def load_model(self) -> Any:
+    def load_model(self, model: Callable[[], Any] | None = None) -> Any:
         """The trained keras.Model, in this process, which imports TensorFlow for it.
+
+        Where Keras cannot make it again by itself (a Lambda layer, a class without get_config), it is what the model
+        function makes, with the run's weights.
+
+        Args:
+            model: function that makes the model; by default that of `fit`.
 
         Raises:
             ModelError: the run left none.
-            JobError: Keras cannot load it, for instance because of a custom layer that is not registered here.
+            JobError: the function raised.
         """
         quiet.load_tensorflow()
         from raytf import export
 
-        return export.load(Storage(self.path))
+        return export.load(Storage(self.path), model or self._model)
+
+
+def load_weights(run: str, model: Any) -> Any:
+    """A model with a run's weights, in this process: those of its end, or of its newest checkpoint until then.
+
+    Args:
+        run: the run's folder, `Result.path`.
+        model: the job's model function, or a keras.Model of the same layers.
+
+    Returns:
+        The keras.Model.
+
+    Raises:
+        ModelError: the run has no weights, or they are of another model.
+    """
+    quiet.load_tensorflow()
+    from raytf import export
+
+    return export.load_weights(Storage(run), model)
 
 
 def fit(
@@ -105,6 +128,8 @@ def fit(
     """
     config = config or TrainConfig()
     config.check()
+    own = precision.of_process()
+    _check_precision(config, own)
     if train is None:
         raise DataError("there is no training data: fit(model, train=...) got None.")
     given = inputs.Given.of(train, validation, test)
@@ -122,11 +147,13 @@ def fit(
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
+    checks.check_folder(run)
     sources = given.sources(run)
     stored = checks.stored_identity(run)
     checks.compare_strategy(stored, config)
-    if config.batch.logical_shards is None and "--logical-shards" in stored:
-        config = config.replace(logical_shards=int(stored["--logical-shards"]))
+    shards = checks.stored_shards(stored) if config.batch.logical_shards is None else None
+    if shards is not None:
+        config = config.replace(logical_shards=shards)
         config.check()
     plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
     total = config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch
@@ -142,6 +169,7 @@ def fit(
         class_weight=class_weight,
         augment=augment,
         validation_freq=validation_freq,
+        precision=own,
     )
     with Display() as display:
         display.say(f"run {config.run.run} in {run.locate('')}")
@@ -149,11 +177,11 @@ def fit(
         display.say(f"its page, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = checks.finished(run, total)
-            checks.compare_batch(stored, config, plan.records)
+            checks.compare_batch(stored, config, plan.records, own)
             if finished is not None:
                 sameness.compare(job, sources, sameness.stored(finished) or stored, display.say)
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
-                return _result(run, finished)
+                return _result(run, finished, model)
             job = dataclasses.replace(job, identity=identity.of_run(job, sources))
             with booked(run) as book:
                 document = _until_done(job, sources, run, display, status_file, lease, book)
@@ -161,7 +189,14 @@ def fit(
                 add_times(document, run, book)
                 run.put(runlog.RESULT, json.dumps(document, indent=1).encode())
         display.say(_summary(document))
-        return _result(run, document)
+        return _result(run, document, model)
+
+
+def _check_precision(config: TrainConfig, own: precision.Precision) -> None:
+    """Refuse what a flag contradicts, or servers cannot have, before anything is started."""
+    chosen = precision.choose(config.compute.mixed_precision, own)
+    if config.strategy.has_servers:
+        precision.check_for_servers(chosen.policy)
 
 
 class _ControllerLostError(Exception):
@@ -185,23 +220,9 @@ def _until_done(
     lease: Lease,
     book: Book,
 ) -> dict[str, Any]:
-    """Train; with another connection to Ray where its controller dies while the run makes progress."""
-    reached, fruitless, shared = -1, 0, ray.is_initialized()
-    while True:
-        try:
-            # What a dead controller has placed goes with the connection, and not before.
-            with connected(job.config) as local:
-                return _train(job, sources, run, local, display, status_file, lease, book)
-        except _ControllerLostError as error:
-            fruitless = 0 if error.reached > reached else fruitless + 1
-            reached = error.reached
-            if shared or fruitless >= _FRUITLESS_CONTROLLERS:
-                raise ClusterError(
-                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint.",
-                    passes=True,
-                ) from None
-            display.say("Ray Train's controller died; starting another one")
-            book.add([{"time": time.time(), "kind": "fault", "cause": "controller_died", "step": error.reached}])
+    """Connect to Ray and train."""
+    with connected(job.config) as local:
+        return _train(job, sources, run, local, display, status_file, lease, book)
 
 
 def _train(
@@ -216,9 +237,6 @@ def _train(
 ) -> dict[str, Any]:
     config = job.config
     resources = checks.check_cluster(config, local, display.say)
-    # On the driver's node: on another one it could die while the run lives.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    monitor: Any = ray.remote(num_cpus=0)(Monitor).options(scheduling_strategy=here).remote(runlog.attempt_names(run))
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -226,33 +244,54 @@ def _train(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
             "(open files, locks, models) inside the model or callbacks function."
         ) from error
-    job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
+    with monitoring(runlog.attempt_names(run)) as monitor:
+        job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
+        ear = Ear(monitor, book)
 
-    def leave(why: str) -> None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            book.add(ray.get(monitor.read.remote(), timeout=1)[2])  # what was said since the last look: the save
-        book.add([driver_event("ended", outcome="stopped", text=why)])
-        book.flush()
-        lease.release()
+        def leave(why: str) -> None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ear.read(1)  # what was said since the last look: the save
+            book.add([driver_event("ended", outcome="stopped", text=why)])
+            book.flush()
+            lease.release()
 
-    try:
         with (
-            listening(monitor, display, status_file, lease, book),
+            listening(ear, display, status_file, lease),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
+            vigil.farewell(lambda what: saved_before(monitor, what, leave)),
         ):
             if config.strategy.has_servers:
                 document = _with_servers(job, "GPU" in resources, display.say)
             else:
-                document = _fit(_trainer(job, run, resources), monitor).return_value
-    finally:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
+                document = _with_controllers(job, run, resources)
     if document is None:
         raise RaytfError("training ended without a result. The same command goes on from the last checkpoint.")
     check_owner(run, lease.owner["id"])
     memory.dismiss(run.uri)
     return document
+
+
+def _with_controllers(job: Job, run: Storage, resources: dict[str, float]) -> Any:
+    """Train; with another controller of Ray Train where one dies while the run makes progress."""
+    reached, fruitless = -1, 0
+    while True:
+        try:
+            return _fit(_trainer(job, run, resources), job.monitor).return_value
+        except _ControllerLostError as error:
+            fruitless = 0 if error.reached > reached else fruitless + 1
+            reached = error.reached
+            goes_on = fruitless < _FRUITLESS_CONTROLLERS
+            fields: dict[str, Any] = {"cause": "controller_died", "ranks": [], "nodes": [], "text": str(error)}
+            job.monitor.event.remote("fault", {**fields, "retry": goes_on, "preemption": False})
+            if not goes_on:
+                raise ClusterError(
+                    f"Ray Train's controller died: {error}. The same command goes on from the last checkpoint.",
+                    passes=True,
+                ) from None
+            job.monitor.say.remote("Ray Train's controller died; starting another one")
+            # Its workers end with it; what they had would stay reserved as long as this driver lives.
+            remove_abandoned()
 
 
 def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
@@ -293,8 +332,6 @@ def _fit(trainer: Trainer, monitor: Any) -> Any:
     """Run a trainer; what it raises is for people, or a _ControllerLostError."""
     try:
         return trainer.fit()
-    except SystemExit:
-        raise KeyboardInterrupt from None  # Ray Train's handler of Ctrl-C leaves with exit code 0
     except ray.train.TrainingFailedError as error:
         raise _cause(error) from None
     except ray.exceptions.RayActorError as error:
@@ -338,8 +375,8 @@ def _num_workers(config: TrainConfig) -> int | tuple[int, int]:
     return high if low == high else (low, high)
 
 
-def _result(run: Storage, document: dict[str, Any]) -> Result:
-    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document)
+def _result(run: Storage, document: dict[str, Any], model: Callable[[], Any]) -> Result:
+    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document, model)
 
 
 def _summary(document: dict[str, Any]) -> str:
@@ -350,8 +387,16 @@ def _summary(document: dict[str, Any]) -> str:
         f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
         + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
-        + f"model in {document['export']['saved_model']}"
+        + _left(document.get("export") or {})
     )
+
+
+def _left(export: dict[str, str]) -> str:
+    """What there is of the model, in the order of what it is good for."""
+    kind = next((kind for kind in ("saved_model", "keras", "weights") if kind in export), None)
+    if kind is None:
+        return "the model is in the last checkpoint alone"
+    return f"{'weights' if kind == 'weights' else 'model'} in {export[kind]}"
 
 
 def _cause(error: Exception) -> RaytfError:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, identity, members, ranks, rates, warm
+from raytf import architecture, exact, export, identity, members, precision, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -117,7 +117,7 @@ class Worker:
         phases.mark("trace")
         chosen = restorer.find(self._check_identity)
         self.named |= self.train_step.reduction.state()
-        self.state = TrainingState.of(chosen)
+        self.state = TrainingState.of(chosen, known_step)
         if chosen is not None:
             self.reporter.resume(chosen.step, chosen.document.get("files"))
         self.callbacks = Callbacks(
@@ -136,9 +136,13 @@ class Worker:
         tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
         #: Where this attempt began: the step, and which tier it is from.
         self._from = (self.state.step, tier)
+        if chosen is None and self.rank == 0:  # a run that goes on has heard of it
+            for problem in export.obstacles(self.model):
+                self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
         self.snapshots.begin(self.named)
+        pulse.also(self.snapshots.look)
         self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
         self.call_steps = self.config.compute.steps_per_call or 1
         self._seconds_per_step = 0.0
@@ -173,7 +177,10 @@ class Worker:
                 compute,
                 self.config.batch.seed,
                 self.reporter.say,
+                job.precision,
             )
+        if self.config.strategy.has_servers:
+            precision.check_for_servers(models.scaled_policy(self.model))
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
         self.identity = identity.of_model(models.describe(self.model), models.code(self.model, (job.augment,)))
@@ -288,14 +295,15 @@ class Worker:
         """What writes down that this attempt has begun, and what of the model any export needs; rank 0 calls it."""
         began = time.time()
         described = architecture.describe(self.model, self.pipeline.sample()[0]) if self.rank == 0 else b""
-        is_kept = False
+        is_kept, turn = False, threading.Lock()
 
         def write() -> None:
             nonlocal is_kept
-            write_attempt(self.storage, self.attempt, self.workers, step, began)
-            if not is_kept:  # a large model's is not worth writing again with each save
-                self.storage.put(architecture.FILE, described)
-                is_kept = True
+            with turn:
+                write_attempt(self.storage, self.attempt, self.workers, step, began)
+                if not is_kept:  # a large model's is not worth writing again with each save
+                    self.storage.put(architecture.FILE, described)
+                    is_kept = True
 
         return write
 
@@ -342,6 +350,7 @@ class Worker:
         if self.state.step % plan.steps_per_epoch:
             # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
             self._end_epoch(plan.locate(self.state.step)[0])
+        self.reporter.finish()
         return self._finish()
 
     def _after_call(self, call: Call, outcome: Outcome, epoch: int, seconds: float) -> None:
@@ -480,16 +489,16 @@ class Worker:
             "epochs": self.state.step / self.plan.steps_per_epoch,
             "samples": samples,
             "stopped_early": self.state.stopped_early,
-            "wall_seconds": time.time() - attempts[0]["time"],
+            "wall_seconds": time.time() - attempts[0]["time"] if attempts else self.state.train_seconds,
             "train_seconds": self.state.train_seconds,
             "imbalance_seconds": self.state.imbalance_seconds,
             "samples_per_second": samples / self.state.train_seconds if self.state.train_seconds else 0.0,
             "world_sizes": sorted({a["world_size"] for a in attempts}),
-            "restarts": len(attempts) - 1,
+            "restarts": max(0, len(attempts) - 1),
             "weights_sha256": digest,
             "identity": self.identity,
             "history": self.state.history,
-            "export": export.export(self.model, self.storage, self.state.step, digest),
+            "export": export.export(self.model, self.storage, self.state.step, digest, self.reporter.say),
         }
         self.reporter.upload()
         return result

@@ -17,9 +17,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from raytf import runlog
+from raytf import reading, runlog
 from raytf.checkpoint import manifest
-from raytf.errors import RunMismatchError, StorageError
+from raytf.errors import DamagedFileError, RunMismatchError
 from raytf.goal import Goal
 from raytf.job import differences
 from raytf.storage import Storage
@@ -28,6 +28,16 @@ SEARCH, BEST = "search", "best"
 _IDENTITY, _TRIALS = "search.json", "trials"
 #: Of a run: what `raytf.export`, which needs Keras, writes.
 _EXPORT, _KERAS_FILE = "export", "model.keras"
+_RECORD = reading.record(
+    {"number": reading.whole, "parameters": reading.values(reading.anything), "outcome": reading.text},
+    {
+        "value": reading.optional(reading.number),
+        "epochs": reading.whole,
+        "why": reading.text,
+        "history": reading.each(reading.values(reading.number)),
+        "metrics": reading.values(reading.number),
+    },
+)
 
 
 class Outcome(enum.Enum):
@@ -76,17 +86,10 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
     Raises:
         RunMismatchError: shows the difference.
     """
-    found = search.get_or_none(f"{SEARCH}/{_IDENTITY}")
-    if found is None:
+    before = reading.read(search, f"{SEARCH}/{_IDENTITY}", reading.values(reading.text))
+    if before is None:
         search.put(f"{SEARCH}/{_IDENTITY}", json.dumps(identity, indent=1).encode())
         return
-    try:
-        before = json.loads(found)
-    except ValueError:
-        raise StorageError(
-            f"{search.locate(f'{SEARCH}/{_IDENTITY}')} is damaged: it is no JSON. Choose another --name, or delete the "
-            "search's folder."
-        ) from None
     difference = differences(before, identity)
     if difference:
         raise RunMismatchError(
@@ -106,9 +109,9 @@ def read(search: Storage) -> dict[int, Record]:
     found = {}
     for name in search.list(f"{SEARCH}/{_TRIALS}"):
         try:
-            document = json.loads(search.get(f"{SEARCH}/{_TRIALS}/{name}"))
+            document = reading.read(search, f"{SEARCH}/{_TRIALS}/{name}", _RECORD, reading.LARGE)
             record = Record(**{**document, "outcome": Outcome(document["outcome"])})
-        except (ValueError, TypeError, KeyError):
+        except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
             continue
         found[record.number] = record
     return found
@@ -139,7 +142,7 @@ def keep_best(search: Storage, record: Record, goal: Goal) -> Storage:
         "parameters": record.parameters,
         "metric": goal.metric,
         "value": record.value,
-        "weights_sha256": json.loads(result)["weights_sha256"],
+        "weights_sha256": runlog.parse_result(result, run.locate(runlog.RESULT)).get("weights_sha256"),
     }
     text = json.dumps(parameters, indent=1).encode()
     if copy.get_or_none("parameters.json") == text and copy.get_or_none(runlog.RESULT) == result:

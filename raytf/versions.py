@@ -21,7 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf.errors import ConfigError, StorageError
+from raytf import claims, reading
+from raytf.errors import ConfigError, DamagedFileError, StorageError
+from raytf.names import is_plain
 from raytf.storage import Storage, explain
 
 #: What makes a folder a model to TensorFlow Serving.
@@ -35,6 +37,10 @@ _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 6 * 3600.0
 _WRITERS = 8
 _MOST = 2**63 - 1
+_MARK = reading.record(
+    {"files": reading.values(reading.whole)},
+    {"run": reading.text, "step": reading.optional(reading.whole), "weights_sha256": reading.optional(reading.text)},
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,9 @@ def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> st
     """
     if not any(graph in sizes for graph in GRAPHS):
         return f"{GRAPHS[0]} is missing: it is being written, or its export was cut off"
+    for name in sizes:
+        if not is_plain(name):
+            return f"it has a file with the name {name!a}, which is no plain relative name"
     for name, size in sorted((marked or {}).items()):
         if name not in sizes:
             return f"{name} is missing"
@@ -134,17 +143,9 @@ def download(models: Storage, version: Version, folder: str) -> None:
     """Copy a version into a local folder.
 
     Raises:
-        StorageError: storage refuses, or the version is gone.
+        StorageError: storage refuses, or the version is gone, or a name in it would lead out of the folder.
     """
-
-    def fetch(name: str) -> None:
-        path = os.path.join(folder, *name.split("/"))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as out:
-            out.write(models.get(f"{version.name}/{name}"))
-
-    with ThreadPoolExecutor(_WRITERS) as pool:
-        list(pool.map(fetch, version.sizes))
+    models.download(version.name, version.sizes, folder, at_once=_WRITERS)
 
 
 def models_of(uri: str) -> tuple[Storage, str, int | None]:
@@ -198,14 +199,12 @@ def _look(models: Storage, name: str, sizes: dict[str, int]) -> Version:
     number, marked, notes = int(name), None, {}
     if MARK in sizes:
         try:
-            notes = json.loads(models.get(f"{name}/{MARK}"))
-            marked = {str(file): int(size) for file, size in notes.pop("files").items()}
-        except StorageError as error:
-            if error.kind != "missing":
-                raise
+            notes = reading.read(models, f"{name}/{MARK}", _MARK, reading.LARGE)
+        except DamagedFileError as error:
+            return Version(number, name, f"{MARK} cannot be read: {error.reason}", sizes)
+        if notes is None:
             return Version(number, name, "it was deleted a moment ago", sizes)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return Version(number, name, f"{MARK} cannot be read", sizes)
+        marked = notes.pop("files")
     return Version(number, name, problem_of(sizes, marked), sizes, notes)
 
 
@@ -267,7 +266,7 @@ def _upload(folder: str, models: Storage) -> int:
     while True:
         number = _next(models.list())
         claim = f"{_CLAIM}{number}"
-        if not models.create(claim, b""):
+        if not claims.create(models, claim, b""):
             continue
         # Another export may have come and gone between the list and the claim.
         if not models.files(str(number)):

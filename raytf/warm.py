@@ -44,6 +44,8 @@ _MODULES = (
 KEEP_SECONDS = 10 * 365 * 86400
 #: Seconds of training before the next processes are started: a start takes from what the group has to make up for.
 _SETTLE_SECONDS = 5.0
+#: How much nicer than the workers a process is while it gets warm, and the nicest there is.
+_NICER, _NICEST = 4, 19
 #: Seconds after which a process that was asked for and did not come is asked for again.
 _START_SECONDS = 60.0
 
@@ -210,7 +212,10 @@ def get_warm() -> None:
 
 
 def _import() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    # Not the nicest of all: beside workers that are not nice it would get next to nothing, and still import when it is
+    # needed.
+    nice = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(nice, _NICEST))
     try:
         for module in _MODULES:
             importlib.import_module(module)

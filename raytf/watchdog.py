@@ -13,7 +13,7 @@ import ray
 from ray.train import WorkerGroupError
 
 from raytf.errors import HangError, StorageError
-from raytf.examine import Examination, Found, end
+from raytf.examine import Examination, Found, end, stopped_here
 from raytf.hangs import Activity, Beat, Evidence, Finding, HangDetector, Sighting, blamed_for_loss
 from raytf.starting import StartGuard
 from raytf.storage import Storage
@@ -23,6 +23,8 @@ from raytf.stragglers import Straggler, Stragglers
 _ASK_SECONDS, _EXAMINE_SECONDS, _STACKS_SECONDS = 1.0, 5.0, 10.0
 #: Silence of a rank, when the others have lost a peer, after which it is looked at; and seconds for that.
 _LOSS_SILENCE_SECONDS, _LOSS_SECONDS = 3.0, 8.0
+#: For the stacks of one that is stopped; those of the others are not waited for.
+_STOPPED_STACKS_SECONDS = 4.0
 #: Characters of a rank's stacks in an event, and frames in a message.
 _EVENT_CHARACTERS, _FRAMES = 8000, 4
 #: What does not end in time when Ray Train asks it to, and can be killed.
@@ -91,7 +93,8 @@ class Watchdog:
         if group.finding is not None:
             assert group.examination is not None
             found = group.examination.collect()
-            if group.examination.is_complete or now - group.found_at >= _STACKS_SECONDS:
+            is_over = group.examination.is_complete or now - group.found_at >= _STACKS_SECONDS
+            if is_over or _is_enough(group.finding.beats, found, now - group.found_at):
                 raise conclude(self._monitor, self._run, group.finding, found)
             return []
         if not self._hear(now):
@@ -100,7 +103,9 @@ class Watchdog:
         if group.examination is not None:
             found = group.examination.collect()
             group.evidence = {rank: about.evidence for rank, about in found.items() if about.evidence is not None}
-        look = self._detector.look(now, sightings, group.evidence)
+        quiet = [s.beat for s in sightings if s.age > _LOSS_SILENCE_SECONDS]
+        seen = group.evidence | dict.fromkeys(stopped_here(quiet), Evidence.STOPPED)
+        look = self._detector.look(now, sightings, seen)
         if look.finding is not None:
             group.finding, group.found_at = look.finding, now
             _blame(self._monitor, look.finding)
@@ -165,7 +170,8 @@ def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroup
         found = examination.collect(0.2)
         blamed = [beat for beat in suspects if found[beat.rank].evidence in frozen]
         waited = time.monotonic() - began
-        is_over = examination.is_complete or waited >= _LOSS_SECONDS
+        is_enough = bool(blamed) and _is_enough(blamed, found, waited)
+        is_over = examination.is_complete or waited >= _LOSS_SECONDS or is_enough
         if not blamed and (is_over or all(found[beat.rank].evidence is not None for beat in suspects)):
             return None  # dead rather than frozen, and Ray has only not said so yet
     ages = {s.beat.rank: s.age for s in sightings}
@@ -174,6 +180,13 @@ def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroup
     finding = Finding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
     _blame(monitor, finding)
     return conclude(monitor, run, finding, found)
+
+
+def _is_enough(blamed: Sequence[Beat], found: dict[int, Found], waited: float) -> bool:
+    """Whether ranks to blame are known to be stopped, and the rest is not worth waiting for: their end is."""
+    if any(found[beat.rank].evidence is not Evidence.STOPPED for beat in blamed):
+        return False
+    return waited >= _STOPPED_STACKS_SECONDS or all(found[beat.rank].is_whole for beat in blamed)
 
 
 def _blame(monitor: Any, finding: Finding) -> None:

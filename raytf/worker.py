@@ -11,7 +11,7 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf import warm
+from raytf import leftovers, scratch, warm
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
@@ -43,6 +43,7 @@ def set_up(
     global _phases
     _phases = Phases()
     warm.become_worker()
+    settle_in()
     if one_worker:
         os.environ.pop("TF_CONFIG", None)  # one that the node's environment has says nothing of this run
     else:
@@ -73,6 +74,13 @@ def set_up(
     _phases.mark("tensorflow")
 
 
+def settle_in() -> None:
+    """This process ends with its raylet from now on, and has a folder of its own for temporary files."""
+    if ray.is_initialized():  # not a benchmark's
+        leftovers.die_with_parent()  # Ray's own look at the raylet is that of a thread, which may be stopped
+        scratch.begin(warm.session_folder() / scratch.FOLDER)
+
+
 #: Since this process was given its rank.
 _phases = Phases()
 
@@ -96,6 +104,7 @@ def run(job: Job) -> dict[str, Any] | None:
         raise
     finally:
         pulse.stop()
+        scratch.end()
 
 
 def _run(job: Job, pulse: Pulse) -> dict[str, Any] | None:

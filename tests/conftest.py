@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -56,10 +59,23 @@ def s3_endpoint() -> Iterator[str]:
         environment.delenv("AWS_PROFILE", raising=False)
         server.start()
         try:
+            server._server.app = _atomic(server._server.app)
             host, port = server.get_host_and_port()
             yield f"{host}:{port}"
         finally:
             server.stop()
+
+
+def _atomic(app: Callable[..., Any]) -> Callable[..., Any]:
+    """moto looks first and writes then, so that of several conditional writes at once several win; Amazon's has one."""
+    lock = threading.Lock()
+
+    def call(environ: dict[str, Any], start_response: Any) -> Any:
+        is_conditional = "HTTP_IF_MATCH" in environ or "HTTP_IF_NONE_MATCH" in environ
+        with lock if is_conditional else contextlib.nullcontext():
+            return app(environ, start_response)
+
+    return call
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER
-from raytf.errors import CheckpointError, StorageError
+from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
 from raytf.storage import Storage
 
 #: Shares that are read at the same time; each is in memory whole.
@@ -24,6 +24,7 @@ _READERS = 2
 class State(enum.Enum):
     WHOLE = "whole"
     DAMAGED = "damaged"
+    NEWER = "newer"  # written by a newer raytf, which alone can tell
     UNFINISHED = "unfinished"  # no manifest: under way, or left by a save that was cut off
 
 
@@ -50,7 +51,7 @@ class Finding:
 def inspect(run: Storage) -> list[Finding]:
     """All checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
     folders: dict[str, dict[str, int]] = {}
-    for file in run.files(FOLDER):
+    for file in run.files(FOLDER, skipped=[]):
         name, _, inner = file.name.partition("/")
         if inner and policy.split_name(name)[0] >= 0:
             folders.setdefault(name, {})[inner] = file.bytes
@@ -66,7 +67,6 @@ def verify(run: Storage, on: Callable[[Finding], None] = lambda finding: None) -
 
     Raises:
         StorageError: storage refuses.
-        RunMismatchError: a checkpoint is of a newer raytf.
     """
     verified = []
     for seen in inspect(run):
@@ -96,10 +96,14 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
     except CheckpointError as error:
         problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
         return Finding(name, step, State.DAMAGED, total, (problem,), {})
+    except RunMismatchError as error:
+        return Finding(name, step, State.NEWER, total, (_newer(error),), {})
     except StorageError as error:
         if error.kind == "missing":
             return None
-        raise
+        if error.kind != "denied":
+            raise
+        return Finding(name, step, State.DAMAGED, total, (f"{manifest.FILE} cannot be read: access is denied",), {})
     problems = manifest.size_problems(body["shares"], sizes)
     if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
         return None
@@ -107,10 +111,16 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
     return Finding(name, step, state, total, tuple(problems), body["document"])
 
 
+def _newer(error: RunMismatchError) -> str:
+    return str(error).partition(" was ")[2].rstrip(".")
+
+
 def _read(run: Storage, seen: Finding) -> Finding | None:
     """A finding by every byte; None where the checkpoint is deleted at this moment."""
     try:
         shares = manifest.read(run, seen.name)["shares"]
+    except CheckpointError as error:  # damaged in this moment
+        return Finding(seen.name, seen.step, State.DAMAGED, seen.bytes, (str(error),), seen.document)
     except StorageError as error:
         if error.kind == "missing":
             return None
@@ -118,10 +128,14 @@ def _read(run: Storage, seen: Finding) -> Finding | None:
 
     def check(share: dict[str, Any]) -> str | None:
         try:
-            data = run.get(f"{FOLDER}/{seen.name}/{share['file']}")
+            data = run.get(f"{FOLDER}/{seen.name}/{share['file']}", codec.readable(share["bytes"]))
+        except DamagedFileError as error:
+            return f"{share['file']}: {error.reason}"
         except StorageError as error:
             if error.kind == "missing":
                 return f"{share['file']} is missing"
+            if error.kind == "denied":
+                return f"{share['file']} cannot be read: access is denied"
             raise
         if len(data) != share["bytes"]:
             return f"{share['file']} has {len(data)} of {share['bytes']} bytes"

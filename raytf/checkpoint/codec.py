@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -91,6 +92,11 @@ def checksum(pieces: Iterable[bytes | memoryview]) -> int:
     for piece in pieces:
         crc = google_crc32c.extend(crc, np.frombuffer(piece, np.uint8))  # it takes no memoryview
     return crc
+
+
+def readable(stated: int) -> int:
+    """Bytes of a share that are read at the most, by what its manifest says: never more than this machine's memory."""
+    return min(stated, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def is_intact(data: bytes, share: Mapping[str, Any]) -> bool:

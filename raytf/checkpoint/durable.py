@@ -24,7 +24,7 @@ import numpy as np
 
 from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
+from raytf.errors import CheckpointError, DamagedFileError, RunInUseError, RunMismatchError, StorageError
 from raytf.goal import Goal
 from raytf.storage import Storage
 
@@ -48,7 +48,9 @@ def load(run: Storage, name: str) -> Checkpoint:
     def read(share: dict[str, Any]) -> dict[str, np.ndarray]:
         file = f"{FOLDER}/{name}/{share['file']}"
         try:
-            data = run.get(file)
+            data = run.get(file, codec.readable(share["bytes"]))
+        except DamagedFileError as error:
+            raise CheckpointError(f"checkpoint {name}: {share['file']} is damaged: {error.reason}.") from error
         except StorageError as error:
             if error.kind == "missing":
                 raise CheckpointError(f"checkpoint {name}: {share['file']} is missing.") from error
@@ -103,6 +105,10 @@ class Saver:
         fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
         clock: injected by tests.
+
+    Attributes:
+        phase: of the save under way.
+        good_seconds: that the last good save took; 0 for none yet.
     """
 
     def __init__(
@@ -139,7 +145,7 @@ class Saver:
         self._is_retention_due = threading.Event()
         self._retention: Future[None] | None = None
         self._failures = 0
-        self._good_seconds = 0.0
+        self.good_seconds = 0.0
         self.phase = policy.Phase.IDLE
         self._serial = 0
 
@@ -169,7 +175,7 @@ class Saver:
             error = self._job.exception()
             return error if error is None or isinstance(error, Exception) else CheckpointError(type(error).__name__)
         if self._is_late(self._save):
-            seconds = policy.deadline(self._good_seconds)
+            seconds = policy.deadline(self.good_seconds)
             return StorageError(
                 f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
             )
@@ -227,7 +233,7 @@ class Saver:
         """The checkpoint is complete: rank 0 begins to delete what retention lets go."""
         if self._save is None:
             return
-        self._good_seconds, self._failures = self._clock() - self._save.began, 0
+        self.good_seconds, self._failures = self._clock() - self._save.began, 0
         if self._rank == 0:
             self._needed = [self._save.name]
             self._is_retention_due.set()
@@ -271,7 +277,7 @@ class Saver:
             self._retention = in_thread(self._retain_while_due)
 
     def _is_late(self, save: _Save) -> bool:
-        return self._clock() - save.began > policy.deadline(self._good_seconds)
+        return self._clock() - save.began > policy.deadline(self.good_seconds)
 
     def _start(self, save: _Save, work: Callable[[], None]) -> Future[None]:
         job = in_thread(work)

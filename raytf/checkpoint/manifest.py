@@ -10,14 +10,54 @@ from typing import Any
 
 import numpy as np
 
+from raytf import reading
 from raytf.checkpoint import policy
-from raytf.errors import CheckpointError, RunMismatchError
+from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError
 from raytf.storage import Storage
 
 FOLDER = "checkpoints"
 FILE = "MANIFEST.json"
 #: Changed when older raytf could not read what newer raytf writes.
 VERSION = 2
+
+_MANIFEST = reading.record({"body": reading.record({"version": reading.whole}), "crc32": reading.whole})
+
+
+def _file(value: Any) -> str | None:
+    """A file of the checkpoint's own folder, whatever the manifest says."""
+    is_plain = isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
+    return None if is_plain else "is no name of a file"
+
+
+def _best(value: Any) -> str | None:
+    """A metric and its value."""
+    is_pair = isinstance(value, list) and len(value) == 2
+    return None if is_pair and not (reading.text(value[0]) or reading.number(value[1])) else "is no metric with a value"
+
+
+_DOCUMENT = reading.record(
+    {},
+    {
+        "identity": reading.values(reading.text),
+        "history": reading.each(reading.record({}, {"epoch": reading.whole, "step": reading.whole})),
+        "train_seconds": reading.finite,
+        "imbalance_seconds": reading.finite,
+        "stopped_early": reading.flag,
+        "durable_step": reading.optional(reading.whole),
+        "best": reading.optional(_best),
+        "callbacks": reading.values(reading.values(reading.anything)),
+    },
+)
+
+
+def _body(crc: str) -> reading.Shape:
+    share = {"file": _file, "bytes": reading.whole, crc: reading.whole, "names": reading.each(reading.text)}
+    fields = {"step": reading.whole, "shares": reading.each(reading.record(share)), "document": _DOCUMENT}
+    return reading.record(fields)
+
+
+#: By the version of the format; what is said to be older than the first is taken for that.
+_BODIES = {0: _body("crc32"), 1: _body("crc32"), 2: _body("crc32c")}
 
 
 @dataclass(frozen=True)
@@ -82,37 +122,22 @@ def read(run: Storage, name: str) -> dict[str, Any]:
         CheckpointError: the manifest is damaged.
         RunMismatchError: it is of a newer raytf.
     """
-    data = run.get(f"{FOLDER}/{name}/{FILE}")
+    where = f"{FOLDER}/{name}/{FILE}"
     try:
-        manifest = json.loads(data)
-        body, crc = manifest["body"], manifest["crc32"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({error}).") from error
-    if zlib.crc32(dump(body)) != crc:
+        manifest = reading.parse(run.get(where, reading.LARGE), where, _MANIFEST)
+    except DamagedFileError as error:
+        raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({error.reason}).") from error
+    body = manifest["body"]
+    if zlib.crc32(dump(body)) != manifest["crc32"]:
         raise CheckpointError(f"checkpoint {name}: the manifest's checksum is wrong.")
-    if not isinstance(body, dict) or not isinstance(body.get("version"), int):
-        raise CheckpointError(f"checkpoint {name}: the manifest cannot be read (no version).")
     if body["version"] > VERSION:
         raise RunMismatchError(
             f"checkpoint {name} was written by a newer raytf (format {body['version']}; this one reads up to "
             f"{VERSION}). Update raytf."
         )
-    wrong = _wrong_field(body)
+    wrong = _BODIES[min(body["version"], VERSION)](body)
     if wrong:
         raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({wrong}).")
     if body["step"] != policy.split_name(name)[0]:
         raise CheckpointError(f"checkpoint {name}: the manifest is that of another checkpoint, of step {body['step']}.")
     return body
-
-
-def _wrong_field(body: dict[str, Any]) -> str | None:
-    kinds = {"step": int, "shares": list, "document": dict}
-    for field, kind in kinds.items():
-        if not isinstance(body.get(field), kind):
-            return f"{field} is no {kind.__name__}"
-    crc = "crc32" if body["version"] == 1 else "crc32c"
-    parts = {"file": str, "bytes": int, crc: int, "names": list}
-    for share in body["shares"]:
-        if not isinstance(share, dict) or not all(isinstance(share.get(part), kind) for part, kind in parts.items()):
-            return f"a share without file, bytes, {crc} or names"
-    return None

@@ -102,6 +102,13 @@ class Keeper:
         with self._lock:
             return self._held()
 
+    def newest(self, attempt: str) -> int | None:
+        """The newest step of which it holds an attempt's whole state. Who asks is of the run, which thus goes on."""
+        with self._lock:
+            self._seen_at = time.monotonic()
+            found = generations({"here": self._held()}, [attempt])
+            return found[0].step if found else None
+
     def read(self, path: str) -> np.ndarray:
         """The bytes of a slot, uint8 [n]."""
         with self._lock:

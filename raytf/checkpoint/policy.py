@@ -9,11 +9,21 @@ from dataclasses import dataclass
 
 #: The cadence where the user gives none.
 DEFAULT_EVERY_SECONDS = 30.0
+#: A group that went on from an earlier one's state saves after so many seconds, and then each time it is twice as old.
+YOUNG_SECONDS = 2.0
+#: Of a step in a name.
+_MOST_DIGITS = 15
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """When to save: after so many steps, so many seconds, or whichever comes first where both are given."""
+    """When to save: after so many steps, so many seconds, or whichever comes first where both are given.
+
+    It is the run's, not that of a group of workers: it counts from the newest state that is on storage, or on its way
+    there. A run of which nothing is on storage saves at once. After a restart another fault is likely soon, so that a
+    group which went on from an earlier one's state also saves while it is young: were faults more frequent than the
+    cadence, a run without memory would make the same steps for ever.
+    """
 
     every_steps: int | None
     every_seconds: float | None
@@ -24,13 +34,37 @@ class Cadence:
             every_seconds = DEFAULT_EVERY_SECONDS
         return cls(every_steps, every_seconds)
 
-    def is_due(self, step: int, seconds: float, saved_step: int, saved_seconds: float) -> bool:
-        """Whether to save after `step`, at time `seconds`, when the last save began as given."""
+    def is_due(
+        self,
+        step: int,
+        now: float,
+        saved_step: int | None,
+        saved_at: float,
+        restarted_at: float | None = None,
+        takes: float = 0.0,
+    ) -> bool:
+        """Whether to save after `step`, at time `now`, in seconds.
+
+        Args:
+            saved_step: of the newest state on storage, or on its way there; None for none.
+            saved_at: when the run was in that state; not before this group began.
+            restarted_at: when this group began, where it went on from an earlier one's state.
+            takes: seconds of a save, which is to end within the cadence.
+        """
+        if saved_step is None:
+            return step > 0
         if step <= saved_step:
             return False
+        age = now - saved_at
         by_steps = self.every_steps is not None and step // self.every_steps > saved_step // self.every_steps
-        by_time = self.every_seconds is not None and seconds - saved_seconds >= self.every_seconds
-        return by_steps or by_time
+        by_time = self.every_seconds is not None and age >= self.every_seconds - min(takes, self.every_seconds / 2)
+        is_young = restarted_at is not None and age >= max(YOUNG_SECONDS, saved_at - restarted_at)
+        return by_steps or by_time or is_young
+
+    @property
+    def most_pause(self) -> float:
+        """The most seconds between two tries of a save that fails: storage that is back is used within a cadence."""
+        return min(MOST_RETRY_SECONDS, max(DEFAULT_EVERY_SECONDS, self.every_seconds or 0.0))
 
 
 #: Seconds to the first new try after a save that failed, and the most between two tries.
@@ -44,15 +78,16 @@ def deadline(good_seconds: float) -> float:
     return max(DEADLINE_SECONDS, DEADLINE_FACTOR * good_seconds)
 
 
-def retry_pause(failures: int, chance: float) -> float:
+def retry_pause(failures: int, chance: float, most: float = MOST_RETRY_SECONDS) -> float:
     """Seconds to the next try after so many failures in a row: doubled with each, half of it by chance ("equal jitter",
     M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
 
     Args:
         failures: 1 or more.
         chance: in [0, 1).
+        most: seconds.
     """
-    return min(MOST_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(failures - 1, 32)) * (1 + chance) / 2
+    return min(most, RETRY_SECONDS * 2.0 ** min(failures - 1, 32)) * (1 + chance) / 2
 
 
 class Outage:
@@ -60,6 +95,7 @@ class Outage:
 
     Args:
         random: numbers in [0, 1).
+        most: seconds between two tries.
 
     Attributes:
         failures: in a row.
@@ -68,15 +104,15 @@ class Outage:
         why: the last failed.
     """
 
-    def __init__(self, random: Callable[[], float]):
-        self._random = random
+    def __init__(self, random: Callable[[], float], most: float = MOST_RETRY_SECONDS):
+        self._random, self._most = random, most
         self.failures, self.since, self.retry_at, self.why = 0, 0.0, float("-inf"), ""
 
     def fail(self, now: float, why: str) -> None:
         if not self.failures:
             self.since = now
         self.failures += 1
-        self.retry_at, self.why = now + retry_pause(self.failures, self._random()), why
+        self.retry_at, self.why = now + retry_pause(self.failures, self._random(), self._most), why
 
     def end(self) -> None:
         """A save is complete."""
@@ -180,7 +216,9 @@ def name_of(step: int, attempt: str, serial: int = 0) -> str:
 def split_name(name: str) -> tuple[int, str]:
     """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
     step, mark, attempt = name.partition("-")
-    return (int(step), attempt) if mark and step.isdigit() else (-1, name)
+    # Of other alphabets' digits int() takes some and refuses others; no run has steps of more than so many.
+    is_step = step.isascii() and step.isdecimal() and len(step) <= _MOST_DIGITS
+    return (int(step), attempt) if mark and is_step else (-1, name)
 
 
 def attempt_of(name: str) -> str:

@@ -11,7 +11,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raytf.command import EXIT_AGAIN, EXIT_REFUSED
+from raytf import endings
+from raytf.endings import Then
 
 #: Seconds before the first resubmission, doubled for each further one in a row, and the most.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
@@ -19,7 +20,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
 LASTING_SECONDS = 600.0
 #: A command that was taken once may be refused while the cluster comes back: so often in a row is enough.
 REFUSALS = 3
-_INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,17 @@ def _failed(sight: Sight) -> Decision:
         if sight.error == "RUNTIME_ENV_SETUP_FAILURE":
             return Decision(Move.FAILED, "Ray could not make the job's environment")
         return Decision(Move.RESUBMIT, f"Ray lost the job ({(sight.error or 'no reason given').lower()})")
-    if code == EXIT_AGAIN:
-        return Decision(Move.RESUBMIT, "the job lost Ray, or its run is still another process's")
-    if code == EXIT_REFUSED:
-        return Decision(Move.REFUSED, "the job was refused (exit code 2)")
-    if code in (-signal.SIGINT, _INTERRUPTED):
-        return Decision(Move.STOPPED, "somebody interrupted the job")
-    # A shell tells a signal that ended its command by 128 and more.
-    number = -code if code < 0 else code - 128 if code > 128 else None
-    if number in signal.valid_signals():
-        return Decision(Move.RESUBMIT, f"the job's driver was killed ({_name(number)})")
+    match endings.of_code(code).then:
+        case Then.AGAIN if code == endings.AGAIN.code:
+            why = "the job lost Ray or its storage, or its run is still another process's"
+            return Decision(Move.RESUBMIT, why)
+        case Then.AGAIN:
+            # A shell tells a signal that ended its command by 128 and more.
+            return Decision(Move.RESUBMIT, f"the job's driver was killed ({_name(-code if code < 0 else code - 128)})")
+        case Then.REFUSED:
+            return Decision(Move.REFUSED, f"the job was refused (exit code {code})")
+        case Then.STOPPED:
+            return Decision(Move.STOPPED, "somebody interrupted the job")
     return Decision(Move.FAILED, f"the job failed (exit code {code})")
 
 

@@ -35,7 +35,8 @@ class Export:
     module: tuple[str, ...] = ()
     """Files or modules that register the model's own layers, imported before the model is made again."""
     trust: bool = False
-    """Run the Python code of Lambda layers that the run has kept."""
+    """Run code that the configuration of the run's model holds, as of Lambda layers; layers that read files are refused
+    all the same."""
     json: bool = False
     """Print JSON instead of text."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,11 @@ class Report:
 def main(flags: Report) -> None:
     """Run the command."""
     run = history.load(flags.run)
-    steps = None
-    with contextlib.suppress(StorageError):  # a page without that curve is better than none
+    steps, problems = None, list(run.problems)
+    try:
         steps = runlog.read_steps(flags.run)
+    except StorageError as error:  # a page without that curve is better than none
+        problems.append(str(error))
     page = draw(run, steps)
     try:
         Path(flags.html).expanduser().write_text(page, encoding="utf-8", errors="backslashreplace")
@@ -37,4 +39,6 @@ def main(flags: Report) -> None:
         raise ConfigError(
             f"--html {flags.html} cannot be written: {error.strerror or error}. Give a file in a folder that exists."
         ) from error
+    for problem in problems:
+        say(f"damaged: {problem}", file=sys.stderr)
     say(f"{flags.html}: {len(page) / 1024:,.0f} KiB, {len(run.happenings)} events")

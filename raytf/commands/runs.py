@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import tyro
 
 from raytf import inventory
-from raytf.commands.table import age_text, show, size_text
+from raytf.commands.table import age_text, show, size_text, strict
 from raytf.inventory import Run
 from raytf.storage import PREFLIGHT_SECONDS, Storage, within
 from raytf.terminal import say
@@ -31,14 +31,28 @@ def main(flags: Runs) -> None:
     storage = Storage(flags.storage)
     within(PREFLIGHT_SECONDS, lambda: _look(storage), storage.locate(""))
     found = inventory.survey(storage, lambda message: say(message, file=sys.stderr))
-    now = time.time()
     if flags.json:
-        print(json.dumps([asdict(run) | {"state": run.state.value} for run in found], indent=1))
+        print(document(found))
     elif found:
-        columns = ("run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed")
-        show(columns, [_row(run, now) for run in found])
+        listing(found, time.time())
     else:
         say(f"no runs in {storage.locate('')}")
+
+
+def document(found: Sequence[Run]) -> str:
+    """Runs as JSON."""
+    return strict([asdict(run) | {"state": run.state.value} for run in found])
+
+
+def listing(found: Sequence[Run], now: float) -> None:
+    """Print runs as a table; what is damaged has a column of its own where something is.
+
+    Args:
+        now: seconds of the epoch.
+    """
+    columns = ("run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed")
+    damaged = ("problems",) if any(run.problems for run in found) else ()
+    show((*columns, *damaged), [(*_row(run, now), *("; ".join(run.problems) for _ in damaged)) for run in found])
 
 
 def _look(storage: Storage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raytf import history, phases
+from raytf.commands.table import strict
 from raytf.history import Happening, History
 from raytf.ledger import CATEGORIES
 from raytf.progress import clock_text
@@ -40,7 +40,7 @@ def main(flags: Show) -> None:
     """Run the command."""
     run = history.load(flags.run)
     if flags.json:
-        print(json.dumps(document(run), indent=1))
+        print(strict(document(run)))
         return
     console = Console(highlight=False)
     show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH))
@@ -66,6 +66,7 @@ def document(run: History) -> dict[str, Any]:
         "restarts": [
             {**asdict(r), "time": r.time - run.begin, "seconds": r.seconds} for r in run.restarts if not r.is_first
         ],
+        "problems": list(run.problems),
         "events": [{**asdict(h), "time": h.time - run.begin} for h in run.happenings],
     }
 
@@ -81,7 +82,9 @@ def show(run: History, console: Console) -> None:
         console.print(_restarts(run))
     if run.happenings:
         console.print(_events(run))
-    if not run.events:
+    for problem in run.problems:
+        console.print(Text(f"damaged: {problem}"), soft_wrap=True)
+    if not run.events and not run.problems:
         console.print("this run has no ledger: it was made by a version of raytf that did not write one")
 
 

@@ -41,7 +41,7 @@ def main(flags: Verify) -> None:
         print(json.dumps(_document(findings, chosen), indent=1))
     else:
         _print(findings, chosen)
-    sys.exit(1 if chosen is None or any(f.state is State.DAMAGED for f in findings) else 0)
+    sys.exit(1 if chosen is None or any(f.state in (State.DAMAGED, State.NEWER) for f in findings) else 0)
 
 
 def _check_that_it_is_a_run(run: Storage) -> None:
@@ -50,6 +50,7 @@ def _check_that_it_is_a_run(run: Storage) -> None:
             f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
             "lists them."
         )
+    # What is no folder is damage, and said with its reason.
     if not run.list(manifest.FOLDER) and not run.list(runlog.ATTEMPTS) and not run.exists(LEASE_FILE):
         raise ConfigError(
             f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
@@ -66,7 +67,10 @@ def _print(findings: list[Finding], chosen: Finding | None) -> None:
     rows = [(f.name, str(f.step), size_text(f.bytes), f.state.value, "; ".join(f.problems)) for f in findings]
     if rows:
         show(("checkpoint", "step", "size", "state", "problems"), rows)
-    if chosen is not None:
+    newer = next((f for f in findings if f.state is State.NEWER), None)
+    if newer is not None and (chosen is None or newer.step >= chosen.step):
+        say(f"a resume is refused: checkpoint {newer.name} was {newer.problems[0]}")
+    elif chosen is not None:
         say(f"a resume restores step {chosen.step} from {chosen.name}")
     elif any(f.state is State.DAMAGED for f in findings):
         say("a resume restores nothing: no checkpoint is whole")

@@ -29,6 +29,8 @@ from raytf.versions import Version
 
 #: What reading takes beside workers, by Ray Data's default.
 _READING_CPUS = 1.0
+#: Of a saved_model.pb: protobuf takes no more.
+_GRAPH_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -226,4 +228,4 @@ def _signature_of(models: Storage, version: Version) -> Signature:
     from raytf.saved_model import signatures_of
 
     graph = next(name for name in versions.GRAPHS if name in version.sizes)
-    return _signature(signatures_of(graph, models.get(f"{version.name}/{graph}")))
+    return _signature(signatures_of(graph, models.get(f"{version.name}/{graph}", _GRAPH_BYTES)))

@@ -36,7 +36,7 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
     Args:
         steps: of `raytf.read_steps`; the running loss of the ledger is drawn where there are none.
     """
-    parts = [_header(run), _tiles(run)]
+    parts = [_header(run), _problems(run), _tiles(run)]
     timeline, data = _timeline(run, steps)
     parts += [timeline, _account(run), _restarts(run), _events(run)]
     file = resources.files("raytf.report").joinpath
@@ -76,6 +76,14 @@ def _header(run: History) -> str:
         f'<header><h1>{escape(run.name)}</h1><span class="state {escape(run.state)}">{escape(run.state)}</span>{why}'
         f'<div class="place">{escape(run.place)}{began}</div></header>'
     )
+
+
+def _problems(run: History) -> str:
+    """What of the run could not be read, and is not on the page."""
+    if not run.problems:
+        return ""
+    rows = "".join(f"<li>{escape(problem)}</li>" for problem in run.problems)
+    return f"<section><h2>Damaged files</h2><p>What they held is not on this page.</p><ul>{rows}</ul></section>"
 
 
 def _tiles(run: History) -> str:

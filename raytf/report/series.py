@@ -10,10 +10,13 @@ import numpy as np
 
 from raytf.ages import TIERS, Ages
 from raytf.ledger import CATEGORIES, Event, Span
+from raytf.reading import number
 
 #: Points of a curve, and pieces of a band, at most; and into how many even ones more are put.
 MOST_POINTS, MOST_PIECES, _EVEN = 2000, 400, 200
 _TRAINING = ("training", "redone")
+#: Losses beyond this are as good as infinite: sums and shares of them would be.
+_MOST_LOSS = 1e100
 
 
 @dataclass(frozen=True)
@@ -93,14 +96,18 @@ def world(spans: Sequence[Span]) -> list[tuple[float, int]]:
     return [*changes, (spans[-1].end, changes[-1][1])] if changes else []
 
 
-def times_of_steps(spans: Sequence[Span], last: int) -> np.ndarray:
-    """When each step was made, the last time that it was, [last + 1]; NaN where nobody knows."""
-    times = np.full(last + 1, np.nan)
+def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
+    """When each of some steps was made, the last time that it was; NaN where nobody knows.
+
+    Args:
+        steps: that go up, [n]; the memory that this takes depends on their number alone.
+    """
+    times = np.full(len(steps), np.nan)
     for span in spans:
-        first, end = span.first_step, min(span.last_step, last)
-        if span.category in _TRAINING and end > first:
-            share = np.arange(1, end - first + 1) / (span.last_step - first)
-            times[first + 1 : end + 1] = span.begin + share * span.seconds
+        if span.category in _TRAINING and span.last_step > span.first_step:
+            begin, end = np.searchsorted(steps, (span.first_step, span.last_step), side="right")
+            share = (steps[begin:end] - span.first_step) / (span.last_step - span.first_step)
+            times[begin:end] = span.begin + share * span.seconds
     return times
 
 
@@ -111,16 +118,16 @@ def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, 
         steps, losses: global steps (from 1) and their losses, [n].
         most: points of the curve.
     """
-    times = times_of_steps(spans, int(steps[-1]) if len(steps) else 0)[steps]
-    known = np.isfinite(times) & np.isfinite(losses)
+    times = times_of_steps(spans, steps)
+    known = np.isfinite(times) & (np.abs(losses) < _MOST_LOSS)  # false for NaN
     return _thin(times[known], losses[known], steps[known], most)
 
 
 def loss_of_events(events: Sequence[Event], most: int = MOST_POINTS) -> Curve:
     """The running loss that the signs of life carried, for a run that has not written that of its steps."""
-    found = [(e["time"], e["loss"], e.get("step") or 0) for e in events if isinstance(e.get("loss"), (int, float))]
+    found = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
     times, losses, steps = np.array(found, np.float64).reshape(-1, 3).T
-    known = np.isfinite(losses)
+    known = np.abs(losses) < _MOST_LOSS  # false for NaN
     return _thin(times[known], losses[known], steps[known], most)
 
 
@@ -155,6 +162,8 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     if high <= low:
         return [low]
     raw = (high - low) / max(1, most)
+    if raw < max(abs(low), abs(high)) * 1e-12 or raw < 1e-290:  # floats between them are too few
+        return [low]
     size = 10.0 ** np.floor(np.log10(raw))
     unit = next(size * k for k in (1, 2, 5, 10) if size * k >= raw * 0.999)
     first = np.ceil(low / unit - 1e-9) * unit

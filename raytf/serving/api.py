@@ -12,8 +12,7 @@ import json
 import math
 import re
 import urllib.parse
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -21,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import one_line
+from raytf.serving.numbers import take_numbers
 from raytf.serving.refusals import Refusal, bad, excerpt
-from raytf.serving.tensors import of_columns, of_rows, plain, tensor
+from raytf.serving.tensors import of_columns, of_rows, tensor
+from raytf.serving.writing import text_of, text_of_rows
 from raytf.signature import DEFAULT, Signature, records, shape_text
 
 _PLACE = r"(?:/versions/(?P<version>[0-9]{1,19})|/labels/(?P<label>[^/:]+))?"
@@ -31,6 +32,8 @@ _LOOK = re.compile(rf"/v1/models/(?P<model>[^/:]+){_PLACE}(?P<verb>/metadata)?",
 HEALTH = "/healthz"
 #: An example with more numbers than that is computed, not written out.
 _SHORT = 8
+#: In a body above that, plain arrays of numbers are read without a Python object for each of them.
+_LARGE = 128 << 10
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ def is_allowed(header: str | None, digest: str | None) -> bool:
     return hmac.compare_digest(given, digest) and scheme.lower() == "bearer"
 
 
+def no_such_model(asked: str, served: str) -> Refusal:
+    """The answer where a path names another model."""
+    return Refusal(HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({asked}). Served: {served}.")
+
+
 def check_size(size: int, limit: int) -> None:
     """Refuse a body above the limit.
 
@@ -111,26 +119,7 @@ def check_size(size: int, limit: int) -> None:
         )
 
 
-def unpack(body: bytes, encoding: str | None, limit: int) -> bytes:
-    """A body as it was before it was compressed.
-
-    Raises:
-        Refusal: it is too large, broken, or compressed in another way than by gzip.
-    """
-    if encoding in (None, "", "identity"):
-        return body
-    if encoding != "gzip":
-        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Encoding {encoding} is not known. Expected gzip.")
-    unzip = zlib.decompressobj(31)
-    try:
-        plain = unzip.decompress(body, limit + 1)
-    except zlib.error as error:
-        raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is no gzip: {error}") from error
-    check_size(len(plain), limit)
-    return plain
-
-
-def parse(body: bytes, signatures: Mapping[str, Signature]) -> Call:
+def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Call:
     """The tensors of a predict request.
 
     Raises:
@@ -161,9 +150,24 @@ def respond(outputs: Mapping[str, np.ndarray], call: Call) -> bytes:
     Raises:
         Refusal: the outputs do not come in rows, as was asked for.
     """
+    return b"".join(answer(outputs, call))
+
+
+def answer(outputs: Mapping[str, np.ndarray], call: Call) -> Iterator[bytes]:
+    """The answer to a predict request, a little at a time.
+
+    Raises:
+        Refusal: the outputs do not come in rows, as was asked for.
+    """
+    single = next(iter(outputs)) if len(outputs) == 1 else None
     if not call.is_row:
-        columns = {name: plain(name, value) for name, value in outputs.items()}
-        return _json({"outputs": columns if len(columns) > 1 else next(iter(columns.values()))})
+        yield b'{"outputs": '
+        for i, (name, value) in enumerate(outputs.items()):
+            if single is None:
+                yield f"{', ' if i else '{'}{json.dumps(name)}: ".encode()
+            yield from text_of(name, value)
+        yield b"}" if single is not None else b"}}"
+        return
     rows = call.records
     for name, value in outputs.items():
         if value.ndim == 0 or len(value) != rows:
@@ -171,13 +175,12 @@ def respond(outputs: Mapping[str, np.ndarray], call: Call) -> bytes:
                 f"Tensor name: {name} has no row for each of the {rows} instances, its shape is "
                 f"{shape_text(value.shape)}. Use 'inputs' instead of 'instances'."
             )
-    columns = {name: plain(name, value) for name, value in outputs.items()}
-    if len(columns) == 1:
-        return _json({"predictions": next(iter(columns.values()))})
-    return _json({"predictions": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]})
+    yield b'{"predictions": '
+    yield from text_of(single, outputs[single]) if single is not None else text_of_rows(outputs)
+    yield b"}"
 
 
-def refuse_examples(verb: str, body: bytes, signatures: Mapping[str, Signature]) -> Refusal:
+def refuse_examples(verb: str, body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Refusal:
     """The answer to a classify or regress request, which takes models of tf.Example; those of Keras are none."""
     name = _document(body).get("signature_name") or DEFAULT
     signature = signatures.get(name) if isinstance(name, str) else None
@@ -251,18 +254,19 @@ def example(signature: Signature, url: str, header: str = "") -> str:
     return f"python -c 'import json; print(json.dumps({{\"instances\": [{row}]}}))' | curl -s {given}-d @- {url}"
 
 
-def _document(body: bytes) -> dict[str, Any]:
+def _document(body: bytes | bytearray) -> dict[str, Any]:
     if not body:
         raise bad("JSON Parse error: The document is empty")
+    text, put_back = take_numbers(body) if len(body) > _LARGE else (body, None)
     try:
-        document = json.loads(body)
+        document = json.loads(text)
     except RecursionError:
         raise bad("JSON Parse error: lists are nested too deeply") from None
     except ValueError as error:  # UnicodeDecodeError is one
         raise bad(f"JSON Parse error: {one_line(error, 200)}") from error
     if not isinstance(document, dict):
         raise bad(f"JSON Value: {excerpt(document)} Is not object")
-    return document
+    return document if put_back is None else put_back(document)
 
 
 def _json(document: Any, indent: int | None = None) -> bytes:

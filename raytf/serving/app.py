@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import ray
 from ray import serve
-from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.config import ControllerOptions, HTTPOptions, ProxyLocation
 from ray.serve.schema import LoggingConfig
 
 from raytf import quiet
 from raytf.connecting import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
+from raytf.serving import front
 from raytf.serving.replica import Replica, Settings, load_once
 from raytf.signals import told_to_stop
 
@@ -137,6 +138,8 @@ def _begin(plan: Plan) -> bool:
         serve.start(
             proxy_location=location,
             http_options=HTTPOptions(host=plan.host, port=plan.port),
+            # Proxies inherit the controller's environment: that is how they come by what stands before them.
+            controller_options=ControllerOptions(runtime_env={"env_vars": {front.VARIABLE: front.PLACE}}),
             logging_config=LoggingConfig(log_level="INFO" if plan.verbose else "WARNING", enable_access_log=False),
         )
     except Exception as error:  # a TimeoutError, or whatever the proxy's process died of

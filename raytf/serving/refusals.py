@@ -27,6 +27,8 @@ def excerpt(value: Any, limit: int = 80) -> str:
         text = one_line(json.dumps(value))
     except RecursionError:
         text = "lists that are nested too deeply"
+    except TypeError:
+        text = "lists of numbers"  # that are in arrays already
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import threading
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 from ray import serve
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from raytf import quiet
 from raytf.errors import ModelError
-from raytf.serving import api
+from raytf.serving import api, exchange
 from raytf.serving.api import Call
 from raytf.serving.choice import Policy
-from raytf.serving.refusals import Refusal
+from raytf.serving.limits import Room
+from raytf.serving.refusals import Refusal, bad
+from raytf.serving.spool import Disk, Spool
 from raytf.signature import DEFAULT
 
 _log = logging.getLogger("ray.serve")
-#: What is read, for so long, of a body that is refused unread.
-_DRAIN_BYTES, _DRAIN_SECONDS = 256 << 20, 5.0
+#: Bytes of tensors that are given to the model, or written as an answer, at once.
+_MOST_AT_ONCE = 256 << 10
+#: An answer of fewer bytes of tensors is not worth a thread.
+_LITTLE = 16 << 10
+#: Bytes of an answer on disk.
+_MOST_ANSWER = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ def _records(items: list[_Item]) -> int:
     return sum(item.size for item in items)
 
 
+class _TooMuch(Exception):
+    """The answer is too large to be given at once."""
+
+
 @serve.deployment
 class Replica:
     """Answers requests with the versions that it has loaded; follows the folder of versions by itself."""
@@ -96,6 +108,8 @@ class Replica:
         self._settings = settings
         self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
         self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
+        #: Of large bodies; with what is made of them they take a few times as much.
+        self._room = Room(settings.max_body_bytes)
         self._shelf = Shelf(settings.models, settings.name, settings.policy, settings.threads, _log.info)
         first_load(self._shelf)
         self._stop = threading.Event()
@@ -107,17 +121,29 @@ class Replica:
         """Ray Serve wants it where an application says who has deployed it; a replica does not care."""
 
     async def __call__(self, request: Request) -> Response:
+        if exchange.FRONT not in request.headers:
+            # Its limits are what keeps a client from stopping all others.
+            text = (
+                "Ray Serve on this cluster was not started by raytf serve. End it with `serve shutdown`, start again."
+            )
+            return Response(api.failure(text), HTTPStatus.SERVICE_UNAVAILABLE, media_type="application/json")
+        if request.url.path == exchange.SETTINGS:
+            return Response(json.dumps(self._told()), media_type="application/json")
+        if exchange.LARGE in request.headers:
+            return StreamingResponse(self._in_pieces(request))
+        again = None
         try:
             data = await self._answer(request)
             code = HTTPStatus.OK
         except Refusal as refusal:
             data, code = api.failure(str(refusal)), refusal.status
-            await _drain(request)
         except ClientDisconnect:
             data, code = api.failure("The client has gone."), HTTPStatus.BAD_REQUEST
         except ModelError as error:
             data, code = api.failure(str(error)), HTTPStatus.BAD_REQUEST
-        headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else None
+        except _TooMuch:
+            data, code, again = b"", HTTPStatus.OK, {exchange.AGAIN: "1"}
+        headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else again
         return Response(data, code, headers, media_type="application/json")
 
     def example(self, url: str) -> str:
@@ -127,60 +153,134 @@ class Replica:
         header = "" if self._settings.token_sha256 is None else "Authorization: Bearer TOKEN"
         return api.example(signature, url, header)
 
+    def _told(self) -> dict[str, Any]:
+        """What a proxy has to know, see `front.Served`."""
+        settings = self._settings
+        version, _ = self._shelf.get(None)
+        return {
+            "name": settings.name,
+            "max_body_bytes": settings.max_body_bytes,
+            "token_sha256": settings.token_sha256,
+            "health": api.healthy(settings.name, version).decode(),
+        }
+
     async def _answer(self, request: Request) -> bytes:
         settings = self._settings
         if request.url.path == api.HEALTH:
             version, _ = self._shelf.get(None)
             return api.healthy(settings.name, version)
+        route = self._route(request)
+        if route.verb == "status":
+            return api.status(self._shelf.states(route.version))
+        version, model = self._shelf.get(route.version)
+        if route.verb == "metadata":
+            return api.metadata(settings.name, version, model.definition)
+        body = await request.body()
+        call = self._call(route, body, model)
+        outputs = await self._outputs(model, call)
+        weight = _weight(outputs)
+        if weight > _MOST_AT_ONCE:
+            raise _TooMuch
+        return api.respond(outputs, call) if weight < _LITTLE else await asyncio.to_thread(api.respond, outputs, call)
+
+    def _route(self, request: Request) -> api.Route:
+        settings = self._settings
         if not api.is_allowed(request.headers.get("authorization"), settings.token_sha256):
             raise Refusal(
                 HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token."
             )
         route = api.route(request.method, request.url.path)
         if route.model != settings.name:
-            raise Refusal(
-                HTTPStatus.NOT_FOUND, f"Servable not found for request: Latest({route.model}). Served: {settings.name}."
-            )
-        if route.verb == "status":
-            return api.status(self._shelf.states(route.version))
-        version, model = self._shelf.get(route.version)
-        if route.verb == "metadata":
-            return api.metadata(settings.name, version, model.definition)
-        body = await self._body(request)
+            raise api.no_such_model(route.model, settings.name)
+        return route
+
+    def _call(self, route: api.Route, body: bytes | bytearray, model: Any) -> Call:
         if route.verb != "predict":
             raise api.refuse_examples(route.verb, body, model.signatures)
-        call = api.parse(body, model.signatures)
-        found = await self._run(_Item(model, call, settings.batch_size))
+        return api.parse(body, model.signatures)
+
+    async def _in_pieces(self, request: Request) -> AsyncIterator[bytes]:
+        """The answer to a request that is large, or whose answer is; see exchange."""
+        size = int(request.headers[exchange.LARGE])
+        stream = request.stream()
+        with Spool(Disk(_MOST_ANSWER)) as answer, contextlib.suppress(ClientDisconnect, StopAsyncIteration):
+            async with self._room.hold(size):
+                body = bytearray()
+                async for message in exchange.take_body(stream, size, body):
+                    yield message
+                try:
+                    await self._answer_large(request, body, answer)
+                    code = HTTPStatus.OK
+                except Refusal as refusal:
+                    code, text = refusal.status, str(refusal)
+                except ModelError as error:
+                    code, text = HTTPStatus.BAD_REQUEST, str(error)
+                if code != HTTPStatus.OK:
+                    answer.clear()
+                    answer.write(api.failure(text))
+            async for message in exchange.give_answer(stream, code, answer):
+                yield message
+
+    async def _answer_large(self, request: Request, body: bytearray, answer: Spool) -> None:
+        route = self._route(request)
+        _, model = self._shelf.get(route.version)
+        # A little at a time, in a thread: other requests are answered meanwhile.
+        call = await asyncio.to_thread(self._call, route, body, model)
+        body.clear()
+        outputs = await self._outputs(model, call)
+
+        def write() -> None:
+            for part in api.answer(outputs, call):
+                answer.write(part)
+
+        await asyncio.to_thread(write)
+
+    async def _outputs(self, model: Any, call: Call) -> dict[str, np.ndarray]:
+        """Outputs of the model; of a large call a part at a time, so that those of others come between."""
+        found: dict[str, np.ndarray] = {}
+        records = call.records or 0
+        for begin, end in parts(call, self._settings.batch_size):
+            inputs = {name: array[begin:end] for name, array in call.inputs.items()}
+            outputs = await self._run_one(model, replace(call, inputs=inputs))
+            if any(value.ndim == 0 or len(value) != end - begin for value in outputs.values()):
+                break  # no row of output for each of input after all
+            for name, value in outputs.items():
+                if name not in found:
+                    found[name] = np.empty((records, *value.shape[1:]), value.dtype)
+                elif value.shape[1:] != found[name].shape[1:]:
+                    raise bad(f"Tensor name: {name} has rows of different shapes. Send fewer instances at a time.")
+                found[name][begin:end] = value
+        else:
+            if found:
+                return found
+        return await self._run_one(model, call)
+
+    async def _run_one(self, model: Any, call: Call) -> dict[str, np.ndarray]:
+        found = await self._run(_Item(model, call, self._settings.batch_size))
         if isinstance(found, Exception):
             raise found
-        return api.respond(found, call)
-
-    async def _body(self, request: Request) -> bytes:
-        limit = self._settings.max_body_bytes
-        length = request.headers.get("content-length", "")
-        if length.isascii() and length.isdigit():
-            api.check_size(int(length), limit)
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            api.check_size(size, limit)
-            parts.append(part)
-        return api.unpack(b"".join(parts), request.headers.get("content-encoding"), limit)
+        return found
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, batch_size_fn=_records)
     async def _run(self, items: list[_Item]) -> list[Any]:
         return await asyncio.to_thread(run_batch, items)
 
 
-async def _drain(request: Request) -> None:
-    """Read what a refused client still sends, within limits: one that is cut off while it sends sees no answer."""
-    read = 0
-    with contextlib.suppress(ClientDisconnect, RuntimeError, TimeoutError):  # it has gone, all was read, it is slow
-        async with asyncio.timeout(_DRAIN_SECONDS):
-            async for part in request.stream():
-                read += len(part)
-                if read > _DRAIN_BYTES:
-                    break
+def parts(call: Call, batch_size: int) -> list[tuple[int, int]]:
+    """From and to which record a large call is given to the model at once; none where it is given as it is."""
+    records, size = call.records, sum(array.nbytes for array in call.inputs.values())
+    if not records or not call.signature.is_batched or size <= _MOST_AT_ONCE:
+        return []
+    step = max(1, batch_size, records * _MOST_AT_ONCE // size)
+    return [(at, min(at + step, records)) for at in range(0, records, step)] if step < records else []
+
+
+def _weight(outputs: dict[str, np.ndarray]) -> int:
+    """About how many bytes of memory an answer takes while it is written."""
+    numbers = sum(value.nbytes for value in outputs.values() if value.dtype.kind != "O")
+    return numbers + sum(
+        len(text) for value in outputs.values() if value.dtype.kind == "O" for text in value.ravel().tolist()
+    )
 
 
 def load_once(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Tensors of a request from its JSON values, and JSON values of an answer's tensors, as TensorFlow Serving has them."""
+"""Tensors of a request from its JSON values, as TensorFlow Serving has them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from raytf.serving.numbers import Numbers
 from raytf.serving.refusals import bad, excerpt
 from raytf.signature import Signature, TensorSpec, shape_text
 
@@ -18,6 +19,10 @@ _MOST_DIMENSIONS = 64
 def of_rows(instances: Any, signature: Signature) -> dict[str, Any]:
     """Values of each input, of a list of instances."""
     names = set(signature.inputs)
+    if isinstance(instances, Numbers) and len(names) == 1:
+        return {next(iter(names)): instances}
+    if isinstance(instances, Numbers):
+        instances = [[]]  # lists, whatever is in them
     if not isinstance(instances, list):
         raise bad("Excepting 'instances' to be an list/array")
     if not instances:
@@ -66,7 +71,11 @@ def tensor(name: str, value: Any, spec: TensorSpec) -> np.ndarray:
     """A JSON value as the tensor that a signature wants."""
     if spec.dtype == "string":
         array = _strings(name, value)
+    elif isinstance(value, Numbers):
+        array = value.array(lambda some: _as(np.asarray(some), name, some, spec))
     else:
+        if isinstance(value, list) and any(isinstance(part, Numbers) for part in value):
+            value = [part.values() if isinstance(part, Numbers) else part for part in value]
         try:
             array = np.asarray(value)
         except (ValueError, RecursionError):
@@ -140,28 +149,3 @@ def _is_object(value: Any) -> bool:
 
 def _is_base64(value: Any) -> bool:
     return isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)
-
-
-def plain(name: str, value: np.ndarray) -> Any:
-    """A tensor as JSON values."""
-    if value.dtype.kind in "OSU":
-        plain = np.empty(value.shape, object)
-        for index in np.ndindex(value.shape):
-            plain[index] = _string(name, value[index])
-        return plain.tolist()
-    if value.dtype.kind == "V" or value.dtype.name in ("bfloat16", "float16"):
-        value = value.astype(np.float32)
-    if value.dtype == np.float32:
-        # The shortest number that is this float32, not all digits of the same number as a double.
-        value = value.astype("U").astype(np.float64)
-    return value.tolist()
-
-
-def _string(name: str, value: Any) -> Any:
-    data = value if isinstance(value, bytes) else str(value).encode()
-    if not name.endswith("_bytes"):
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            pass  # no text: as binary, then
-    return {"b64": base64.b64encode(data).decode()}

@@ -47,6 +47,8 @@ class StorageProxy:
         self._left: dict[tuple[str, str], int] = {}
         self._access_key: str | None = None
         self._refusal = ""
+        self._create = self._swap = "atomic"
+        self._knows_chunks = self._knows_batches = True
         self.writes = self.requests = self.failed = 0
         self.endpoint = ""
 
@@ -103,6 +105,19 @@ class StorageProxy:
         """Answer 403 with an error code of S3's to requests that another key signed, from now on; None accepts all."""
         self._access_key, self._refusal = access_key, code
 
+    def lack(self, create: str = "atomic", swap: str = "atomic", chunks: bool = True, batches: bool = True) -> None:
+        """Be a store that knows less than Amazon's, from now on.
+
+        Args:
+            create: what a write with If-None-Match comes to: `atomic`, as the server behind does it; `refused` with 501
+                (OpenStack Swift 2.30, and `swap` in 2.38, too); `overlooked`, as if there were no condition; or `racy`:
+                it looks first and writes then (`create` in OpenStack Swift 2.38).
+            swap: likewise, with If-Match.
+            chunks: know uploads in chunks with a checksum behind them (aws-chunked); else 501.
+            batches: know lists of objects to delete; else 501.
+        """
+        self._create, self._swap, self._knows_chunks, self._knows_batches = create, swap, chunks, batches
+
     def down(self) -> None:
         """Close the connection of every request without an answer, until `up`."""
         self._is_down = True
@@ -121,6 +136,10 @@ class StorageProxy:
             _refuse(request, 403, self._refusal, "refused as the test wants it")
         elif self._fails(request) or self._is_unlucky(request):
             _refuse(request, 500, "InternalError", "injected fault")
+        elif why := self._unknown(request):
+            _refuse(request, 501, "NotImplemented", why)
+        elif not self._holds(request):
+            _refuse(request, 412, "PreconditionFailed", "At least one of the preconditions did not hold.")
         else:
             connection = http.client.HTTPConnection(self._target, timeout=120)
             try:
@@ -130,6 +149,41 @@ class StorageProxy:
                 request.close_connection = True  # as a server does that dies
             finally:
                 connection.close()
+
+    def _unknown(self, request: BaseHTTPRequestHandler) -> str:
+        """Why a store that lacks something refuses a request."""
+        conditions = ((self._create, "If-None-Match"), (self._swap, "If-Match"))
+        if request.command == "PUT" and any(
+            how == "refused" and header in request.headers for how, header in conditions
+        ):
+            return "Conditional object PUTs are not supported."
+        if not self._knows_chunks and "aws-chunked" in request.headers.get("Content-Encoding", ""):
+            return "Transferring payloads in multiple chunks using aws-chunked is not supported."
+        if not self._knows_batches and request.command == "POST" and urlsplit(request.path).query == "delete":
+            return "DeleteObjects is not supported."
+        return ""
+
+    def _holds(self, request: BaseHTTPRequestHandler) -> bool:
+        """Whether the conditions hold that the server behind is not asked for; they are removed."""
+        holds = True
+        for how, header in ((self._create, "If-None-Match"), (self._swap, "If-Match")):
+            wanted = request.headers.get(header)
+            if request.command != "PUT" or wanted is None or how not in ("overlooked", "racy"):
+                continue
+            del request.headers[header]
+            if how == "racy":
+                found = self._version(request.path, request.headers.get("Authorization", ""))
+                holds = found is None if header == "If-None-Match" else found == wanted
+        return holds
+
+    def _version(self, path: str, authorization: str) -> str | None:
+        connection = http.client.HTTPConnection(self._target, timeout=120)
+        try:
+            # As the request was signed, which is for another one: a server that looks closely refuses it.
+            connection.request("HEAD", path, headers={"Authorization": authorization})
+            return connection.getresponse().getheader("ETag")
+        finally:
+            connection.close()
 
     def _is_unlucky(self, request: BaseHTTPRequestHandler) -> bool:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from raytf.command import EXIT_AGAIN
+from raytf.checkpoint import manifest
+from raytf.command import EXIT_AGAIN, EXIT_FAILED, EXIT_REFUSED
+from tests.laws.mutations import signed
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
 
 FAULTY = Path(__file__).parent / "jobs" / "faulty.py"
@@ -42,7 +45,7 @@ def refused(run, code: int = 2) -> str:
 )
 def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[str, ...]):
     run = start_there(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1)
-    line = refused(run)
+    line = refused(run, EXIT_FAILED if fault == "nan" else EXIT_REFUSED)
     for word in words:
         assert word in line, line
 
@@ -122,6 +125,7 @@ def test_two_live_runs_of_one_name(start, tmp_path: Path):
     first.until(lambda: "epoch 2: " in first.output)
     first.process.send_signal(signal.SIGINT)
     assert first.ended() == 130
+    assert "interrupted: saved\n" in first.output
     assert first.output.splitlines()[-1] == "interrupted; the same command goes on from the last checkpoint."
     assert not (tmp_path / "a" / "lease.json").exists()
 
@@ -139,7 +143,7 @@ def test_storage_that_does_not_answer(start, bucket: Bucket):
     with silent_server() as endpoint:
         began = time.monotonic()
         storage = f"s3://bucket/runs?endpoint_override={endpoint}&scheme=http"
-        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env))
+        line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env), EXIT_AGAIN)
     assert "did not answer within" in line
     assert time.monotonic() - began < 25  # 20 s, and the start of Python on a loaded machine
 
@@ -183,3 +187,35 @@ def test_disk_full_while_saving_does_not_stop_training(start, tmp_path: Path):
         assert result_of(disk / "a")["steps"] > good[-1]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_hostile_folder_is_gone_on_from_or_refused_in_a_line(start_there, tmp_path: Path):
+    """What is small is replaced, the newest checkpoint that is whole is taken, and what leads elsewhere is refused."""
+    flags = ("--global-batch-size", 16, "--checkpoint-every-steps", 20, "--storage", tmp_path, "--run", "evil")
+    start_there(EVERYTHING, *flags, "--steps", 60).wait()
+    run = tmp_path / "evil"
+    assert manifests(run) == [20, 40, 60]
+    newest = max((run / "checkpoints").iterdir()) / manifest.FILE
+    body = json.loads(newest.read_text())["body"]
+    body["document"]["identity"] = ["a list"]
+    newest.write_text(signed(body))
+    (run / "result.json").write_text("[" * 5000)
+    (run / "lease.json").write_text('{"id": "x", "pid": "²", "boot": []}')
+    (run / "architecture.json").write_bytes(b'{"config": \xff')
+    (next((run / "attempts").iterdir())).write_text("7")
+    (run / "ledger" / "000000-a-0000.jsonl").write_text('{"time": NaN, "kind": []}\n' * 3)
+    (run / "checkpoints" / "²-a-0001").mkdir()
+
+    output = start_there(EVERYTHING, *flags, "--steps", 80).wait()
+
+    assert "restored step 40" in output
+    assert "identity" in output
+    assert "Traceback" not in output
+    assert result_of(run)["steps"] == 80
+
+    (tmp_path / "other").mkdir()
+    (run / "files").rename(tmp_path / "files")
+    (run / "files").symlink_to(tmp_path / "other")
+    said = refused(start_there(EVERYTHING, *flags, "--steps", 100))
+    assert "it is a link" in said
+    assert list((tmp_path / "other").iterdir()) == []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 import raytf
@@ -111,7 +114,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, print, (0, 1))
     snapshots.begin({"w": variable})
     deadline = time.monotonic() + PATIENCE
-    while snapshots.step is None:
+    while snapshots.copied is None:
         assert time.monotonic() < deadline
         snapshots.copy(0, {}, 0, dict, np.zeros((0, 4)))
     for step in (10, 20, 20, 20):
@@ -123,6 +126,74 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     assert [g.step for g in there] == [20, 10]
     assert snapshots.load(there[0]).tensors["w"].tolist() == [20] * 1000
     assert snapshots.load(there[1]).tensors["w"].tolist() == [10] * 1000
+    memory.dismiss(uri)
+
+
+def owner(path: str) -> int:
+    """The process that owns a slot."""
+    return int(path.split("/")[2])
+
+
+def until(condition, work=lambda: None) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        work()
+        time.sleep(0.02)
+
+
+def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path: Path):
+    import keras
+    import numpy as np
+
+    from raytf import keeping
+    from raytf.checkpoint import memory, policy
+    from raytf.snapshots import Snapshots
+    from tests.tf.ranks import Alone
+
+    uri, attempt, said = str(tmp_path / "run"), "20260101T000000.000-aaaaaa", []
+    monitor = driver.remote(num_cpus=0)(Monitor).remote()
+    variable = keras.Variable(np.zeros(1000, np.float32))
+    snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, said.append, (0, 1))
+
+    def copy(step: int) -> None:
+        variable.assign(np.full(1000, step, np.float32))
+        snapshots.copy(step, {}, 0, dict, np.zeros((0, 4)))
+
+    def held() -> list[policy.Generation]:
+        return policy.generations(memory.survey(uri, 30), {attempt})
+
+    snapshots.begin({"w": variable})
+    until(lambda: snapshots.is_empty)
+    assert snapshots.step is None
+    copy(10)
+    until(lambda: snapshots.step == 10, snapshots.look)
+    assert not snapshots.is_empty
+
+    # The rank's own mapping stays valid: what it copies now, nobody could restore.
+    (place,) = held()[0].holders.values()
+    os.kill(owner(place[0].path), signal.SIGKILL)
+    until(lambda: snapshots.step is None, lambda: copy(20))
+    until(lambda: snapshots.is_empty)  # another one is there, and all ranks are asked to copy
+    copy(30)
+    until(lambda: snapshots.step == 30, snapshots.look)
+    assert [g.step for g in held()] == [30]
+    assert snapshots.load(held()[0]).tensors["w"].tolist() == [30] * 1000
+    assert len(said) == 1
+    assert "is gone" in said[0]
+
+    # One that answers nobody holds nothing for anybody, and stands in the way of another one.
+    (place,) = held()[0].holders.values()
+    frozen = psutil.Process(owner(place[0].path))
+    frozen.suspend()
+    began = time.monotonic()
+    until(lambda: snapshots.step is None, snapshots.look)
+    assert time.monotonic() - began >= keeping.FRESH_SECONDS / 2
+    until(lambda: snapshots.is_empty, snapshots.look)
+    assert not frozen.is_running()
+    copy(40)
+    until(lambda: snapshots.step == 40, snapshots.look)
+    assert [g.step for g in held()] == [40]
     memory.dismiss(uri)
 
 

@@ -144,7 +144,7 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
             # A pod comes, in which `raytf watch` is the first process; SIGTERM ends it once the run has left.
             pod = cluster.add_node(under=[*RAYTF, "watch", "--notices", "off", "--grace-seconds", "90", "--"])
             job.until(lambda: moved(1), PATIENCE)
-            assert attempts(folder)[3]["from_step"] == saved < last_step()
+            assert saved <= attempts(folder)[3]["from_step"] < last_step()
             starts = 4
             other = cluster.add_node()
             told = time.monotonic()

@@ -43,6 +43,26 @@ DRIVER = """
 """
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, number: signal.Signals):
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    with Job([sys.executable, str(script), "save"], tmp_path / "log", environment()) as job:
+        job.until(lambda: "ready" in job.output, PATIENCE)
+        job.process.send_signal(number)
+        code, output = job.ended(60), job.output
+    assert "asked to save\n" in output
+    if number == signal.SIGINT:
+        assert "interrupted: saved\n" in output
+        assert (
+            output.splitlines()[-1] == "KeyboardInterrupt"
+        )  # as of any program in Python; raytf.cli has a line for it
+        assert code in (-signal.SIGINT, 128 + signal.SIGINT)
+    else:
+        assert output.endswith("left: the terminal is gone (SIGHUP), saved\n")
+        assert code == 128 + signal.SIGHUP
+
+
 @pytest.mark.parametrize(
     ("ranks", "result"), [("save", "saved"), ("none", "no workers train that could save"), ("stuck", None)]
 )

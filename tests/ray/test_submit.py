@@ -83,7 +83,7 @@ def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
 
 def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster: dict[str, str], tmp_path: Path):
     status = tmp_path / "status.json"
-    # Nothing is saved on the way.
+    # Nothing is saved on the way but for the first steps.
     flags = ("--run", "a", "--steps", 100_000, "--status-file", status, "--checkpoint-every-seconds", 3600)
     command = submission(cluster["dashboard"], tmp_path, *flags, submit=[*RAYTF, "submit"])
     with Job(command, tmp_path / "first.log", environment(RAY_AUTH_MODE="disabled"), status_file=status) as job:
@@ -102,13 +102,13 @@ def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster
         job.until(lambda: f"job {name} runs this command already" in job.output, PATIENCE)
         job.until(lambda: json.loads(status.read_text())["step"] > at, PATIENCE)
         job.until(lambda: "epoch 1: " in job.output, PATIENCE)  # the log, from its beginning
-        assert manifests(tmp_path / "a") == []
+        assert max(manifests(tmp_path / "a")) < 20
         job.process.send_signal(signal.SIGINT)
         told = time.monotonic()
         assert job.ended(120) == 130
         print(f"a job was stopped {time.monotonic() - told:.1f} s after Ctrl-C")
     assert "told to stop (SIGTERM): saved; the same command goes on" in job.output
-    (saved,) = manifests(tmp_path / "a")
+    saved = manifests(tmp_path / "a")[-1]
     assert saved > at
     assert raytf.read_steps(str(tmp_path / "a"))["step"][-1] == saved
     assert not (tmp_path / "a" / "lease.json").exists()

@@ -65,7 +65,7 @@ def test_a_search_that_was_killed_goes_on_and_tells_of_all_its_trials(
     asked = ["--search", "learning_rate=grid(0.01,1e-9)", "--search", "dropout=grid(0,2)", "--parallel", 1]
     asked += ["--scheduler", "asha", *ON_DIGITS, "--epochs", 40, "--checkpoint-every-steps", 30]
     first = search(*asked, **there)
-    first.until(lambda: len(manifests(folder / "trial-000")) > 0, PATIENCE)
+    first.until(lambda: manifests(folder / "trial-000")[-1:] >= [30], PATIENCE)
     os.kill(first.process.pid, signal.SIGKILL)
     first.ended()
     assert records(folder) == {}

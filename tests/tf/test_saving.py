@@ -32,7 +32,7 @@ class Memory:
 
     def __init__(self):
         self.copied: list[int] = []
-        self.is_sealed = True
+        self.is_sealed, self.is_empty = True, False
         self.settled = 0
 
     def wish(self, stop: int, step_seconds: float) -> float:
@@ -70,11 +70,12 @@ class SlowSaver(durable.Saver):
 class Run:
     """One rank that trains an epoch with each call, without Ray."""
 
-    def __init__(self, folder: str, state: TrainingState | None = None):
+    def __init__(self, folder: str, state: TrainingState | None = None, calls: int = 0):
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         self.storage, self.state, self.memory = Storage(folder), state or TrainingState(), Memory()
         self.saver = SlowSaver(self.storage, 0, 1, ATTEMPT, 1, print, goal=GOAL)
+        self.saver.calls = calls
         pulse = SimpleNamespace(doing=lambda activity: nullcontext())
         self.now = 0.0
         nothing = lambda *_, **__: None  # noqa: E731
@@ -158,6 +159,39 @@ def test_memory_keeps_the_best_state_until_storage_has_it():
         again.saving.finish()
         assert again.kept == [3, 1]
         assert again.memory.copied[-1] == 3
+
+
+def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
+    def train(run: Run) -> None:
+        for _ in range(3):  # all have written, the manifest is there, all know it
+            run.epoch(3.0)
+
+    first = Run(str(tmp_path))
+    train(first)
+    assert first.kept == [1], "the first checkpoint comes with the first step"
+    # The group dies at step 7, of which memory has all.
+    again = Run(str(tmp_path), TrainingState(step=7, durable_step=1, best=("val_loss", 3.0)))
+    assert again.saver.phase is policy.Phase.WRITING
+    train(again)
+    assert again.kept[0] == again.state.durable_step == 7
+    # It dies at once; storage has all that memory has, and nothing is written.
+    third = Run(str(tmp_path), TrainingState(step=7, durable_step=7, best=("val_loss", 3.0)))
+    assert third.saver.phase is policy.Phase.IDLE
+    assert not third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
+    third.now += policy.YOUNG_SECONDS
+    assert third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
+
+
+def test_the_cadence_counts_from_the_state_and_not_from_the_save_that_came_late(tmp_path):
+    run = Run(str(tmp_path))
+    run.saver.calls = 5
+    run.epoch(9.0)
+    run.epoch(8.0)  # the best so far, which waits until the first save has ended
+    made_at = run.now
+    while run.saving._current is None or run.saving._current.step != 2:
+        run.epoch(10.0)
+    assert run.saving._saved_at == made_at < run.now
+    run.saving.finish()
 
 
 def test_a_copy_waits_until_the_one_before_counts_on_all_ranks():

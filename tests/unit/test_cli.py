@@ -1,6 +1,7 @@
 """Commands as processes: flags in; one line and an exit code out."""
 
 import json
+import signal
 import subprocess
 import sys
 import textwrap
@@ -8,7 +9,7 @@ import textwrap
 import pytest
 
 SCRIPT = """
-    import json, sys
+    import json, sys, time
     from dataclasses import asdict, dataclass, field
     import raytf
 
@@ -32,6 +33,18 @@ SCRIPT = """
             raise KeyError("a defect")
         elif job.act == "interrupt":
             raise KeyboardInterrupt
+        elif job.act == "wait":
+            print("ready", flush=True)
+            while True:
+                time.sleep(1)
+        elif job.act == "begin-ray":
+            import signal
+            from raytf import signals
+            with signals.kept():
+                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as ray.init does
+                print("ready", flush=True)
+                while True:
+                    time.sleep(1)
         elif job.act == "thread":
             import threading
             threading.Thread(target=threading.Event().wait).start()  # as a storage call that is never answered
@@ -48,8 +61,9 @@ def run(tmp_path_factory):
     script.write_text(textwrap.dedent(SCRIPT))
 
     def start(*args):
-        return subprocess.run([sys.executable, str(script), *args], capture_output=True, text=True, timeout=60)
+        return subprocess.run([*start.command, *args], capture_output=True, text=True, timeout=60)
 
+    start.command = [sys.executable, str(script)]
     return start
 
 
@@ -127,6 +141,19 @@ def test_an_interrupt_says_how_to_go_on(run):
     done = run("--act", "interrupt")
     assert done.returncode == 130
     assert done.stderr.splitlines() == ["interrupted; the same command goes on from the last checkpoint."]
+
+
+@pytest.mark.parametrize(
+    ("act", "number"), [("wait", signal.SIGTERM), ("wait", signal.SIGHUP), ("begin-ray", signal.SIGTERM)]
+)
+def test_a_signal_ends_a_command_as_an_interrupt_does_with_a_code_of_its_own(run, act, number):
+    started = subprocess.Popen([*run.command, "--act", act], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with started:
+        assert started.stdout.readline() == b"ready\n"
+        started.send_signal(number)
+        _, said = started.communicate(timeout=60)
+    text = f"told to stop ({number.name}); the same command goes on from the last checkpoint.\n"
+    assert (started.returncode, said.decode()) == (128 + number, text)
 
 
 def test_a_hanging_thread_does_not_hold_the_exit_nor_swallow_output(run):

@@ -15,6 +15,7 @@ SAMPLES = [
     errors.DataError("m"),
     errors.ModelError("m"),
     errors.StorageError("m", "denied"),
+    errors.DamagedFileError("f", "it is empty"),
     errors.CheckpointError("m"),
     errors.RunInUseError("m"),
     errors.ClusterError("m"),
@@ -34,7 +35,7 @@ def test_every_class_has_a_sample():
 def test_pickles_with_attributes(error):
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
-    assert str(again) == "m"
+    assert str(again) == str(error)
     assert again.__dict__ == error.__dict__
 
 

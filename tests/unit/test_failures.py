@@ -52,6 +52,29 @@ def test_an_error_of_the_job_carries_its_type_text_and_step():
     assert (failure.signature, failure.step) == ("JobError: a callback raised KeyError: 'a'.", 40)
 
 
+def at_start(error: RayActorError) -> ControllerError:
+    try:
+        raise WorkerGroupStartupFailedError("One of the worker actors failed to initialize") from error
+    except WorkerGroupStartupFailedError as failed:
+        return ControllerError(failed)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (at_start(RayActorError(error_msg="The actor died unexpectedly")), Cause.WORKER_DIED),
+        (at_start(RayActorError(error_msg="The actor died because its node has died.")), Cause.NODE_LOST),
+        (ControllerError(RayActorError(error_msg="The actor died unexpectedly")), Cause.WORKER_DIED),
+        (at_start(RayActorError(error_msg="its creation task raised", actor_init_failed=True)), Cause.START),
+    ],
+)
+def test_a_worker_that_dies_while_its_group_starts_has_died(error, cause):
+    """A death counts as no failure of the start, of which five in a row end a run."""
+    ranks, failure = classify(error)
+    assert (ranks, failure.cause) == ([], cause)
+    assert cause is Cause.START or failure.text == "workers were lost (a worker process died while its group started)"
+
+
 def test_a_group_that_does_not_start():
     ranks, failure = classify(ControllerError(WorkerGroupStartupFailedError("one of the actors failed")))
     assert (ranks, failure.cause) == ([], Cause.START)

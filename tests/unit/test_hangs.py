@@ -130,6 +130,23 @@ def test_who_has_left_is_not_waited_for():
     world.finds_nothing(400)
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_one_that_is_known_to_be_stopped_is_blamed_within_seconds(alone):
+    world = World(600.0)
+    if alone:
+        del world.beats[0]
+    world.silent.add(1)
+    world.finds_nothing(60)  # a slow one is not
+    world.silent.clear()
+    world.finds_nothing(10)
+    world.silent.add(1)
+    world.evidence = {1: Evidence.STOPPED}
+    before = world.now
+    found = world.until_found()
+    assert (ranks(found), found.text) == ([1], "frozen (its process was stopped)")
+    assert world.now - before <= 7
+
+
 def test_long_steps_may_take_as_long_as_twenty_of_them_or_three_calls():
     for step_seconds, call_steps, allowed in ((4.0, 1, 80.0), (4.0, 32, 384.0), (0.1, 1, 25.5)):
         world = World()

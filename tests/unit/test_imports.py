@@ -94,6 +94,7 @@ def test_exported_names_are_locked():
         "ClusterError",
         "ConfigError",
         "CsvSource",
+        "DamagedFileError",
         "DataError",
         "ExactnessError",
         "Flags",

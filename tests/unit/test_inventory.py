@@ -148,4 +148,7 @@ def test_files_that_are_damaged_do_not_hide_a_run(folder, text):
     run.put("result.json", text)
     run.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", b"{")
     found = one(folder)
-    assert (found.state, found.step, found.checkpoints, found.best) == (State.STOPPED, 9, 2, 0.9)
+    assert (found.state, found.step, found.checkpoints, found.best) == (State.DAMAGED, 5, 2, 0.9)
+    result, newest = found.problems
+    assert result.startswith("result.json: ")
+    assert newest.startswith(f"checkpoints/{name}: the manifest cannot be read (it is no JSON")

@@ -1,6 +1,12 @@
-"""The driver's ear: what it makes of what workers and controller say."""
+"""The driver's ear: what it makes of what workers and controller say, and what is left of it when it is killed."""
 
-from raytf.hangs import Beat, Finding
+from contextlib import ExitStack
+
+import pytest
+
+from raytf import memo
+from raytf.hangs import Activity, Beat, Finding
+from raytf.memo import Memo
 from raytf.monitor import PROGRESS_SECONDS, Monitor
 from raytf.progress import Status
 
@@ -22,7 +28,10 @@ def monitor():
 
 
 def events(heard):
-    return heard.read()[2]
+    """Those since the last look."""
+    found = heard.read()[2]
+    heard.read(0, len(found) + heard._noted)
+    return found
 
 
 def test_a_change_of_phase_is_noted_at_once_and_progress_now_and_then():
@@ -112,7 +121,9 @@ def test_ranks_that_wait_train_on_when_they_are_released_or_asked_anew():
     assert (heard.parked(first), heard.is_released(first)) == (True, False)
     second = heard.park()  # the driver is told to stop while a resize is under way
     assert (heard.parked(first), heard.is_released(first), heard.is_released(second)) == (None, True, False)
-    heard.release()
+    heard.release(first)  # says whoever asked first, who does not know of the second
+    assert not heard.is_released(second)
+    heard.release(second)
     assert heard.is_released(second)
     assert heard.wanted() == 0
     assert not heard.is_released(heard.park())
@@ -124,3 +135,87 @@ def test_a_new_group_is_not_asked_what_the_last_one_was_whose_ranks_wait_until_t
     heard.answer(ticket, True)
     heard.begin_group()
     assert (heard.wanted(), heard.parked(ticket), heard.is_released(ticket)) == (0, None, False)
+
+
+class Calls:
+    """Names of calls, as Ray gives them."""
+
+    name = 0
+
+    def __call__(self):
+        return str(self.name)
+
+
+def lasting():
+    """A function that makes a Monitor in the place of the last one, its clock, and the names of its calls."""
+    stack, clock, calls = ExitStack(), Clock(), Calls()
+    known = stack.enter_context(memo.held())
+
+    def make():
+        return Monitor(["a"], clock, lambda: clock.now + 1e9, Memo(known._paths), calls)
+
+    def tell(heard, method, *args):
+        calls.name += 1
+        return getattr(heard, method)(*args)
+
+    return stack, make, tell, clock, calls
+
+
+def test_another_monitor_knows_all_that_a_killed_one_was_told():
+    stack, make, tell, clock, _ = lasting()
+    with stack:
+        heard = make()
+        group = tell(heard, "begin_group")
+        assert tell(heard, "begin", "b") == (["a"], None)
+        tell(heard, "update", status(40, checkpoint=30))
+        tell(heard, "say", "one")
+        tell(heard, "event", "group", {"workers": 2})
+        ticket = tell(heard, "park")
+        tell(heard, "answer", ticket, True)
+        tell(heard, "set_noticed", {1: "n"})
+        clock.now += 2
+        heard.beat(Beat(group, 0, 2, "a", "10.0.0.1", 11, step=43))
+        status_before, messages, found = heard.read()
+        heard.read(0, 1)  # the answer of which the driver has not got: what it has counts, not what was sent
+        clock.now += 100
+
+        again = make()
+        assert (again.group(), again.reached(), again.noticed()) == (group, 40, {1: "n"})
+        assert (again.wanted(), again.parked(ticket), again.is_released(ticket)) == (ticket, True, False)
+        assert again.read(0, 1) == (status_before, messages, found[1:])
+        assert [(s.beat.step, s.age) for s in again.sightings()] == [(43, 0.0)]  # nobody could be heard meanwhile
+        assert tell(again, "begin", "c") == (["a", "b"], 30)
+        assert tell(again, "begin_group") == group + 1
+        assert again.noticed() == {}
+
+
+def test_a_call_that_comes_again_counts_once_whichever_monitor_it_meets():
+    stack, make, tell, _, calls = lasting()
+    with stack:
+        heard = make()
+        tell(heard, "event", "straggler", {"rank": 1})
+        heard.event("straggler", {"rank": 1})
+        ticket = tell(heard, "park")
+        again = make()
+        assert again.park() == ticket
+        calls.name -= 1
+        again.event("straggler", {"rank": 1})
+        assert [e["kind"] for e in again.read()[2]] == ["straggler"]
+        calls.name += 1
+        assert tell(again, "park") == ticket + 1
+
+
+def test_the_last_word_of_a_rank_is_not_taken_back_by_one_that_is_late():
+    heard, _ = monitor()
+    group = heard.begin_group()
+    heard.beat(Beat(group, 0, 1, "a", "10.0.0.1", 11, step=9, activity=Activity.DONE))
+    heard.beat(Beat(group, 0, 1, "a", "10.0.0.1", 11, step=8, activity=Activity.LOOP))
+    assert [s.beat.activity for s in heard.sightings()] == [Activity.DONE]
+
+
+def test_a_memo_that_cannot_be_read_is_no_reason_not_to_begin_but_one_not_to_begin_anew():
+    gone = Memo(["/proc/self/fd/99999", "/proc/self/fd/99998"])
+    heard = Monitor([], memo=gone)
+    assert heard.begin("a") == ([], None)
+    with pytest.raises(OSError, match="No such file"):
+        Monitor([], memo=gone, is_another=lambda: True)

@@ -65,6 +65,36 @@ def test_never_due_without_a_new_step():
     assert not Cadence(1, 0.0).is_due(7, 1e9, 7, 0)
 
 
+def test_the_first_checkpoint_is_due_with_the_first_step():
+    for cadence in (Cadence(None, 3600.0), Cadence(1000, None)):
+        assert cadence.is_due(1, 0.0, None, 0.0)
+        assert not cadence.is_due(0, 0.0, None, 0.0)
+        assert not cadence.is_due(2, 0.1, 1, 0.0)
+
+
+def test_a_save_ends_within_its_cadence():
+    by_time = Cadence(None, 30.0)
+    assert not by_time.is_due(9, 24.9, 1, 0.0, takes=5.0)
+    assert by_time.is_due(9, 25.0, 1, 0.0, takes=5.0)
+    assert not by_time.is_due(9, 14.9, 1, 0.0, takes=500.0)  # one that lasts longer is not begun all the time
+    assert Cadence(None, 0.0).is_due(9, 0.0, 8, 0.0, takes=5.0)
+
+
+@pytest.mark.parametrize(
+    ("now", "saved_at", "due"),
+    [(101.9, 100, False), (102, 100, True), (103.9, 102, False), (104, 102, True), (119, 110, False), (120, 110, True)],
+)
+def test_a_young_group_saves_whenever_it_is_twice_as_old(now, saved_at, due):
+    assert Cadence(10**6, None).is_due(9, now, 1, saved_at, restarted_at=100) is due
+    assert not Cadence(10**6, None).is_due(9, now, 1, saved_at)
+
+
+@pytest.mark.parametrize(("every", "most"), [(None, 30), (5, 30), (60, 60), (3600, 300)])
+def test_pauses_of_an_outage_are_no_longer_than_the_cadence(every, most):
+    assert Cadence.of(None, every).most_pause == most
+    assert Cadence.of(10, None).most_pause == 30
+
+
 @pytest.mark.parametrize(
     ("phase", "votes", "expected"),
     [

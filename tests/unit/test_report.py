@@ -150,10 +150,11 @@ def span(begin, end, category="training", workers=2, first=0, last=0):
 
 def test_steps_have_the_time_at_which_they_were_made_last():
     spans = [span(0, 10, first=0, last=10), span(10, 20, "restart", 0, 10, 5), span(20, 25, "redone", first=5, last=10)]
-    times = series.times_of_steps(spans, 12)
+    times = series.times_of_steps(spans, np.arange(13))
     assert times[1:6].tolist() == [1, 2, 3, 4, 5]
     assert times[6:11].tolist() == [21, 22, 23, 24, 25]
     assert np.isnan(times[[0, 11, 12]]).all()
+    assert series.times_of_steps(spans, np.array([4, 9 * 10**11]))[0] == 4  # memory for two of them
 
 
 def test_a_thin_curve_keeps_mean_and_extremes():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from raytf import runlog
+from raytf.errors import DamagedFileError
 from raytf.storage import Storage
 
 FIRST, SECOND = "20260101T000000-ffffff", "20260101T000001-000000"
@@ -150,7 +151,8 @@ def test_result(run):
     run.put(runlog.RESULT, b'{"steps": 3}')
     assert runlog.read_result(run) == {"steps": 3}
     run.put(runlog.RESULT, b"{")
-    assert runlog.read_result(run) is None
+    with pytest.raises(DamagedFileError, match=r"result\.json is damaged: it is no JSON"):
+        runlog.read_result(run)
 
 
 def test_a_folder_on_local_storage_is_the_folder_itself(run):

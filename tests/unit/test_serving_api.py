@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import shlex
@@ -261,17 +260,11 @@ def test_a_token_is_compared_by_its_digest(header, is_allowed):
     assert api.is_allowed(header, None)
 
 
-def test_a_large_body_is_a_413_also_when_it_was_small_before_it_was_unpacked():
+def test_a_large_body_is_a_413():
     api.check_size(100, 100)
-    assert api.unpack(gzip.compress(b"x" * 100), "gzip", 100) == b"x" * 100
-    for refuse in (lambda: api.check_size(101, 100), lambda: api.unpack(gzip.compress(b"x" * 101), "gzip", 100)):
-        with pytest.raises(Refusal, match="larger than the limit") as refused:
-            refuse()
-        assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    for data, encoding, status in ((b"no gzip", "gzip", 400), (b"", "br", 415)):
-        with pytest.raises(Refusal) as refused:
-            api.unpack(data, encoding, 100)
-        assert refused.value.status == status
+    with pytest.raises(Refusal, match="larger than the limit") as refused:
+        api.check_size(101, 100)
+    assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 def test_status_and_errors_have_the_fields_of_tensorflow_serving():
@@ -307,3 +300,22 @@ def test_base64_is_the_way_for_bytes_both_ways():
         json.loads(api.respond({"o_bytes": call.inputs["x"]}, call))["predictions"][0]["b64"]
         == base64.b64encode(data).decode()
     )
+
+
+@pytest.mark.parametrize(
+    ("records", "numbers", "batch_size", "expected"),
+    [
+        (0, 4, 64, []),
+        (10, 64, 64, []),
+        (1024, 64, 64, []),
+        (1025, 64, 64, [(0, 1024), (1024, 1025)]),
+        (3000, 64, 2000, [(0, 2000), (2000, 3000)]),
+        (2, 1 << 20, 1, [(0, 1), (1, 2)]),
+        (1, 1 << 20, 64, []),
+    ],
+)
+def test_a_large_call_goes_through_the_model_in_parts(records, numbers, batch_size, expected):
+    from raytf.serving.replica import parts
+
+    one = signature(x=TensorSpec("float32", (None, numbers)))[DEFAULT]
+    assert parts(api.Call(one, {"x": np.zeros((records, numbers), np.float32)}, True), batch_size) == expected

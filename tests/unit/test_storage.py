@@ -5,12 +5,14 @@ import os
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from raytf.errors import ConfigError, StorageError
 from raytf.storage import PREFLIGHT_SECONDS, Storage, classify, within
 from raytf.testing import StorageProxy
+from raytf.testing import storage as storage_module
 
 
 @pytest.fixture(params=["folder", "s3", "gcs"])
@@ -457,3 +459,127 @@ def test_a_conditional_write_goes_past_single_failures(s3, s3_endpoint):
         assert storage.create("file", b"x")
         assert not storage.create("file", b"y")
         assert storage.get("file") == b"x"
+
+
+# Stores that lack something.
+
+
+@pytest.fixture
+def proxy(s3_endpoint):
+    with StorageProxy(s3_endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def behind(s3, s3_endpoint, proxy):
+    return Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))
+
+
+@pytest.fixture
+def checksums(monkeypatch):
+    monkeypatch.delenv("AWS_REQUEST_CHECKSUM_CALCULATION", raising=False)
+
+
+def test_uploads_come_without_checksums_where_a_store_refuses_them(proxy, behind, checksums):
+    proxy.lack(chunks=False)
+    other = Storage(behind.uri)
+    data = os.urandom(12_000_000)
+    behind.put("file", data)
+    assert behind.get("file") == data
+    assert os.environ["AWS_REQUEST_CHECKSUM_CALCULATION"] == "when_required"  # for what this process starts
+    other.put("another", b"x")  # made before that was known
+    before = proxy.writes
+    Storage(behind.uri).put("third", b"x")
+    assert proxy.writes == before + 1
+
+
+def test_threads_find_out_about_checksums_at_the_same_time(proxy, behind, checksums):
+    proxy.lack(chunks=False)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda i: behind.put(f"{i}", b"x"), range(8)))
+    assert behind.list() == [str(i) for i in range(8)]
+
+
+def test_an_upload_that_is_refused_anyhow_changes_no_setting(behind, checksums, proxy):
+    proxy._unknown = lambda request: "Nothing is supported." if request.command in ("PUT", "POST") else ""
+    with pytest.raises(StorageError, match="does not know this request") as refused:
+        behind.put("file", b"x")
+    assert refused.value.kind == "unsupported"
+    assert "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_a_folder_is_deleted_in_batches_where_a_store_can_do_that(s3, s3_endpoint, proxy, behind, batches):
+    straight = Storage(s3("runs"))
+    names = [f"many/{i:03d} & <{i}>" for i in range(120)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: straight.put(name, b""), [*names, "manyfold", "many.more"]))
+    asked = []
+    proxy.lack(batches=batches)
+    unknown = proxy._unknown
+    proxy._unknown = lambda request: asked.append(request.command) or unknown(request)
+    behind.delete("many")
+    assert straight.list(recursive=True) == ["many.more", "manyfold"]
+    assert asked.count("POST") <= 3
+    assert asked.count("DELETE") == 1 if batches else asked.count("DELETE") >= 120
+
+
+def test_what_cannot_be_deleted_is_named(s3, behind, proxy):
+    for name in ("a/1", "a/2", "a/kept"):
+        behind.put(name, b"x")
+    proxy.lack(batches=False)
+    forward = proxy._handle
+
+    def handle(request):
+        if request.command == "DELETE" and request.path.endswith("kept"):
+            storage_module._refuse(request, 403, "AccessDenied", "retained")
+        else:
+            forward(request)
+
+    proxy._handle = handle
+    with pytest.raises(StorageError, match=r"a/kept.*AccessDenied") as refused:
+        behind.delete("a")
+    assert refused.value.kind == "denied"
+    assert behind.list("a") == ["kept"]
+
+
+# Names that lead elsewhere.
+
+HOSTILE = ["../x", "/etc/x", "a//b", "a/./b", "a/../../x", "n\\b", "C:x", "\x01c"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_object_whose_name_leads_elsewhere_is_refused(s3, tmp_path, name):
+    import boto3
+
+    storage = Storage(s3("runs"))
+    storage.put("tree/ok", b"x")
+    endpoint = storage.uri.partition("endpoint_override=")[2].partition("&")[0]
+    client = boto3.client("s3", endpoint_url=f"http://{endpoint}")
+    client.put_object(Bucket=storage.root.partition("/")[0], Key=f"runs/tree/{name}", Body=b"hostile")
+    target = tmp_path / "base" / "target"
+    target.mkdir(parents=True)
+    with pytest.raises(StorageError, match="no plain relative name") as refused:
+        storage.get_tree("tree", str(target))
+    assert refused.value.kind == "refused"
+    assert ascii(name) in str(refused.value)
+    assert "runs/tree" in str(refused.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    storage.delete("tree")
+    assert storage.files("tree") == []
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "a/../../x", "a//b", "./a", "a\0"])
+def test_no_storage_takes_a_name_that_leads_elsewhere(storage, name):
+    calls = [
+        storage.get,
+        storage.exists,
+        storage.delete,
+        storage.child,
+        storage.list,
+        storage.files,
+        storage.get_version,
+    ]
+    for call in [*calls, lambda name: storage.put(name, b"x"), lambda name: storage.create(name, b"x")]:
+        with pytest.raises(StorageError, match="no plain relative name"):
+            call(name)

@@ -1,0 +1,152 @@
+"""Ends what is left of a Ray when the driver that started it is gone, however it went.
+
+Run as a program of its own, which needs Python's own library only: what the driver itself would clean up is left behind
+by `kill -9`. It kills processes that carry the mark of this one Ray in their environment and no others, also those that
+were stopped by a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+#: Of the environment of each process of a Ray that a driver has started.
+MARK = "RAYTF_OWN_RAY"
+#: Seconds between two looks at the driver; in which processes may end by themselves when it says so; for all of them.
+_LOOK_SECONDS, _GRACE_SECONDS, _END_SECONDS = 0.5, 3.0, 60.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Guard:
+    """The program, as its driver sees it.
+
+    Args:
+        mark: that the processes carry.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, mark: str):
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, mark, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C of a terminal is for the driver
+            cwd="/",
+            text=True,
+        )
+
+    def remove(self, folder: str) -> None:
+        """Have it remove this folder too, when the processes are gone."""
+        self._tell(f"+{folder}\n")
+
+    def over(self) -> None:
+        """Ray was told to end: what does not do so within seconds is ended."""
+        self._tell(".\n")
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
+    def _tell(self, text: str) -> None:
+        # A second net: its loss is no reason to fail.
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(text)
+            self._process.stdin.flush()
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when its parent dies, also while it is stopped and can notice nothing."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died in between
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry a mark, without this one and those that have ended."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and _carries(int(name), wanted):
+            found.append(int(name))
+    return found
+
+
+def end(mark: str, seconds: float = _END_SECONDS) -> None:
+    """SIGKILL to all that carry a mark, also to what they start meanwhile, for at most so many seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = marked(mark)
+        if not left:
+            return
+        for pid in left:
+            _kill(pid, f"{MARK}={mark}".encode())
+        time.sleep(0.1)
+
+
+def _carries(pid: int, wanted: bytes) -> bool:
+    # Ended processes that nobody has reaped yet have no environment.
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as stream:
+            return wanted in stream.read().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
+def _kill(pid: int, wanted: bytes) -> None:
+    """SIGKILL to a process that carries a mark, and not to one that has got its number a moment ago."""
+    with contextlib.suppress(OSError):
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError as error:
+            if isinstance(error, ProcessLookupError):
+                return
+            os.kill(pid, signal.SIGKILL)  # a system without pidfd_open
+            return
+        try:
+            if _carries(pid, wanted):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _wait(parent: int) -> tuple[bool, list[str]]:
+    """Wait until the driver ends or says that its Ray has; whether it said so, and the folders to remove."""
+    text, inputs, is_there = b"", [0], True
+    while is_there and b".\n" not in text:
+        is_there = os.getppid() == parent  # before the last look at what it has said
+        if select.select(inputs, [], [], _LOOK_SECONDS * is_there)[0]:
+            read = os.read(0, 65536)
+            text += read
+            if not read:  # a program may close what is not its own, and live
+                inputs = []
+    lines = text.decode(errors="surrogateescape").split("\n")
+    return "." in lines, [line[1:] for line in lines if line.startswith("+")]
+
+
+def main(mark: str, parent: int) -> None:
+    """Wait for the driver's end, then end and remove what it has left."""
+    is_orderly, folders = _wait(parent)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while is_orderly and marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    end(mark)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,127 @@
+"""With which dtypes layers compute: what the job has set in Keras, and what `--mixed-precision` says of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.errors import ConfigError
+
+#: The policy of Keras for each choice of the flag.
+POLICIES = {"off": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+_MIXED = "mixed_"
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What Keras gives a layer for which nothing else is said.
+
+    Attributes:
+        policy: name of the global dtype policy.
+        floatx: Keras's default float.
+        config: the policy as Keras serializes it, where its name is not all of it.
+    """
+
+    policy: str = "float32"
+    floatx: str = "float32"
+    config: Any = None
+
+
+#: Keras's own defaults.
+DEFAULT = Precision()
+
+
+def of_process() -> Precision:
+    """What is set in this process, which is left as it is; Keras's defaults where nobody has loaded Keras."""
+    keras = sys.modules.get("keras")
+    if keras is None or not hasattr(keras, "config"):
+        return DEFAULT
+    floatx = keras.config.floatx()
+    # `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
+    policy = keras.src.backend.common.global_state.get_global_attribute("dtype_policy")
+    if policy is None:
+        return Precision(floatx, floatx)
+    is_plain = type(policy) is keras.DTypePolicy
+    return Precision(policy.name, floatx, None if is_plain else keras.dtype_policies.serialize(policy))
+
+
+def parse(document: Any) -> Precision:
+    """What `dataclasses.asdict` made of one, out of a run's folder; the defaults for what is none."""
+    if not isinstance(document, dict):
+        return DEFAULT
+    policy, floatx, config = (document.get(key) for key in ("policy", "floatx", "config"))
+    if not isinstance(policy, str) or floatx not in ("float16", "bfloat16", "float32", "float64"):
+        return DEFAULT
+    return Precision(policy, floatx, config if isinstance(config, dict) else None)
+
+
+def choose(flag: str | None, own: Precision) -> Precision:
+    """What a model function finds when it is called.
+
+    Args:
+        flag: of `--mixed-precision`; None where it was not given.
+        own: what the job has set.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    if flag is None:
+        return own
+    if flag == "off":
+        if own.policy.startswith(_MIXED):
+            raise _contradiction(flag, f"the job has set the dtype policy {own.policy}")
+        return own
+    if own.policy not in ("float32", POLICIES[flag]):
+        raise _contradiction(flag, f"the job has set the dtype policy {own.policy}")
+    return Precision(POLICIES[flag], own.floatx)
+
+
+def check_made(flag: str | None, after: Precision, layers: Iterable[str]) -> None:
+    """Refuse a model that computes otherwise than the flag says.
+
+    Args:
+        flag: of `--mixed-precision`; None where it was not given.
+        after: what is set once the model function has returned.
+        layers: policies of the model's layers.
+
+    Raises:
+        ConfigError: says which policy.
+    """
+    if flag is None:
+        return
+    if after.policy.startswith(_MIXED) if flag == "off" else after.policy != POLICIES[flag]:
+        raise _contradiction(flag, f"the model function has set the dtype policy {after.policy}")
+    other = sorted({name for name in layers if name.startswith(_MIXED) and name != POLICIES[flag]})
+    if other:
+        raise _contradiction(flag, f"the model has layers of dtype policy {other[0]}")
+
+
+def check_for_servers(policy: str) -> None:
+    """Refuse what asks for a loss scale, with parameter servers.
+
+    Raises:
+        ConfigError: says why, and what to take.
+    """
+    if policy == POLICIES["float16"]:
+        raise ConfigError(
+            f"the dtype policy {policy} with --strategy parameter-server: the loss scale would be one more number that "
+            "all workers write at once. Take mixed_bfloat16, which needs none."
+        )
+
+
+def identity(flag: str | None, own: Precision) -> dict[str, str]:
+    """What of it must not change when a run is resumed. A policy counts as the flag that stands for it."""
+    chosen = choose(flag, own)
+    name = next((flag for flag, policy in POLICIES.items() if policy == chosen.policy), None)
+    other = {} if name else {"dtype policy": chosen.policy}
+    default = {} if chosen.floatx == "float32" else {"floatx": chosen.floatx}
+    return {"--mixed-precision": name or "off", **other, **default}
+
+
+def _contradiction(flag: str, but: str) -> ConfigError:
+    return ConfigError(
+        f"--mixed-precision {flag}, but {but}. Leave the flag out to compute as the job says, or take the "
+        "policy out of the job."
+    )

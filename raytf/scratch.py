@@ -1,0 +1,59 @@
+"""Temporary files of a worker: in a folder of its own, which is removed when it has trained, or by those after it.
+
+Workers end by SIGKILL or `os._exit`, so that nothing removes what TensorFlow's autograph, callbacks and copies for an
+object store have in the system's temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+#: Of Ray's session on each node, in which workers have their folders.
+FOLDER = "raytf-tmp"
+
+_folder: Path | None = None
+#: Locked as long as this process lives, however it ends.
+_lock = -1
+
+
+def begin(base: Path) -> None:
+    """From now on temporary files of this process are in a folder of its own below `base`; those of the dead go."""
+    global _folder, _lock
+    if _folder is not None:
+        return
+    try:
+        base.mkdir(exist_ok=True)
+        _sweep(base)
+        folder = Path(tempfile.mkdtemp(prefix="worker-", dir=base))
+        _lock = os.open(folder, os.O_RDONLY)
+        fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return  # the system's own will do
+    _folder = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+def end() -> None:
+    """Nothing needs them any more."""
+    global _folder
+    if _folder is not None:
+        shutil.rmtree(_folder, ignore_errors=True)
+        _folder = None
+        os.environ.pop("TMPDIR", None)
+        tempfile.tempdir = None
+
+
+def _sweep(base: Path) -> None:
+    for folder in base.glob("worker-*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -1,0 +1,98 @@
+"""What making a model from its configuration would do beside computing: run code that the file holds, or read files.
+
+Keras's safe mode refuses most of it and calls all of it unsafe. Whoever decides whether to trust a run must know what
+it is about: a Lambda layer's code is what the job's author wrote, a path is read on the machine that exports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+#: Layers that take a vocabulary, which may be the path of a file.
+_LOOKUPS = ("StringLookup", "IntegerLookup", "TextVectorization", "IndexLookup")
+#: Class -> what is run where it is made. A Lambda layer of a function that has a name holds no code.
+_CODE = {
+    "__lambda__": "Python code",
+    "TorchModuleWrapper": "a pickled PyTorch module, which is code",
+    "JaxLayer": "functions for JAX",
+    "FlaxLayer": "a Flax module and its functions",
+}
+#: Whose functions Keras finds by their names.
+_KERAS = ("keras", "keras_hub", "keras_cv", "keras_nlp", "builtins")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Something in a configuration.
+
+    Attributes:
+        what: as part of a sentence: which layer, and what it would do.
+        mend: what the job's author can do; empty where it is enough to trust the run.
+    """
+
+    what: str
+    mend: str = ""
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self.mend)
+
+
+def find(config: Any) -> list[Suspect]:
+    """All of them, wherever they are: in wrappers, nested models, losses, initializers ... Those that read files, which
+    nobody can trust, come first.
+
+    Args:
+        config: as Keras serializes a model; JSON values.
+    """
+    found = list(dict.fromkeys(suspect for part, near in _objects(config) for suspect in _look(part, near)))
+    return sorted(found, key=lambda suspect: not suspect.reads_files)
+
+
+def foreign(config: Any) -> list[str]:
+    """Names of classes and functions that are not Keras's: they must be registered, and are never imported."""
+    names: dict[str, None] = {}
+    for part, _ in _objects(config):
+        module = part.get("module")
+        if isinstance(module, str) and module.partition(".")[0] not in _KERAS:
+            name = part["config"] if part["class_name"] == "function" else part["class_name"]
+            names[f"{module}.{name}"] = None
+    return list(names)
+
+
+def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each serialized object, and what a person calls it, or the nearest around it that has a name."""
+    waiting: list[tuple[Any, str]] = [(config, "")]
+    while waiting:
+        value, near = waiting.pop()
+        if isinstance(value, list):
+            waiting += [(inner, near) for inner in reversed(value)]
+        elif isinstance(value, dict):
+            if isinstance(value.get("class_name"), str):
+                own = value.get("config")
+                name = own.get("name") if isinstance(own, dict) else None
+                near = f"{value['class_name']} layer {_short(name)}" if isinstance(name, str) else near
+                yield value, near
+            waiting += [(inner, near) for inner in reversed(value.values())]
+
+
+def _look(part: dict[str, Any], near: str) -> Iterator[Suspect]:
+    kind, config = part["class_name"], part.get("config")
+    config = config if isinstance(config, dict) else {}
+    layer = near or f"a {kind}"
+    if kind == "TFSMLayer":
+        place = f" in {_short(config.get('filepath'))}"
+        mend = "Build that layer from layers of Keras, or let the run finish: its end exports the model as it is."
+        yield Suspect(f"{layer}, which loads a SavedModel{place}, and that is code", mend)
+    elif kind in _LOOKUPS and isinstance(config.get("vocabulary"), str):
+        mend = "Give the layer its vocabulary as a list, which is kept with the model."
+        yield Suspect(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", mend)
+    elif kind in _CODE:
+        yield Suspect(f"{layer}, whose configuration holds {_CODE[kind]}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

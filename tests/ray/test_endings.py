@@ -1,0 +1,100 @@
+"""Real drivers end in every way of the table, with its exit codes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import law
+from raytf import endings
+from raytf.endings import ENDINGS, Ending
+from raytf.testing import Job, environment
+from tests.ray.conftest import ROOT, result_of
+
+FAULTY = ROOT / "tests" / "ray" / "jobs" / "faulty.py"
+STEPS = 200
+FLAGS = ("--data", "digits", "--pause", 0.05, "--workers", 1, "--no-warm-workers", "--steps", STEPS, "--run", "a")
+
+
+@pytest.fixture
+def begin(cluster: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """begin(*command): a job in `tmp_path` on the running Ray."""
+    jobs: list[Job] = []
+
+    def start(*command: object) -> Job:
+        status = tmp_path / f"status-{len(jobs)}.json"
+        full = [*map(str, command), "--storage", str(tmp_path), "--status-file", str(status)]
+        if "|" in command:  # the last word is the pipe's reader
+            full = ["bash", "-c", f"set -o pipefail; {shlex.join([w for w in full if w != '|'])} | true"]
+        env = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"])
+        jobs.append(Job(full, tmp_path / f"log-{len(jobs)}", env, status_file=status))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+def shown(job: Job) -> int:
+    """The exit code as a shell shows it."""
+    code = job.ended()
+    return 128 - code if code < 0 else code
+
+
+def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
+    lasting = (sys.executable, law.JOB, *FLAGS)
+    seen: dict[Ending, int] = {}
+    restored = 0
+
+    def told(number: signal.Signals, saves: bool) -> Job:
+        """A driver that trains gets a signal; the next one goes on from there."""
+        nonlocal restored
+        job = begin(*lasting)
+        job.until(lambda: (job.step or 0) >= restored + 5 and (job.status or {})["phase"] == "training")
+        if number is signal.SIGHUP:
+            other = begin(*lasting)
+            seen[endings.AGAIN] = shown(other)
+            assert "is in use by process" in other.output
+        job.process.send_signal(number)
+        code = shown(job)
+        assert (": saved" in job.output) == saves, job.output
+        found = re.search(r"restored step (\d+)", job.output)
+        assert (found is not None) == (restored > 0), job.output
+        if found is not None:
+            assert int(found.group(1)) >= restored
+        restored = (job.step or 0) if saves else 1
+        seen[endings.of_code(code)] = code
+        return job
+
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        job = told(number, True)
+        assert "the same command goes on from the last checkpoint" in job.output.splitlines()[-1]
+        assert not (tmp_path / "a" / "lease.json").exists()
+    told(signal.SIGKILL, False)
+    crashed = begin(*lasting)
+    crashed.until(lambda: "run a in " in crashed.output)
+    crashed.process.send_signal(signal.SIGSEGV)
+    seen[endings.CRASHED] = shown(crashed)
+
+    seen[endings.UNREAD] = shown(begin(*lasting, "--help", "|"))
+    early = begin(*lasting)
+    early.until(lambda: "run a in " in early.output)
+    early.process.send_signal(signal.SIGTERM)
+    assert shown(early) == endings.TERMINATED.code, early.output
+    assert not (tmp_path / "a" / "lease.json").exists()
+
+    unread = begin(*lasting, "|")
+    seen[endings.FINISHED] = shown(unread)
+    assert result_of(tmp_path / "a")["steps"] == STEPS, unread.output
+    again = begin(*lasting)
+    assert "nothing to do" in again.wait()
+
+    seen[endings.FAILED] = shown(begin(sys.executable, FAULTY, "--fault", "raises", "--run", "b"))
+    seen[endings.REFUSED] = shown(begin(sys.executable, FAULTY, "--workers", 64, "--run", "c"))
+    assert seen == {ending: ending.code for ending in ENDINGS}
