@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raytf import precision, rates
@@ -25,6 +25,7 @@ class Job:
         run_uri: the run's folder.
         lease: id of the process that owns the run.
         total_steps: global steps at which the run ends.
+        identity: what the driver knows of settings and data that the run is told by later.
         precision: what the job has set in the driver's Keras.
     """
 
@@ -40,6 +41,7 @@ class Job:
     augment: Augment | None
     validation_freq: int
     lease: str = ""
+    identity: dict[str, str] = field(default_factory=dict)
     precision: Precision = precision.DEFAULT
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from raytf import dividing, precision
+from raytf import canonical, dividing, precision
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.errors import DataError, JobError, ModelError, RaytfError, one_line
@@ -257,15 +257,37 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 def describe(model: keras.Model) -> dict[str, str]:
     """What of the model must not change when a run is resumed: name -> text."""
+    config, compiled = _config_of(model), getattr(model, "_compile_config", None)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
     optimizer = model.optimizer
     return {
-        "architecture": _digest(_config_of(model)),
+        "architecture": _digest(config),
+        "structure": _digest(canonical.canonical(config)),
+        "loss weights": _json(getattr(compiled, "config", {}).get("loss_weights")),
         "weights": "; ".join(layers) if len(layers) <= 40 else _digest(layers),
         "optimizer": type(optimizer).__name__ + " " + _json(optimizer.get_config()),
         "loss": _json([_loss_name(loss) for _, loss in tree.flatten(model.loss)]),
         "metrics": _json(sorted(m.name for m in model.metrics)),
     }
+
+
+def config_text(model: keras.Model) -> str:
+    """The model's configuration without names that Keras gives, for a message; empty where it has none."""
+    try:
+        return _json(canonical.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
+    except Exception:  # a layer's own get_config may raise whatever it likes
+        return ""
+
+
+def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
+    """A hash of the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
+    losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
+    layers = getattr(model, "_flatten_layers", lambda: model.layers)()
+    rate = getattr(model.optimizer, "_learning_rate", None)
+    activations = [getattr(layer, "activation", None) for layer in layers]
+    functions = [getattr(layer, "function", None) for layer in layers]
+    found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    return canonical.code_of(thing for thing in found if thing is not None)
 
 
 def weights_sha256(model: keras.Model) -> str:

@@ -53,7 +53,7 @@ def new_attempt(now: float | None = None) -> str:
 
 #: What a run's attempts write, but for its checkpoints: folders of a run.
 _OWN = (STEPS, ATTEMPTS, "files", "tensorboard", "ledger", "checkpoints")
-_ATTEMPT = re.compile(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+_ATTEMPT_NAME = re.compile(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
 
 
 def abort_uploads(run: Storage) -> None:
@@ -68,7 +68,7 @@ def abort_uploads(run: Storage) -> None:
 
 def is_of_dead_attempt(name: str, present: str, over: Collection[str] = ()) -> bool:
     """Whether a file's name holds an attempt that is over: a known one, or one before the present one by its time."""
-    found = _ATTEMPT.search(name)
+    found = _ATTEMPT_NAME.search(name)
     return found is not None and found[0] != present and (found[0] in over or found[0] < present)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf import checks, inputs, precision, quiet, runlog, server_group, vigil, warm, ways
+from raytf import checks, identity, inputs, precision, quiet, runlog, sameness, server_group, vigil, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -179,9 +179,11 @@ def fit(
             finished = checks.finished(run, total, display.say)
             checks.compare_batch(stored, config, plan.records, own)
             if finished is not None:
+                sameness.compare(job, sources, sameness.stored(finished) or stored, display.say)
                 display.say(f"run {config.run.run} has finished ({finished['steps']} steps); nothing to do")
                 return _result(run, finished, model)
             runlog.abort_uploads(run)
+            job = dataclasses.replace(job, identity=identity.of_run(job, sources))
             with booked(run) as book:
                 document = _until_done(job, sources, run, display, status_file, lease, book)
                 book.add([driver_event("ended", outcome="finished")])

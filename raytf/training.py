@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, members, precision, ranks, rates, warm
+from raytf import architecture, exact, export, identity, members, precision, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -34,7 +34,7 @@ from raytf.evaluation import Evaluator
 from raytf.flags import Flag, vector
 from raytf.goal import Goal
 from raytf.hangs import Activity
-from raytf.job import Job, Sources, batch_identity, differences
+from raytf.job import Job, Sources
 from raytf.lease import check_owner
 from raytf.optimizing import LearningRate
 from raytf.phases import Phases
@@ -183,12 +183,10 @@ class Worker:
             precision.check_for_servers(models.scaled_policy(self.model))
         self.pipeline.prepare(len(models.seed_states(self.model)), models.sparse_classes(self.model))
         self.named = format.variables(self.model)
-        self.identity = batch_identity(self.config, self.plan.records, job.precision) | {
-            f"model {key}": value for key, value in models.describe(self.model).items()
-        }
-        self.identity["training data"] = fingerprint(self.sources.train)
-        self.identity["class weights"] = json.dumps(sorted((job.class_weight or {}).items()))
-        self.identity["augmentation"] = str(job.augment is not None)
+        self.identity = identity.of_model(models.describe(self.model), models.code(self.model, (job.augment,)))
+        # Of the driver, which has read the data once for all; but the records that training reads are those of here.
+        known = job.identity or identity.of_run(job, self.sources)
+        self.identity |= known | {"training data": fingerprint(self.sources.train)}
         self.train_step = self._make_step()
         if compute.exact:
             self.identity |= exact.admit(
@@ -221,7 +219,12 @@ class Worker:
         return LearningRate(self.model.optimizer, law)
 
     def _check_identity(self, found: Any) -> None:
-        difference = differences(found.document["identity"], self.identity)
+        before = found.document["identity"]
+        difference = identity.not_going_on(before, self.identity)
+        if not difference and before.get(identity.CODE, self.identity[identity.CODE]) != self.identity[identity.CODE]:
+            self.reporter.say(
+                "the code of the model, of its loss or of a layer was changed: the run goes on with the new"
+            )
         if difference:
             raise RunMismatchError(
                 f"run {self.config.run.run!r} in storage was made with other settings: {difference}. "
@@ -493,6 +496,7 @@ class Worker:
             "world_sizes": sorted({a["world_size"] for a in attempts}),
             "restarts": max(0, len(attempts) - 1),
             "weights_sha256": digest,
+            "identity": self.identity,
             "history": self.state.history,
             "export": export.export(self.model, self.storage, self.state.step, digest, self.reporter.say),
         }

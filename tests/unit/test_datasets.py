@@ -96,7 +96,7 @@ BAD_IDX = {
     "header cut": (GOOD[:9], "no IDX file"),
     "no body": (GOOD[:16], "promises 80 bytes, 0 are there"),
     "body cut": (GOOD[:-1], "promises 80 bytes, 79 are there"),
-    "too long": (GOOD + b"x", "promises 80 bytes, 81 are there"),
+    "too long": (GOOD + b"x", "promises 80 bytes, more are there"),
     "gzip cut": (PACKED[: len(PACKED) // 2], "cannot be read"),
     "gzip header only": (b"\x1f\x8b", "cannot be read"),
     "gzip garbage": (PACKED[:10] + b"\xff" * 50, "cannot be read"),

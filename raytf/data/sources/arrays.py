@@ -51,6 +51,11 @@ class ArraySource:
             raise DataError(f"{name}: there are no records.")
         self.spec = tree.map_leaves(lambda a: Spec(a.shape[1:], a.dtype.name), self._tree)
 
+    @property
+    def leaves(self) -> list[np.ndarray]:
+        """All arrays, in the order of `spec`."""
+        return self._leaves
+
     def take(self, records: np.ndarray) -> list[np.ndarray]:
         return [leaf[records] for leaf in self._leaves]
 

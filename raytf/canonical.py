@@ -1,0 +1,173 @@
+"""Texts about a model that are equal in every process: no numbers of layers, no addresses, no lines of files."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import inspect
+import marshal
+import re
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+#: Keras numbers what has no name, and Python shows an address for what has no text.
+_NAME, _ADDRESS = re.compile(r'"name": "[^"]*"'), re.compile(r" at 0x[0-9a-fA-F]+")
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(Path(__file__).parent) + "/",
+)
+
+
+def plainly(text: Any) -> str:
+    """A text without what differs from one process to the next."""
+    return _ADDRESS.sub("", _NAME.sub('"name": ""', str(text)))
+
+
+def canonical(config: Any, of_here: bool = True) -> Any:
+    """A model's configuration in which layers are numbered by their order, whatever Keras calls them.
+
+    Args:
+        config: of Keras.
+        of_here: this process has made it, so the code of its Lambda layers may be looked into.
+    """
+    names: dict[str, str] = {}
+    _collect(config, names)
+    return _renamed(config, names, _lambda if of_here else lambda code: "")
+
+
+def first_difference(old: Any, new: Any, path: str = "model") -> str:
+    """Where two configurations differ first, for people; empty where they do not."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new} - {"compile_config", "build_config", "registered_name"}):
+            inner = path if key == "config" else f"{path}.{key}"
+            found = first_difference(old.get(key), new.get(key), inner)
+            if found:
+                return found
+        return ""
+    if isinstance(old, list) and isinstance(new, list):
+        for i, (one, other) in enumerate(zip(old, new, strict=False)):
+            found = first_difference(one, other, f"{path}[{i}]")
+            if found:
+                return found
+        return "" if len(old) == len(new) else f"{path}: {len(old)} in storage, {len(new)} now"
+    return "" if old == new else f"{path}: {str(old)[:60]} in storage, {str(new)[:60]} now"
+
+
+def _collect(part: Any, names: dict[str, str]) -> None:
+    if isinstance(part, dict):
+        inner = part.get("config")
+        if "class_name" in part and isinstance(inner, dict) and isinstance(inner.get("name"), str):
+            names.setdefault(inner["name"], f"#{len(names)}")
+        for value in part.values():
+            _collect(value, names)
+    elif isinstance(part, (list, tuple)):
+        for value in part:
+            _collect(value, names)
+
+
+def _renamed(part: Any, names: dict[str, str], code: Callable[[str], str]) -> Any:
+    if isinstance(part, dict):
+        inner = part.get("config")
+        if part.get("class_name") == "__lambda__" and isinstance(inner, dict) and isinstance(inner.get("code"), str):
+            return {"class_name": "__lambda__", "config": {**inner, "code": code(inner["code"])}}
+        return {
+            # The model's own name is of no consequence.
+            key: _renamed(names.get(value, "") if key == "name" and isinstance(value, str) else value, names, code)
+            for key, value in part.items()
+        }
+    if isinstance(part, (list, tuple)):
+        return [_renamed(value, names, code) for value in part]
+    if isinstance(part, str):
+        return names.get(part, _ADDRESS.sub("", part))
+    return part
+
+
+def code_of(things: Iterable[Any]) -> str:
+    """A hash of the job's own classes and functions that some things are made of, and of what those call; of its code
+    alone, not of comments, files and lines. Empty where all are of libraries."""
+    found: dict[str, str] = {}
+    for thing in things:
+        for function in _functions(thing):
+            _follow(function, found)
+    text = "\n".join(f"{name} {said}" for name, said in sorted(found.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if found else ""
+
+
+def _functions(thing: Any) -> Iterator[types.FunctionType]:
+    """The functions of a function, a class or an object; of bases, too, as far as they are the job's."""
+    if isinstance(thing, functools.partial):
+        thing = thing.func
+    thing = inspect.unwrap(getattr(thing, "python_function", getattr(thing, "__func__", thing)))
+    if isinstance(thing, types.FunctionType):
+        yield thing
+        return
+    for kind in (thing if isinstance(thing, type) else type(thing)).__mro__:
+        for member in vars(kind).values():
+            member = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            member = getattr(member, "python_function", member)
+            if isinstance(member, types.FunctionType) and not _is_library(member):
+                yield member
+
+
+def _is_library(function: types.FunctionType) -> bool:
+    file = function.__code__.co_filename
+    return file.startswith(("<frozen", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
+
+
+def _follow(function: Any, found: dict[str, str]) -> None:
+    function = inspect.unwrap(function)
+    if not isinstance(function, types.FunctionType) or _is_library(function):
+        return
+    name = f"{function.__module__}.{function.__qualname__}"
+    # Of several functions of one name, as lambdas have it, each counts.
+    said = code_text(function.__code__)
+    if said in found.get(name, ""):
+        return
+    found[name] = found.get(name, "") + said
+    names = set(_names(function.__code__))
+    used = {key: function.__globals__[key] for key in names if key in function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for key, cell in cells:
+        try:
+            used[key] = cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    used |= {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+    for key, value in sorted(used.items()):
+        if isinstance(value, _PLAIN):
+            found[name] += f" {key}={value!r}"
+        elif isinstance(value, types.FunctionType):
+            _follow(value, found)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names(const)
+
+
+def code_text(code: types.CodeType) -> str:
+    """What code does, without where it stands."""
+    consts = []
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            consts.append(code_text(const))
+        elif isinstance(const, frozenset):
+            consts.append(repr(sorted(map(repr, const))))
+        else:
+            consts.append(repr(const))
+    return f"{code.co_code.hex()} {consts} {code.co_names} {code.co_varnames} {code.co_argcount}"
+
+
+def _lambda(encoded: str) -> str:
+    """A Lambda layer's code, as Keras has just written it in this process, without where it stands."""
+    try:
+        return code_text(marshal.loads(base64.b64decode(encoded)))
+    except (ValueError, EOFError, TypeError):
+        return encoded
