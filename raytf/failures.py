@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ray
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
 from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.retry import Cause, Failure
@@ -37,6 +38,8 @@ def classify(error: Any) -> tuple[list[int], Failure]:
     if died is not None:
         kind = Cause.NODE_LOST if _NODE_DIED in str(died) else Cause.WORKER_DIED
         return [], Failure(kind, "workers were lost (a worker process died while its group started)")
+    if isinstance(first, WorkerGroupStartupTimeoutError):
+        return [], Failure(Cause.START, "Ray found no place for the workers in time", is_wait=True)
     cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
     return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
 

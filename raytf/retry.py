@@ -40,6 +40,7 @@ class Failure:
         signature: type and text of the job's error; empty for anything else.
         step: at which the job's error came; None before training began.
         is_final: the same code would fail in the same way again.
+        is_wait: nothing failed, Ray has only found no place for the workers in time.
     """
 
     cause: Cause
@@ -47,6 +48,7 @@ class Failure:
     signature: str = ""
     step: int | None = None
     is_final: bool = False
+    is_wait: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,13 @@ class Retry:
             return self._after_error(failure, is_new)
         self._failures = 1 if is_new else self._failures + 1
         is_death = failure.cause in (Cause.WORKER_DIED, Cause.NODE_LOST)
-        self._fruitless = 0 if is_death or is_new else self._fruitless + 1
+        if is_death or is_new:
+            self._fruitless = 0
+        elif not failure.is_wait:
+            self._fruitless += 1
         if self._fruitless >= FRUITLESS_FAILURES:
             return Decision(False, 0.0, f"{failure.text}, {FRUITLESS_FAILURES} times in a row without a new step")
-        most = LONGEST_DEATH_PAUSE if is_death else LONGEST_PAUSE
+        most = LONGEST_DEATH_PAUSE if is_death or failure.is_wait else LONGEST_PAUSE
         pause = 0.0 if self._failures == 1 else min(most, FIRST_PAUSE * 2.0 ** min(self._failures - 2, 32))
         again = f"starting again in {pause:.0f} s, the failure number {self._failures} without a new step"
         return Decision(True, pause, f"{failure.text}; {again if pause else 'starting again'}")

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
 from ray.train.v2.api.exceptions import ControllerError
 
 from raytf.errors import DataError, HangError, JobError, StorageError, WorkerLostError
@@ -73,6 +77,12 @@ def test_a_worker_that_dies_while_its_group_starts_has_died(error, cause):
     ranks, failure = classify(error)
     assert (ranks, failure.cause) == ([], cause)
     assert cause is Cause.START or failure.text == "workers were lost (a worker process died while its group started)"
+
+
+def test_a_group_for_which_there_is_no_room_yet_waits():
+    ranks, failure = classify(ControllerError(WorkerGroupStartupTimeoutError(2)))
+    assert (ranks, failure.cause, failure.is_wait) == ([], Cause.START, True)
+    assert failure.text == "Ray found no place for the workers in time"
 
 
 def test_a_group_that_does_not_start():

@@ -82,6 +82,15 @@ def test_deaths_are_retried_for_ever_and_others_are_not_without_a_new_step():
     assert all(retry.decide(HUNG, step).retry for step in range(100))
 
 
+def test_waiting_for_a_place_is_no_failure():
+    retry, wait = Retry(), Failure(Cause.START, "no place", is_wait=True)
+    assert all(retry.decide(wait, 7).retry for _ in range(100))
+    # It does not make the failures between two waits forgotten.
+    retry = Retry()
+    tried = [retry.decide(failure, 7).retry for _ in range(FRUITLESS_FAILURES + 1) for failure in (HUNG, wait)]
+    assert tried[::2] == [True] * FRUITLESS_FAILURES + [False]
+
+
 def test_the_two_kinds_are_told_apart_for_the_user():
     assert Retry().decide(DIED, 5).why == "1 worker process died; starting again"
     assert "the job's own code failed" in Retry().decide(error(), 5).why
