@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 
 #: How long a swap waits for another one.
 _LOCK_SECONDS = 5.0
+#: Read at a time of a file that grows.
+_PIECE = 1 << 20
 
 
 def get(path: str, most: int | None = None) -> bytes:
@@ -35,7 +37,10 @@ def get(path: str, most: int | None = None) -> bytes:
             raise OSError(errno.ENXIO, "it is no regular file", path)
         if most is None:
             return file.read()
-        data = b"" if found.st_size > most else file.read(most + 1)  # it may grow meanwhile
+        # Room is made for what is there, and not for what there may be at the most.
+        data = b"" if found.st_size > most else file.read(found.st_size + 1)
+        while found.st_size < len(data) <= most and (piece := file.read(_PIECE)):  # it grows
+            data += piece
         if found.st_size > most or len(data) > most:
             raise too_large(max(found.st_size, len(data)), most, path)
         return data

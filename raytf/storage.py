@@ -243,7 +243,10 @@ class Storage:
             with self._fs.open_input_stream(self._path(name), buffer_size=1 << 20) as stream:
                 if most is None:
                     return stream.read()
-                data = stream.read(most + 1)
+                try:
+                    data = stream.read(most + 1)
+                except MemoryError:  # what a manifest says may be more than there is room for
+                    raise local.too_large(most, most - 1, self._path(name)) from None
             if len(data) > most:
                 raise local.too_large(len(data), most, self._path(name))
             return data

@@ -41,7 +41,7 @@ _NAMES = [
 ]
 
 #: What one has taken away, or made another kind of.
-_IN_VAIN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration)
+_IN_VAIN = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, StopIteration, RecursionError)
 
 Mutation = Callable[[random.Random, Path], str]
 

@@ -95,3 +95,8 @@ def test_a_link_is_deleted_and_not_what_it_leads_to(tmp_path):
     run.delete("link")
     assert not (tmp_path / "run" / "link").is_symlink()
     assert (tmp_path / "other" / "inner" / "file").read_text() == "mine"
+
+
+def test_room_is_made_for_what_is_there_alone(tmp_path):
+    (tmp_path / "a").write_bytes(b"x" * 10)
+    assert Storage(str(tmp_path)).get("a", 1 << 50) == b"x" * 10
