@@ -23,7 +23,8 @@ STRUCTURE, ARCHITECTURE = "model structure", "model architecture"
 CODE = "code of the model"
 DATA = {"contents of the training data": "train", "validation data": "validation", "test data": "test"}
 _LATER = (STRUCTURE, "model loss weights", "contents of the training data")
-_ANSWERS = ("validation data", "test data", CODE)
+METRICS = "model compiled metrics"
+_ANSWERS = ("validation data", "test data", METRICS, CODE)
 #: What only workers know, of their machines; the same weights come from others, too, in the result of a finished run.
 _OF_WORKERS = ("arithmetic (a hash of the first gradients on this kind of machine)", "updates")
 #: Arrays of so many bytes are read as a whole; of larger ones so many parts.

@@ -268,6 +268,7 @@ def describe(model: keras.Model) -> dict[str, str]:
         "optimizer": type(optimizer).__name__ + " " + _json(optimizer.get_config()),
         "loss": _json([_loss_name(loss) for _, loss in tree.flatten(model.loss)]),
         "metrics": _json(sorted(m.name for m in model.metrics)),
+        "compiled metrics": _json([_compiled(compiled, key) for key in ("metrics", "weighted_metrics")]),
     }
 
 
@@ -316,6 +317,18 @@ def _loss_name(loss: Any) -> str:
     if loss is None or isinstance(loss, str):
         return str(loss)
     return loss.__name__ if inspect.isfunction(loss) else f"{type(loss).__name__} {_json(loss.get_config())}"
+
+
+def _compiled(compiled: Any, key: str) -> list[str]:
+    """Metrics as they were given to compile."""
+    given = getattr(compiled, "config", {}).get(key)
+    found = []
+    for _, metric in tree.flatten(given):
+        try:
+            found.append(_loss_name(metric))
+        except Exception:  # a metric's own get_config may raise whatever it likes
+            found.append(type(metric).__name__)
+    return found
 
 
 def _json(value: Any) -> str:
