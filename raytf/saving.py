@@ -119,6 +119,7 @@ class Saving:
         #: The newest state that is on storage, or on its way there: its step, and when the run was in it.
         self._saved_step, self._saved_at = state.durable_step, self._clock()
         self._restarted_at = self._saved_at if state.step else None
+        self._has_stepped = False
         #: Step of the latest copy, and whether it is known to count on all ranks.
         self._copied_step, self._is_copy_sealed = -1, True
         #: The save under way, or the last one; and one of an earlier state, that with the best value, which comes next.
@@ -152,12 +153,16 @@ class Saving:
         return flags
 
     def _is_due(self, stop: int, now: float) -> bool:
-        saved_step, takes = self._saved_step, self._saver.good_seconds
-        return self.cadence.is_due(stop, now, saved_step, self._saved_at, self._restarted_at, takes)
+        saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
+        return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, self._saver.good_seconds)
 
     def act(self, flags: np.ndarray) -> None:
         """Do what all ranks agreed on after a call, given the flags added over them."""
         began = time.perf_counter()
+        if not self._has_stepped:
+            self._has_stepped = True
+            if self._saved_step is None:
+                self._saved_at = self._clock()  # the first steps took as long as they are traced
         if self._copied_step != self._state.step:  # one of this step was made after the votes
             self._is_copy_sealed |= not flags[Flag.UNSEALED]
         if flags[Flag.COPY]:

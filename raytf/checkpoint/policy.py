@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 #: The cadence where the user gives none.
 DEFAULT_EVERY_SECONDS = 30.0
-#: A group that went on from an earlier one's state saves after so many seconds, and then each time it is twice as old.
+#: A run of which nothing is on storage saves after so many seconds, and so does a group that went on from an earlier
+#: one's state, and then each time it is twice as old.
 YOUNG_SECONDS = 2.0
 #: Of a step in a name.
 _MOST_DIGITS = 15
@@ -20,9 +21,10 @@ class Cadence:
     """When to save: after so many steps, so many seconds, or whichever comes first where both are given.
 
     It is the run's, not that of a group of workers: it counts from the newest state that is on storage, or on its way
-    there. A run of which nothing is on storage saves at once. After a restart another fault is likely soon, so that a
-    group which went on from an earlier one's state also saves while it is young: were faults more frequent than the
-    cadence, a run without memory would make the same steps for ever.
+    there. A run of which nothing is on storage saves at once; where a number of steps was asked for, after so many, but
+    YOUNG_SECONDS after its first steps at the latest. After a restart another fault is likely soon, so that a group
+    which went on from an earlier one's state also saves while it is young: were faults more frequent than the cadence,
+    a run without memory would make the same steps for ever.
     """
 
     every_steps: int | None
@@ -47,12 +49,12 @@ class Cadence:
 
         Args:
             saved_step: of the newest state on storage, or on its way there; None for none.
-            saved_at: when the run was in that state; not before this group began.
+            saved_at: when the run was in that state; not before this group began. For none when its first steps ended.
             restarted_at: when this group began, where it went on from an earlier one's state.
             takes: seconds of a save, which is to end within the cadence.
         """
         if saved_step is None:
-            return step > 0
+            return step >= (self.every_steps or 1) or (step > 0 and now - saved_at >= YOUNG_SECONDS)
         if step <= saved_step:
             return False
         age = now - saved_at

@@ -167,8 +167,10 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
             run.epoch(3.0)
 
     first = Run(str(tmp_path))
+    first.epoch(3.0)
+    assert not first.kept
     train(first)
-    assert first.kept == [1], "the first checkpoint comes with the first step"
+    assert first.kept == [1], "the state of the first step has the best value so far"
     # The group dies at step 7, of which memory has all.
     again = Run(str(tmp_path), TrainingState(step=7, durable_step=1, best=("val_loss", 3.0)))
     assert again.saver.phase is policy.Phase.WRITING
@@ -186,9 +188,10 @@ def test_the_cadence_counts_from_the_state_and_not_from_the_save_that_came_late(
     run = Run(str(tmp_path))
     run.saver.calls = 5
     run.epoch(9.0)
+    run.epoch(9.0)
     run.epoch(8.0)  # the best so far, which waits until the first save has ended
     made_at = run.now
-    while run.saving._current is None or run.saving._current.step != 2:
+    while run.saving._current is None or run.saving._current.step != 3:
         run.epoch(10.0)
     assert run.saving._saved_at == made_at < run.now
     run.saving.finish()

@@ -66,10 +66,18 @@ def test_never_due_without_a_new_step():
 
 
 def test_the_first_checkpoint_is_due_with_the_first_step():
-    for cadence in (Cadence(None, 3600.0), Cadence(1000, None)):
-        assert cadence.is_due(1, 0.0, None, 0.0)
-        assert not cadence.is_due(0, 0.0, None, 0.0)
-        assert not cadence.is_due(2, 0.1, 1, 0.0)
+    cadence = Cadence(None, 3600.0)
+    assert cadence.is_due(1, 0.0, None, 0.0)
+    assert not cadence.is_due(0, 9.0, None, 0.0)
+    assert not cadence.is_due(2, 0.1, 1, 0.0)
+
+
+def test_where_steps_were_asked_for_the_first_checkpoint_waits_for_them_but_not_long():
+    cadence = Cadence(1000, None)
+    assert not cadence.is_due(999, 1.9, None, 0.0)
+    assert cadence.is_due(1000, 0.1, None, 0.0)
+    assert cadence.is_due(1, 2.0, None, 0.0)
+    assert not cadence.is_due(0, 9.0, None, 0.0)
 
 
 def test_a_save_ends_within_its_cadence():
