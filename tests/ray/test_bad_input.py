@@ -104,7 +104,7 @@ def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(sta
     assert "--global-batch-size: 64 in storage, 32 now" in batch
 
     model = refused(start_there(EVERYTHING, *flags, "--epochs", 2, "--units", 25))
-    assert "model architecture" in model
+    assert "model structure" in model
     assert "24" in model
     assert "25" in model
 
