@@ -280,12 +280,14 @@ class Storage:
         return info.type == pafs.FileType.File
 
     def files(self, name: str = "", skipped: list[str] | None = None) -> list[File]:
-        """All files below a folder, at any depth, by name; a missing folder is empty.
+        """All files below a folder, at any depth, by name; a missing folder is empty, and so is a root that is a file.
 
         Args:
             skipped: takes the names of folders below it that cannot be read; without it the first one raises.
         """
         base = self._path(name)
+        if self.is_local and not name and self.exists(""):
+            return []
         found = self._do("list", name, lambda: _walk(base, skipped) if self.is_local else self._list_objects(base))
         return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
 

@@ -95,9 +95,9 @@ def files_of(uri: str) -> list[str]:
     from raytf.storage import Storage
 
     storage = Storage(uri)
-    if storage.exists(""):
-        return [storage.root.rpartition("/")[2]]
     names = [file.name for file in storage.files()]
+    if not names and storage.exists(""):
+        names = [storage.root.rpartition("/")[2]]
     if not names:
         raise DataError(f"{storage.locate('')}: there is no such file or folder, or nothing in it.")
     return names
