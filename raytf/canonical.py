@@ -63,8 +63,8 @@ def _collect(part: Any, names: dict[str, str]) -> None:
         inner = part.get("config")
         if "class_name" in part and isinstance(inner, dict) and isinstance(inner.get("name"), str):
             names.setdefault(inner["name"], f"#{len(names)}")
-        for value in part.values():
-            _collect(value, names)
+        for key in sorted(part, key=str):  # files have another order than configurations
+            _collect(part[key], names)
     elif isinstance(part, (list, tuple)):
         for value in part:
             _collect(value, names)

@@ -177,17 +177,21 @@ def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float]
         seconds: to wait at most.
     """
     deadline = clock() + seconds
+
+    def left() -> float:
+        return max(0.0, deadline - clock())
+
     try:
         ticket = ray.get(monitor.park.remote(), timeout=seconds)
         while clock() < deadline:
             asked = [monitor.parked.remote(ticket), monitor.sightings.remote(), monitor.wanted.remote()]
-            answer, group, wanted = ray.get(asked, timeout=seconds)
+            answer, group, wanted = ray.get(asked, timeout=left())
             if answer is not None:
                 return bool(answer)
             if all(sighting.beat.activity is Activity.START for sighting in group):  # also where there is none
                 return None
             if wanted != ticket:  # a resize has come between
-                ticket = ray.get(monitor.park.remote(), timeout=seconds)
+                ticket = ray.get(monitor.park.remote(), timeout=left())
             time.sleep(_LOOK_SECONDS)
     except ray.exceptions.RayError:
         pass
