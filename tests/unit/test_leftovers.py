@@ -51,9 +51,8 @@ def test_what_carries_the_mark_is_ended_and_nothing_else(tmp_path: Path, strange
             assert driver.stdout is not None
             assert driver.stdout.readline() == "ready\n"
             if how == "killed":
-                pids = marked(mark)
-                assert len(pids) == 2
-                os.kill(pids[0], signal.SIGSTOP)
+                wait_until(lambda: len(marked(mark)) == 2, "both have begun", 60)
+                os.kill(marked(mark)[0], signal.SIGSTOP)
                 driver.kill()
             wait_until(lambda: not marked(mark), "all are gone", 60)
             wait_until(lambda: not folder.exists(), "the folder is gone", 60)
