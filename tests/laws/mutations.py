@@ -71,6 +71,12 @@ def _plain(rng: random.Random, run: Path, *ends: str) -> Path:
     return rng.choice([f for f in chosen if f.name.lstrip("0123456789-") == kind])
 
 
+def _manifests(run: Path) -> list[Path]:
+    """Those of its own, not what a link that was made before leads to."""
+    found = sorted((run / "checkpoints").glob(f"*/{manifest.FILE}"))
+    return [path for path in found if path.resolve() == run.resolve() / path.relative_to(run)] or [run / "none"]
+
+
 def _said(what: str, run: Path, path: Path) -> str:
     return f"{what}: {path.relative_to(run)}"
 
@@ -309,11 +315,12 @@ def _table(rng: random.Random, run: Path) -> str:
 
 def _share(rng: random.Random, run: Path) -> str:
     """A share whose manifest says of it what is true, and which is none."""
-    found = sorted((run / "checkpoints").glob(f"*/{manifest.FILE}"))
-    path = rng.choice(found or [run / "none"])
+    path = rng.choice(_manifests(run))
     body = json.loads(path.read_text())["body"]
     share = rng.choice(body["shares"])
     file = path.parent / share["file"]
+    if file.is_symlink():
+        raise FileNotFoundError
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -347,7 +354,7 @@ def _share(rng: random.Random, run: Path) -> str:
 
 
 def _version(rng: random.Random, run: Path) -> str:
-    path = rng.choice(sorted((run / "checkpoints").glob(f"*/{manifest.FILE}")) or [run / "none"])
+    path = rng.choice(_manifests(run))
     body = json.loads(path.read_text())["body"]
     body["version"] = rng.choice((0, 1, 3, 99, 10**18, -1, True, "2", None, 2.0))
     path.write_text(signed(body))

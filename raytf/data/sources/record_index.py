@@ -18,7 +18,7 @@ import numpy as np
 from raytf import local
 from raytf.data.sources import frames
 from raytf.data.sources.files import Files
-from raytf.errors import DataError, StorageError
+from raytf.errors import DamagedFileError, DataError, StorageError
 
 INDEX = "_raytf_index"
 _MAGIC = b"RAYTFIX1"
@@ -90,7 +90,9 @@ def index(
         DataError: a file is damaged, or compressed.
         StorageError: storage refuses.
     """
-    known = decode(files.storage.get_or_none(INDEX) or b"")
+    known: dict[str, Entry] = {}
+    with contextlib.suppress(DamagedFileError):  # it is made anew, elsewhere
+        known = decode(files.storage.get_or_none(INDEX) or b"")
     cache = _cache(files)
     if not known and cache.exists():
         known = decode(cache.read_bytes())
