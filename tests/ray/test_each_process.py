@@ -129,6 +129,7 @@ def test_each_kind_of_process_of_a_job_with_a_ray_of_its_own(tmp_path: Path, wei
     assert run.output.count("Ray Train's controller died; starting another one") == 1
 
 
+@pytest.mark.slow
 def test_each_kind_of_process_of_a_job_on_a_cluster(tmp_path: Path, weights: str):
     with ElasticCluster(nodes=2, cpus=2) as cluster:
 

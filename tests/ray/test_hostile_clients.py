@@ -198,12 +198,13 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # it measures latencies, which other tests beside it would spoil
 @pytest.mark.parametrize(
     ("served", "seconds"),
     [
         pytest.param(True, 25, id="token"),
-        pytest.param(False, 25, id="no-token", marks=pytest.mark.slow),
-        pytest.param(True, 120, id="token-for-long", marks=pytest.mark.slow),
+        pytest.param(False, 25, id="no-token"),
+        pytest.param(True, 120, id="token-for-long"),
     ],
     indirect=["served"],
 )
