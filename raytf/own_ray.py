@@ -119,8 +119,10 @@ def signs_of_cluster() -> list[vigil.Sign]:
     if node is None:  # a client, of which Ray's own server looks after the driver
         return []
     found: list[vigil.Sign] = []
+    # As a whole: where one machine has several nodes, the name of one begins the names of others.
+    socket_name = f"--raylet_socket_name={node.raylet_socket_name}"
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] == "raylet" and node.raylet_socket_name in " ".join(process.info["cmdline"] or ()):
+        if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
             found.append(vigil.Neighbour("the raylet of this driver's node", process.pid, True))
     config = ray._private.state.state.get_system_config()
     seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", vigil.RECONNECT_SECONDS))
