@@ -54,10 +54,10 @@ def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, number: 
     assert "asked to save\n" in output
     if number == signal.SIGINT:
         assert "interrupted: saved\n" in output
-        assert (
-            output.splitlines()[-1] == "KeyboardInterrupt"
-        )  # as of any program in Python; raytf.cli has a line for it
-        assert code in (-signal.SIGINT, 128 + signal.SIGINT)
+        # As of any program in Python; raytf.cli has a line for it.
+        assert output.splitlines()[-1] == "KeyboardInterrupt"
+        # CPython answers 1 where what runs at its exit (of Ray here) calls exec() on a string.
+        assert code in (-signal.SIGINT, 128 + signal.SIGINT, 1)
     else:
         assert output.endswith("left: the terminal is gone (SIGHUP), saved\n")
         assert code == 128 + signal.SIGHUP

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+
+from raytf import s3 as stores
+from raytf.storage import Storage
+from raytf.testing import StorageProxy
 
 
 def forget_clients() -> None:
@@ -23,3 +27,18 @@ def no_clients_of_other_tests() -> Iterator[None]:
     """Those of a test end with it."""
     yield
     forget_clients()
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str) -> Iterator[StorageProxy]:
+    """Before the S3 server, for stores that lack something. What is found out about such a one ends with the test."""
+    before = stores.set_checksums(None)
+    with StorageProxy(s3_endpoint) as proxy:
+        yield proxy
+    stores.set_checksums(before)
+
+
+@pytest.fixture
+def behind(s3: Callable[..., str], s3_endpoint: str, proxy: StorageProxy) -> Storage:
+    """A bucket that is reached through `proxy`."""
+    return Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))

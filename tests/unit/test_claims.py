@@ -10,7 +10,6 @@ import pytest
 from raytf import claims
 from raytf.errors import StorageError
 from raytf.storage import Storage
-from raytf.testing import StorageProxy
 
 #: OpenStack Swift 2.38, one that knows neither condition but chunks, Swift 2.30, and one that overlooks conditions.
 LACKS = {
@@ -19,17 +18,6 @@ LACKS = {
     "neither, no chunks": {"create": "refused", "swap": "refused", "chunks": False},
     "overlooks": {"create": "overlooked", "swap": "overlooked"},
 }
-
-
-@pytest.fixture
-def proxy(s3_endpoint):
-    with StorageProxy(s3_endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def place(s3, s3_endpoint, proxy):
-    return Storage(s3("run").replace(s3_endpoint, proxy.endpoint))
 
 
 def at_once(count, act):
@@ -52,17 +40,17 @@ def at_once(count, act):
 
 
 @pytest.mark.parametrize("lack", LACKS)
-def test_one_of_several_wins(place, proxy, lack):
+def test_one_of_several_wins(behind, proxy, lack):
     proxy.lack(**LACKS[lack])
-    places = [Storage(place.uri) for _ in range(4)]
+    places = [Storage(behind.uri) for _ in range(4)]
     created = at_once(4, lambda i: claims.create(places[i], "file", b"created by %d" % i))
     assert sorted(created) == [False, False, False, True]
-    data, version = place.get_version("file")
+    data, version = behind.get_version("file")
     assert data == b"created by %d" % created.index(True)
     swapped = at_once(4, lambda i: claims.swap(places[i], "file", b"swapped by %d" % i, version))
     assert sorted(swapped) == [False, False, False, True]
-    assert place.get("file") == b"swapped by %d" % swapped.index(True)
-    assert place.list(recursive=True) == ["file"]
+    assert behind.get("file") == b"swapped by %d" % swapped.index(True)
+    assert behind.list(recursive=True) == ["file"]
 
 
 class Time:
@@ -78,16 +66,16 @@ class Time:
         self.now += seconds
 
 
-def test_a_dead_process_claim_is_waited_for_and_removed(place, proxy):
+def test_a_dead_process_claim_is_waited_for_and_removed(behind, proxy):
     proxy.lack("refused", "refused")
-    place.put(f"{claims.folder_of('file')}/0000", b"killed")
+    behind.put(f"{claims.folder_of('file')}/0000", b"killed")
     time = Time()
-    assert claims.create(place, "file", b"x", time.clock, time.sleep)
+    assert claims.create(behind, "file", b"x", time.clock, time.sleep)
     assert claims.EXPIRY_SECONDS <= time.now <= claims.EXPIRY_SECONDS + 5
-    assert place.list(recursive=True) == ["file"]
+    assert behind.list(recursive=True) == ["file"]
 
 
-def test_a_claim_that_others_removed_does_not_count(place, proxy):
+def test_a_claim_that_others_removed_does_not_count(behind, proxy):
     """Who was suspended for longer than a claim lives puts it up anew before it writes."""
     proxy.lack("refused", "refused")
     now, removed = Time(), []
@@ -95,10 +83,10 @@ def test_a_claim_that_others_removed_does_not_count(place, proxy):
     def sleep(seconds):
         now.now += seconds
         if not removed:
-            place.delete(claims.folder_of("file"))
+            behind.delete(claims.folder_of("file"))
             removed.append(now.now)
 
-    assert claims.create(place, "file", b"x", now.clock, sleep)
+    assert claims.create(behind, "file", b"x", now.clock, sleep)
     assert now.now >= 2 * claims.SETTLE_SECONDS
 
 

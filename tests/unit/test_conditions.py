@@ -6,70 +6,57 @@ import pytest
 
 from raytf import conditions
 from raytf.conditions import Conditions, try_out
-from raytf.storage import Storage
-from raytf.testing import StorageProxy
-
-
-@pytest.fixture
-def proxy(s3_endpoint):
-    with StorageProxy(s3_endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def place(s3, s3_endpoint, proxy):
-    return Storage(s3("run").replace(s3_endpoint, proxy.endpoint))
 
 
 @pytest.mark.parametrize("create", ["atomic", "refused", "overlooked", "racy"])
 @pytest.mark.parametrize("swap", ["atomic", "refused", "overlooked", "racy"])
-def test_each_kind_is_tried_by_itself(place, proxy, create, swap):
+def test_each_kind_is_tried_by_itself(behind, proxy, create, swap):
     proxy.lack(create, swap)
-    assert place.is_conditional("create") == (create == "atomic")
-    assert place.is_conditional("swap") == (swap == "atomic")
-    assert place.is_conditional() == (create == swap == "atomic")
-    assert place.list() == []  # the objects that writers raced for are gone
+    assert behind.is_conditional("create") == (create == "atomic")
+    assert behind.is_conditional("swap") == (swap == "atomic")
+    assert behind.is_conditional() == (create == swap == "atomic")
+    assert behind.list() == []  # the objects that writers raced for are gone
 
 
 @pytest.mark.parametrize("how", ["atomic", "refused", "overlooked", "racy"])
-def test_one_writer_at_a_time_may_do_all_on_any_store(place, proxy, how):
+def test_one_writer_at_a_time_may_do_all_on_any_store(behind, proxy, how):
     proxy.lack(how, how)
-    assert place.create("file", b"one")
-    assert not place.create("file", b"two")
-    data, version = place.get_version("file")
+    assert behind.create("file", b"one")
+    assert not behind.create("file", b"two")
+    data, version = behind.get_version("file")
     assert data == b"one"
-    assert not place.swap("file", b"two", "another version")
-    assert not place.swap("missing", b"two", version)
-    assert place.swap("file", b"two", version)
-    assert not place.swap("file", b"three", version)
-    assert place.get("file") == b"two"
-    assert place.list() == ["file"]
+    assert not behind.swap("file", b"two", "another version")
+    assert not behind.swap("missing", b"two", version)
+    assert behind.swap("file", b"two", version)
+    assert not behind.swap("file", b"three", version)
+    assert behind.get("file") == b"two"
+    assert behind.list() == ["file"]
 
 
-def test_a_store_is_tried_once(place, proxy):
-    place.is_conditional()
+def test_a_store_is_tried_once(behind, proxy):
+    behind.is_conditional()
     before = proxy.writes
     assert before > 0
     for what in ("create", "swap", None):
-        assert place.is_conditional(what)
+        assert behind.is_conditional(what)
     assert proxy.writes == before
 
 
-def test_a_store_may_lose_what_it_knew(place, proxy):
+def test_a_store_may_lose_what_it_knew(behind, proxy):
     """Behind one address there may be servers of several versions."""
-    assert place.is_conditional()
-    assert place.create("file", b"one")
+    assert behind.is_conditional()
+    assert behind.create("file", b"one")
     proxy.lack("refused", "refused")
-    _, version = place.get_version("file")
-    assert place.swap("file", b"two", version)
-    assert not place.create("file", b"three")
-    assert place.get("file") == b"two"
-    assert not place.is_conditional("swap")
+    _, version = behind.get_version("file")
+    assert behind.swap("file", b"two", version)
+    assert not behind.create("file", b"three")
+    assert behind.get("file") == b"two"
+    assert not behind.is_conditional("swap")
 
 
-def test_failures_now_and_then_do_not_count_against_a_store(place, proxy):
+def test_failures_now_and_then_do_not_count_against_a_store(behind, proxy):
     proxy.fail_share(0.1, seed=3)
-    assert place.is_conditional()
+    assert behind.is_conditional()
 
 
 class Memory:

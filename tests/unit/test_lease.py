@@ -12,7 +12,6 @@ from raytf.checkpoint import manifest
 from raytf.errors import RunInUseError
 from raytf.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner, process_start
 from raytf.storage import Storage
-from raytf.testing import StorageProxy
 
 #: Stores that lack conditional writes; the first and the third as OpenStack Swift 2.38 and 2.30 do.
 LACKS = {
@@ -69,17 +68,11 @@ def holder(run):
     process.communicate()
 
 
-@pytest.fixture
-def proxy(s3_endpoint):
-    with StorageProxy(s3_endpoint) as proxy:
-        yield proxy
-
-
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name == "neither" else name for name in LACKS])
-def lacking(request, s3, s3_endpoint, proxy):
+def lacking(request, proxy, behind):
     """A run on a store that lacks conditional writes."""
     proxy.lack(**LACKS[request.param])
-    return Storage(s3("run").replace(s3_endpoint, proxy.endpoint))
+    return behind
 
 
 def wait_for(condition, seconds=120):

@@ -464,23 +464,7 @@ def test_a_conditional_write_goes_past_single_failures(s3, s3_endpoint):
 # Stores that lack something.
 
 
-@pytest.fixture
-def proxy(s3_endpoint):
-    with StorageProxy(s3_endpoint) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def behind(s3, s3_endpoint, proxy):
-    return Storage(s3("runs").replace(s3_endpoint, proxy.endpoint))
-
-
-@pytest.fixture
-def checksums(monkeypatch):
-    monkeypatch.delenv("AWS_REQUEST_CHECKSUM_CALCULATION", raising=False)
-
-
-def test_uploads_come_without_checksums_where_a_store_refuses_them(proxy, behind, checksums):
+def test_uploads_come_without_checksums_where_a_store_refuses_them(proxy, behind):
     proxy.lack(chunks=False)
     other = Storage(behind.uri)
     data = os.urandom(12_000_000)
@@ -493,14 +477,14 @@ def test_uploads_come_without_checksums_where_a_store_refuses_them(proxy, behind
     assert proxy.writes == before + 1
 
 
-def test_threads_find_out_about_checksums_at_the_same_time(proxy, behind, checksums):
+def test_threads_find_out_about_checksums_at_the_same_time(proxy, behind):
     proxy.lack(chunks=False)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda i: behind.put(f"{i}", b"x"), range(8)))
     assert behind.list() == [str(i) for i in range(8)]
 
 
-def test_an_upload_that_is_refused_anyhow_changes_no_setting(behind, checksums, proxy):
+def test_an_upload_that_is_refused_anyhow_changes_no_setting(proxy, behind):
     proxy._unknown = lambda request: "Nothing is supported." if request.command in ("PUT", "POST") else ""
     with pytest.raises(StorageError, match="does not know this request") as refused:
         behind.put("file", b"x")
