@@ -53,7 +53,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
         _leave(visible(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
     except BrokenPipeError:
-        unless_nobody_reads()
+        _unless_nobody_reads()
         raise
     except UnicodeEncodeError as error:
         # A name on the command line that is not of this machine's encoding, which no library takes.
@@ -65,7 +65,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         _leave(f"{trace}error: {visible(error)}", endings.of_error(error).code)
 
 
-def unless_nobody_reads() -> None:
+def _unless_nobody_reads() -> None:
     """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
     out = sys.stdout.fileno()
     poll = select.poll()

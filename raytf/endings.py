@@ -58,7 +58,7 @@ INTERRUPTED = Ending(
     128 + signal.SIGINT,
     Then.STOPPED,
 )
-UNREAD = Ending("nobody reads what the job itself prints (`| head`)", 128 + signal.SIGPIPE, Then.AGAIN)
+UNREAD = Ending("nobody reads what the job itself prints (as after `head`)", 128 + signal.SIGPIPE, Then.AGAIN)
 TERMINATED = Ending(
     "SIGTERM, as of `ray job stop` or a pod's end; the run saves first, and a second one does not wait for that",
     128 + signal.SIGTERM,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from raytf.command import cli, unless_nobody_reads
+from raytf.command import cli
 from raytf.terminal import printable, visible
 
 #: Subcommand -> module with a `main` that takes a dataclass of flags; the text is what the overview says.
@@ -39,14 +39,7 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     arguments = getattr(module, "arguments", list)
-    try:
-        try:
-            cli(module.main, arguments(argv[1:]), prog=f"raytf {name}")
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        unless_nobody_reads()
-        raise
+    cli(module.main, arguments(argv[1:]), prog=f"raytf {name}")
 
 
 def _overview() -> str:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -76,13 +77,13 @@ def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str]
     for number in ours:
         signal.signal(number, ours[number])
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(reader, others, stop, asked, monitor, say, leave), daemon=True)
+    ending = _Ending(asked, threading.Event(), others, monitor, say, leave)
+    thread = threading.Thread(target=ending.watch, args=(reader,), daemon=True)
     thread.start()
     try:
         yield
     finally:
-        stop.set()
+        ending.over.set()
         signal.set_wakeup_fd(others)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -94,65 +95,71 @@ def _nothing(number: int, frame: Any) -> None:
     """The thread that reads the pipe knows what to do."""
 
 
-def _watch(
-    reader: int,
-    others: int,
-    stop: threading.Event,
-    asked: _Asked,
-    monitor: Any,
-    say: Callable[[str], None],
-    leave: Callable[[str], None],
-) -> None:
-    with open(reader, "rb", buffering=0) as pipe:
-        while not stop.is_set():
-            if not select.select([pipe], [], [], _END_SECONDS)[0]:
-                continue
-            numbers = pipe.read(64)
-            if not numbers:
-                return
-            if others != -1:
-                with contextlib.suppress(OSError):
-                    os.write(others, numbers)
-            for number in numbers:
-                if number not in (*_NAMES, signal.SIGINT):
+@dataclass(frozen=True)
+class _Ending:
+    """Saves and ends the process when it is told to.
+
+    Attributes:
+        asked: what this process was told so far.
+        over: set at the end of the `with` statement.
+        others: file descriptor for signals of whoever had asked for them before, -1 for none.
+        monitor, say, leave: as of `saving_first`.
+    """
+
+    asked: _Asked
+    over: threading.Event
+    others: int
+    monitor: Any
+    say: Callable[[str], None]
+    leave: Callable[[str], None]
+
+    def watch(self, reader: int) -> None:
+        """Read signals from a pipe, which is closed at the end."""
+        with open(reader, "rb", buffering=0) as pipe:
+            while not self.over.is_set():
+                if not select.select([pipe], [], [], _END_SECONDS)[0]:
                     continue
-                if asked.first is None:
-                    asked.first = number
-                    threading.Thread(target=_end, args=(number, stop, asked, monitor, say, leave), daemon=True).start()
-                elif number != signal.SIGINT:
-                    os._exit(128 + number)
+                numbers = pipe.read(64)
+                if not numbers:
+                    return
+                if self.others != -1:
+                    with contextlib.suppress(OSError):
+                        os.write(self.others, numbers)
+                for number in numbers:
+                    self._hear(number)
 
+    def _hear(self, number: int) -> None:
+        if number not in (*_NAMES, signal.SIGINT):
+            return
+        if self.asked.first is None:
+            self.asked.first = number
+            threading.Thread(target=self._end, args=(number,), daemon=True).start()
+        elif number != signal.SIGINT:
+            os._exit(128 + number)
 
-def _end(
-    number: int,
-    stop: threading.Event,
-    asked: _Asked,
-    monitor: Any,
-    say: Callable[[str], None],
-    leave: Callable[[str], None],
-) -> None:
-    said = _NAMES.get(signal.Signals(number), _INTERRUPTED)
-    saved: bool | None = False
-    # Whatever goes wrong on the way, the process that was told to end does.
-    with contextlib.suppress(Exception, SystemExit):
-        say(f"{said}: saving first" + ("; once more to leave at once" if number == signal.SIGINT else ""))
-    with contextlib.suppress(Exception):
-        saved = save(monitor)
-    asked.is_saved = True
-    if stop.is_set():
-        return  # the run has come to its end meanwhile, and so does this process
-    result = "saved" if saved else "not saved" if saved is False else "no workers train that could save"
-    if number == signal.SIGINT:
+    def _end(self, number: int) -> None:
+        said = _NAMES.get(signal.Signals(number), _INTERRUPTED)
+        saved: bool | None = False
+        # Whatever goes wrong on the way, the process that was told to end does.
         with contextlib.suppress(Exception, SystemExit):
-            say(f"{said}: {result}")
-        os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes for what it is
-        return
-    with contextlib.suppress(Exception, SystemExit):
-        say(f"{said}: {result}; the same command goes on from the last checkpoint")
-    try:
-        leave(f"{said}, {result}")
-    finally:
-        os._exit(128 + number)
+            self.say(f"{said}: saving first" + ("; once more to leave at once" if number == signal.SIGINT else ""))
+        with contextlib.suppress(Exception):
+            saved = save(self.monitor)
+        self.asked.is_saved = True
+        if self.over.is_set():
+            return  # the run has come to its end meanwhile, and so does this process
+        result = "saved" if saved else "not saved" if saved is False else "no workers train that could save"
+        if number == signal.SIGINT:
+            with contextlib.suppress(Exception, SystemExit):
+                self.say(f"{said}: {result}")
+            os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes for what it is
+            return
+        with contextlib.suppress(Exception, SystemExit):
+            self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
+        try:
+            self.leave(f"{said}, {result}")
+        finally:
+            os._exit(128 + number)
 
 
 def saved_before(monitor: Any, loss: Loss, leave: Callable[[str], None]) -> str:
