@@ -20,6 +20,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf import raylets
+from raytf.checkpoint import memory
 from raytf.errors import one_line
 from raytf.hangs import Beat, Evidence
 from raytf.pulse import STACKS_SIGNAL
@@ -29,6 +30,8 @@ from raytf.raylets import Answer
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
 _PY_SPY_SECONDS = 4.0
 _SIGNAL_SECONDS = 2.0
+#: A keeper that is asked to look at processes, or to end them, has so long until a task is sent as well.
+_KEEPER_SECONDS, _END_SECONDS = 3.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,16 @@ class Found:
 class Examination:
     """Looks at ranks on their nodes, in the background.
 
-    On the node of this process by itself; on others by a task, whose process has to start first. Evidence of this node
-    is there before the stacks, which take longer.
+    On the node of this process by itself; on others by the run's keeper, and by a task, whose process has to start
+    first, where there is none or it does not answer soon. Evidence of this node is there before the stacks, which take
+    longer.
 
     Args:
+        run_uri: the run's folder.
         beats: of the ranks.
     """
 
-    def __init__(self, beats: Sequence[Beat]):
+    def __init__(self, run_uri: str, beats: Sequence[Beat]):
         self._beats = {beat.rank: beat for beat in beats}
         by_node: dict[str, list[Beat]] = {}
         for beat in beats:
@@ -68,9 +73,16 @@ class Examination:
         self._found: dict[int, Found] = {}
         self._here = threading.Thread(target=self._look_here, args=(by_node.pop(_own_node(), []),), daemon=True)
         self._here.start()
-        self._waiting = {
-            _on(node, look, [(b.rank, b.pid, b.stacks) for b in there]): node for node, there in by_node.items()
-        }
+        self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
+        self._waiting: dict[Any, str] = {}
+        #: Nodes for which no task has been sent yet, and when that is due.
+        self._untasked, self._tasks_at = set(self._elsewhere), time.monotonic() + _KEEPER_SECONDS
+        for node, processes in self._elsewhere.items():
+            keeper = memory.keeper_on(run_uri, node)
+            if keeper is None:
+                self._send_task(node)
+            else:
+                self._waiting[keeper.do.remote(look, processes)] = node
 
     @property
     def is_complete(self) -> bool:
@@ -80,11 +92,12 @@ class Examination:
         """What is known by now of each rank, after so many seconds at most."""
         deadline = time.monotonic() + seconds
         while self._waiting:
+            if time.monotonic() >= self._tasks_at:
+                for node in self._untasked & set(self._waiting.values()):
+                    self._send_task(node)
             done, _ = ray.wait(list(self._waiting), timeout=max(0.0, min(0.2, deadline - time.monotonic())))
             for ref in done:
-                del self._waiting[ref]
-                with contextlib.suppress(ray.exceptions.RayError):  # the node went meanwhile
-                    self._found |= ray.get(ref)
+                self._take(ref)
             for ref, node in list(self._waiting.items()):
                 if node in self._dead or self._answers.get(node, Answer.LIVES) is not Answer.LIVES:
                     del self._waiting[ref]
@@ -92,6 +105,22 @@ class Examination:
                 break
         self._here.join(max(0.0, deadline - time.monotonic()))
         return {rank: self._found.get(rank) or self._unseen(beat) for rank, beat in self._beats.items()}
+
+    def _send_task(self, node: str) -> None:
+        self._untasked.discard(node)
+        self._waiting[_by_task(node, look, self._elsewhere[node])] = node
+
+    def _take(self, answer: Any) -> None:
+        node = self._waiting.pop(answer, None)
+        if node is None:
+            return
+        try:
+            self._found |= ray.get(answer)
+        except ray.exceptions.RayError:  # the keeper or the node went meanwhile
+            if node in self._untasked:
+                self._send_task(node)
+            return
+        self._waiting = {ref: other for ref, other in self._waiting.items() if other != node}
 
     def _look_here(self, beats: list[Beat]) -> None:
         def look_at(beat: Beat) -> None:
@@ -113,14 +142,20 @@ class Examination:
         self._answers |= raylets.ask([node])
 
 
-def end(beats: Sequence[Beat]) -> None:
-    """SIGKILL to ranks, stopped ones too; does not wait."""
+def end(run_uri: str, beats: Sequence[Beat]) -> None:
+    """SIGKILL to ranks, stopped ones too; waits a second at most."""
     own = _own_node()
+    asked: dict[Any, Beat] = {}
     for beat in beats:
         if beat.node == own:
             kill(beat.pid)
+        elif (keeper := memory.keeper_on(run_uri, beat.node)) is not None:
+            asked[keeper.do.remote(kill, beat.pid)] = beat
         else:
-            _on(beat.node, kill, beat.pid)
+            _by_task(beat.node, kill, beat.pid)
+    late = ray.wait(list(asked), num_returns=len(asked), timeout=_END_SECONDS)[1] if asked else []
+    for answer in late:
+        _by_task(asked[answer].node, kill, asked[answer].pid)
 
 
 def stopped_here(beats: Sequence[Beat]) -> list[int]:
@@ -133,7 +168,7 @@ def _own_node() -> str:
     return ray.get_runtime_context().get_node_id()
 
 
-def _on(node: str, function: Any, *arguments: Any) -> Any:
+def _by_task(node: str, function: Any, *arguments: Any) -> Any:
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=here).remote(*arguments)
 

@@ -90,7 +90,8 @@ class Snapshots:
         """Snapshots of some attempts that some node holds whole, newest first; the same on all ranks."""
         found = []
         if self._group.rank == 0 and self._every != 0:
-            found = policy.generations(memory.survey(self._run_uri), set(attempts))
+            held = memory.survey(self._run_uri, is_enough=lambda answers: policy.is_latest(answers, attempts))
+            found = policy.generations(held, set(attempts))
         return pickle.loads(self._group.share(pickle.dumps(found)))
 
     def load(self, generation: policy.Generation) -> Checkpoint:

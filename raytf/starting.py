@@ -24,11 +24,12 @@ class StartGuard:
 
     Args:
         monitor: the driver's Monitor.
+        run_uri: the run's folder.
         group: number of the group.
     """
 
-    def __init__(self, monitor: Any, group: int):
-        self._monitor, self._group = monitor, group
+    def __init__(self, monitor: Any, run_uri: str, group: int):
+        self._monitor, self._run_uri, self._group = monitor, run_uri, group
         self._over = threading.Event()
         threading.Thread(target=self._guard, daemon=True, name="raytf-start-guard").start()
 
@@ -43,7 +44,7 @@ class StartGuard:
             seconds = _LOOK_SECONDS
             with contextlib.suppress(ray.exceptions.RayError):
                 beats = self._workers()
-                found = Examination(beats).collect(_LOOK_SECONDS)
+                found = Examination(self._run_uri, beats).collect(_LOOK_SECONDS)
                 stopped = [beat for beat in beats if found[beat.rank].evidence is Evidence.STOPPED]
                 if not self._over.is_set():
                     self._end([beat for beat in stopped if (beat.node, beat.pid) in before])
@@ -69,7 +70,7 @@ class StartGuard:
                 "stacks": {},
             }
             self._monitor.event.remote("hang", fields)
-        end(beats)
+        end(self._run_uri, beats)
 
 
 def _is_worker(actor: dict[str, Any]) -> bool:

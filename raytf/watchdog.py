@@ -71,7 +71,7 @@ class Watchdog:
         number = ray.get(self._monitor.begin_group.remote(), timeout=30)
         self._group = _Group(time.monotonic())
         if self._seconds:
-            self._guard = StartGuard(self._monitor, number)
+            self._guard = StartGuard(self._monitor, self._run, number)
 
     def over(self) -> None:
         """The group has started, or could not."""
@@ -109,12 +109,12 @@ class Watchdog:
         if look.finding is not None:
             group.finding, group.found_at = look.finding, now
             _blame(self._monitor, look.finding)
-            group.examination = Examination([s.beat for s in sightings])
+            group.examination = Examination(self._run, [s.beat for s in sightings])
         elif not look.suspects:
             group.examination, group.evidence = None, {}
         elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
             suspects = [s.beat for s in sightings if s.beat.rank in look.suspects]
-            group.examination, group.examined_at = Examination(suspects), now
+            group.examination, group.examined_at = Examination(self._run, suspects), now
         slow = group.stragglers.look([s.beat for s in sightings])
         for straggler in slow:
             self._monitor.say.remote(
@@ -159,11 +159,11 @@ def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroup
     """
     sightings, known = ray.get([monitor.sightings.remote(), monitor.blamed.remote()], timeout=5)
     if known is not None:  # the watchdog was about to end the group, and is only later than the peers
-        return conclude(monitor, run, known, Examination([s.beat for s in sightings]).collect(_LOSS_SECONDS))
+        return conclude(monitor, run, known, Examination(run, [s.beat for s in sightings]).collect(_LOSS_SECONDS))
     suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
     if not suspects:
         return None
-    began, examination = time.monotonic(), Examination([s.beat for s in sightings])
+    began, examination = time.monotonic(), Examination(run, [s.beat for s in sightings])
     frozen = {Evidence.STOPPED: "frozen (its process was stopped)", Evidence.SILENT_NODE: "its node does not answer"}
     is_over = False
     while not is_over:
@@ -212,7 +212,7 @@ def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) 
         fields["stacks"] = {rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in found.items()}
         monitor.event.remote("hang", fields)
     if finding.where == "frozen":
-        end([b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
+        end(run, [b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
     advice = f"{said}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
     return WorkerGroupError(said, {beat.rank: HangError(advice) for beat in finding.beats})
 

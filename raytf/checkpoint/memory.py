@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,10 @@ class Keeper:
             share = slots.head(memory)
             return np.array(np.frombuffer(memory, np.uint8, 0 if share is None else share.bytes))
 
+    def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function here: this process runs already, where a task's would have to start first."""
+        return function(*arguments)
+
     def _held(self) -> list[Held]:
         found = []
         for path, (_, fd, _) in self._slots.items():
@@ -166,17 +170,37 @@ def keeper(run_uri: str) -> Any:
     )
 
 
-def survey(run_uri: str, seconds: float = SURVEY_SECONDS) -> dict[str, list[Held]]:
-    """What the nodes of the cluster hold of a run, by node; without nodes that do not answer in time."""
+def keeper_on(run_uri: str, node: str) -> Any:
+    """The handle of a node's keeper for a run; None where there is none, or Ray cannot say."""
+    try:
+        return ray.get_actor(f"{_prefix(run_uri)}{node}", namespace=_NAMESPACE)
+    except (ValueError, ray.exceptions.RayError):
+        return None
+
+
+def survey(
+    run_uri: str, seconds: float = SURVEY_SECONDS, is_enough: Callable[[dict[str, list[Held]]], bool] | None = None
+) -> dict[str, list[Held]]:
+    """What the nodes of the cluster hold of a run, by node; without nodes that do not answer in time.
+
+    Args:
+        seconds: for all to answer.
+        is_enough: whether what has been answered by then makes it needless to wait for nodes that are busy.
+    """
     asked = {keeper.held.remote(): node for node, keeper in _keepers(run_uri).items()}
     if not asked:
         return {}
     done, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
-    if late:  # a node that is busy holds as much as any other; one that is frozen is not waited for
+    if late and not (is_enough and is_enough(_answers(done, asked))):
+        # A node that is busy holds as much as any other; one that is frozen is not waited for.
         silent = {asked[answer] for answer in late}
         heard = raylets.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
         busy = [answer for answer in late if heard.get(asked[answer]) is Answer.LIVES]
         done += ray.wait(busy, num_returns=len(busy), timeout=_BUSY_SECONDS)[0] if busy else []
+    return _answers(done, asked)
+
+
+def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[Held]]:
     found: dict[str, list[Held]] = {}
     for answer in done:
         with contextlib.suppress(ray.exceptions.RayError):  # it has just died

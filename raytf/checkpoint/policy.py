@@ -283,6 +283,15 @@ def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str]
     return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
 
 
+def is_latest(found: Mapping[str, Collection[Held]], attempts: Collection[str]) -> bool:
+    """Whether some nodes' answers make it needless to wait for others: they hold a whole copy of the latest attempt.
+
+    All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
+    Names of attempts begin with their time.
+    """
+    return any(g.attempt == max(attempts) for g in generations(found, attempts))
+
+
 def candidates(found: Collection[Generation], complete: Collection[str]) -> list[Generation | str]:
     """Snapshots in memory and names of checkpoints on storage, best to restore first: the latest step, whatever becomes
     of those before it; of equal steps the one in memory.

@@ -59,22 +59,30 @@ def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(st
 
 
 @pytest.mark.slow
-def test_a_frozen_node_is_named_and_done_without(tmp_path: Path):
+def test_a_stopped_worker_of_another_node_and_a_frozen_node_are_named(tmp_path: Path):
     status = tmp_path / "status.json"
     command = [sys.executable, str(STUCK), *map(str, flags(tmp_path, "--epochs", 100, "--workers", "1:2"))]
     with ElasticCluster(nodes=2) as cluster:
         job = Job(command, tmp_path / "log", environment(**cluster.env), status_file=status)
         job.until(lambda: (job.step or 0) >= 60)
+        began = time.monotonic()
+        (worker,) = cluster.nodes[-1].workers()
+        worker.suspend()
+        job.until(lambda: "frozen (its process was stopped)" in job.output)
+        print(f"a stopped worker of another node was named after {time.monotonic() - began:.1f} s")
+        assert time.monotonic() - began < 30
+        job.until(lambda: not worker.is_running())
+        job.until(lambda: len(attempts(tmp_path / "a")) == 2 and (job.status or {}).get("phase") == "training")
+        began = time.monotonic()
         for process in cluster.nodes[-1].processes():
             process.suspend()
-        began = time.monotonic()
-        job.until(lambda: "made no progress" in job.output)
+        job.until(lambda: job.output.count("made no progress") == 2)
         print(f"a frozen node was named after {time.monotonic() - began:.1f} s")
         assert time.monotonic() - began < 30
         output = job.wait()
         job.close()
     assert "its node does not answer" in output
-    assert [a["world_size"] for a in attempts(tmp_path / "a")] == [2, 1]
+    assert [a["world_size"] for a in attempts(tmp_path / "a")] == [2, 2, 1]
 
 
 def test_five_minutes_without_faults_are_left_alone(undisturbed: Job):

@@ -15,6 +15,7 @@ from raytf.checkpoint.policy import (
     candidates,
     deadline,
     generations,
+    is_latest,
     name_of,
     restore_order,
     retry_pause,
@@ -222,6 +223,23 @@ def test_of_two_attempts_at_one_step_the_latest_comes_first():
 def test_what_another_run_of_the_same_name_left_is_not_restored():
     assert found([held(90, B), held(10, A)], attempts=[A]) == [(10, A, ["n0"])]
     assert found([held(90, B)], attempts=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "attempts", "is_enough"),
+    [
+        ([[held(10, B)]], [A, B], True),
+        ([[held(10, A)]], [A, B], False),  # another node may hold what B has made
+        ([[held(10, B, share=0, shares=2)]], [A, B], False),
+        ([[held(10, B, share=0, shares=2)], [held(20, B)]], [B, A], True),
+        ([], [A], False),
+        ([], [], False),
+        ([[held(10, A)]], [], False),
+    ],
+)
+def test_busy_nodes_are_waited_for_unless_the_latest_attempt_is_in_hand(nodes, attempts, is_enough):
+    assert A < B
+    assert is_latest({f"n{i}": shares for i, shares in enumerate(nodes)}, attempts) == is_enough
 
 
 @pytest.mark.parametrize(
