@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import threading
 import time
 import traceback
 import uuid
@@ -44,8 +43,6 @@ _MODULES = (
 KEEP_SECONDS = 10 * 365 * 86400
 #: Seconds of training before the next processes are started: a start takes from what the group has to make up for.
 _SETTLE_SECONDS = 5.0
-#: How much nicer than the workers a process is while it gets warm, and the nicest there is.
-_NICER, _NICEST = 4, 19
 #: Seconds after which a process that was asked for and did not come is asked for again.
 _START_SECONDS = 60.0
 
@@ -203,19 +200,15 @@ def get_warm() -> None:
     if not Shelf.here().claim(os.getpid()):
         return  # a worker waits for this one
     ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]
-    import numpy  # noqa: F401  # starts threads, which would inherit the priority below and keep it
-
-    # A thread's own priority ends with it, while a process without privileges could not raise its again.
-    thread = threading.Thread(target=_import, name="raytf-warm")
-    thread.start()
-    thread.join()
+    import_all()
 
 
-def _import() -> None:
-    # Not the nicest of all: beside workers that are not nice it would get next to nothing, and still import when it is
-    # needed.
-    nice = os.getpriority(os.PRIO_PROCESS, 0) + _NICER
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(nice, _NICEST))
+def import_all() -> None:
+    """Import what workers need.
+
+    With the priority of workers: it takes the same CPU time in any case, and beside the programs of a busy machine one
+    that is nicer would hardly ever be ready.
+    """
     try:
         for module in _MODULES:
             importlib.import_module(module)

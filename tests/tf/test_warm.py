@@ -13,7 +13,7 @@ CODE = """
 import os, sys, threading, types
 before, threads = dict(os.environ), threading.active_count()
 from raytf import warm
-warm._import()
+warm.import_all()
 assert "tensorflow" in sys.modules and "raytf.step" in sys.modules and "raytf.worker" in sys.modules
 changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
 ours = ("TF_CONFIG", "TF_CPP", "TF_DETERMINISTIC", "KERAS_BACKEND", "OMP_", "CUDA_")
