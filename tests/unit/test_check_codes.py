@@ -79,6 +79,8 @@ CASES = [
         "setup_commands:\n",
         "setup_commands:\n  - python -m pip install -U numpy 'ray[default]' rich\n",
     ),
+    ("cuda-not-pinned", AWS, "-c constraints-gpu.txt '.[gpu]'", "-c constraints.txt '.[gpu]'"),
+    ("cuda-not-pinned", GCP, "-c constraints-gpu.txt '.[gpu]'", "'tensorflow[and-cuda]==2.21.0'"),
     ("reboot", AWS, "setup_commands:\n", "setup_commands:\n  - sudo reboot\n"),
     ("one-dash", AWS, "ray start --head --port=", "ray start --head -port="),
     ("head-start", AWS, "ray start --head --port=6379", "ray start --port=6379"),

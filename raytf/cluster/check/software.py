@@ -25,6 +25,9 @@ _PYTHON = re.compile(
     r"(?:\buv\s+(?:venv|python\s+install)\b[^;&|]*?|\b(?:conda|mamba|micromamba)\s+(?:create|install)\b[^;&|]*?"
     r"|\bpyenv\s+install\b[^;&|]*?)[\s=](\d\.\d+)(?![.\d])"
 )
+#: TensorFlow with NVIDIA's libraries, and what says which versions of them.
+_CUDA = re.compile(r"\bpip3?\s+install\b[^;&|]*(?:raytf|\.)\[[\w,-]*\bgpu\b|\bpip3?\s+install\b[^;&|]*\[and-cuda\]")
+_CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
 _CLOUDS = ("aws", "gcp", "azure")
 
 
@@ -50,6 +53,7 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
             for found in re.finditer(pattern, command):
                 yield from python_version(".".join(found.groups()), path, here)
         yield from _floating_python(command, path, here)
+        yield from _floating_cuda(command, path)
         if _UNPINNED.search(command):
             yield error(
                 "ray-not-pinned",
@@ -66,6 +70,17 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
             "neither setup_commands nor a docker image is given",
             "Ray's defaults then install the Ray of tonight for Python 3.10 (3.7 on Google Cloud) on each new node.",
             f"Give setup_commands that install Ray {here.ray} and Python {here.python}; cluster-configs/ shows how.",
+        )
+
+
+def _floating_cuda(command: str, path: Path) -> Iterator[Finding]:
+    if _CUDA.search(command) and not _CUDA_PINS.search(command):
+        yield warning(
+            "cuda-not-pinned",
+            path,
+            "NVIDIA's libraries are installed in whatever version is newest",
+            "A node of a later day gets another cuDNN with other last bits: an --exact run cannot go on there.",
+            "Give -c constraints-gpu.txt, which names each of them, and mount that file beside constraints.txt.",
         )
 
 
