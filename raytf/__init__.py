@@ -42,6 +42,7 @@ _HOMES = {
         "RunInUseError",
         "RunMismatchError",
         "StorageError",
+        "UnsupportedError",
     ),
     "raytf.ranks": ("local_rank", "local_size", "rank", "size"),
     "raytf.runlog": ("read_steps",),
@@ -79,6 +80,7 @@ __all__ = [
     "StorageError",
     "TFRecordSource",
     "TrainConfig",
+    "UnsupportedError",
     "WorkerFlags",
     "WorkerSection",
     "cli",
@@ -126,6 +128,7 @@ if TYPE_CHECKING:
         RunInUseError,
         RunMismatchError,
         StorageError,
+        UnsupportedError,
     )
     from raytf.ranks import local_rank, local_size, rank, size
     from raytf.runlog import read_steps

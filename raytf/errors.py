@@ -13,6 +13,7 @@
     ├── ClusterError             the cluster can never give what was asked for
     ├── NonFiniteLossError       the loss became NaN or infinite
     ├── GpuError                 a node's GPU is missing, broken or taken
+    ├── UnsupportedError         TensorFlow or NCCL refuses an operation on these devices
     ├── WorkerLostError          another worker died in the middle of a step
     ├── HangError                a worker makes no progress, again and again
     └── JobError                 the job's own code raised
@@ -147,9 +148,22 @@ class NonFiniteLossError(RaytfError):
 
 
 class GpuError(RaytfError):
-    """A GPU that a worker was given is missing, broken or taken by another process. Another node's may do."""
+    """A GPU that a worker was given is missing, broken or taken by another process. Another node's may do.
+
+    Attributes:
+        node: Ray's id of the node; empty where nobody knows.
+        is_launch: a kernel failed. One node's GPU may do that, but where another node's does as well, it is the code.
+    """
 
     retryable = True
+
+    def __init__(self, message: str, node: str = "", is_launch: bool = False):
+        super().__init__(message)
+        self.node, self.is_launch = node, is_launch
+
+
+class UnsupportedError(RaytfError):
+    """TensorFlow or NCCL refuses an operation on the devices of this run, and would again."""
 
 
 class WorkerLostError(RaytfError):

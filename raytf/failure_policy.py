@@ -11,7 +11,8 @@ from ray.train.v2._internal.execution.failure_handling import DefaultFailurePoli
 
 from raytf.elastic import is_preemption
 from raytf.errors import WorkerLostError
-from raytf.failures import classify, worker_errors
+from raytf.exclusion import Launches
+from raytf.failures import classify, gpu_errors, worker_errors
 from raytf.retry import Cause, Retry
 from raytf.watchdog import explain_loss
 
@@ -37,6 +38,7 @@ class FailurePolicy(DefaultFailurePolicy):
         super().__init__(failure_config)
         self._run_monitor, self._run_uri = monitor, run_uri
         self._retry, self._reached = Retry(), 0
+        self._launches = Launches()
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         error = training_failed_error
@@ -48,7 +50,11 @@ class FailurePolicy(DefaultFailurePolicy):
         if failure.cause is not Cause.ERROR and self._is_preemption(error):
             error.raytf_verdict = Verdict(0.0, [])
             return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
-        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks})
+        told = {e.node for e in gpu_errors(error) if e.node}
+        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks} | told)
+        if failure.is_launch and self._launches.failed(nodes):
+            text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
+            failure = dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
         self._reached = max(self._ask("reached", self._reached), failure.step or 0)
         decided = self._retry.decide(failure, self._reached)
         goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY

@@ -44,7 +44,7 @@ def mine() -> list[Gpu]:
     if os.environ.get(VISIBLE) is not None and not visible(os.environ[VISIBLE]):
         return []  # not even a look at the driver
     with nvml() as library:
-        return [] if library is None else [_identity(library, handle) for handle in handles(library)]
+        return [] if library is None else [identity(library, handle) for handle in handles(library)]
 
 
 def visible(setting: str) -> list[str]:
@@ -93,7 +93,8 @@ def handles(library: Any) -> Sequence[Any]:
     ]
 
 
-def _identity(library: Any, handle: Any) -> Gpu:
+def identity(library: Any, handle: Any) -> Gpu:
+    """Who a GPU is, of NVML's handle."""
     uuid, name = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
     return Gpu(_text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total))
 
