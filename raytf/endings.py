@@ -75,9 +75,8 @@ def of_error(error: RaytfError) -> Ending:
     """The ending of a driver that meets an error and can do nothing about it."""
     if error.passes:
         return AGAIN
-    return (
-        FAILED if isinstance(error, (GpuError, JobError, HangError, NonFiniteLossError, WorkerLostError)) else REFUSED
-    )
+    failed = (GpuError, JobError, HangError, NonFiniteLossError, WorkerLostError)
+    return FAILED if isinstance(error, failed) else REFUSED
 
 
 def of_code(code: int) -> Ending:

@@ -153,13 +153,14 @@ class GpuError(RaytfError):
     Attributes:
         node: Ray's id of the node; empty where nobody knows.
         is_launch: a kernel failed. One node's GPU may do that, but where another node's does as well, it is the code.
+        is_doubtful: it may as well be the node of another rank, or the network between; a surer error goes first.
     """
 
     retryable = True
 
-    def __init__(self, message: str, node: str = "", is_launch: bool = False):
+    def __init__(self, message: str, node: str = "", is_launch: bool = False, is_doubtful: bool = False):
         super().__init__(message)
-        self.node, self.is_launch = node, is_launch
+        self.node, self.is_launch, self.is_doubtful = node, is_launch, is_doubtful
 
 
 class UnsupportedError(RaytfError):

@@ -33,7 +33,7 @@ def classify(error: Any) -> tuple[list[int], Failure]:
         return dead, Failure(Cause.NODE_LOST if lost else Cause.WORKER_DIED, text)
     told = gpu_errors(error)
     if told:
-        broken = [rank for rank, e in errors.items() if isinstance(e, GpuError)]
+        broken = [rank for rank, e in errors.items() if e in told]
         return broken, Failure(Cause.GPU, one_line(told[0]).rstrip("."), is_launch=all(e.is_launch for e in told))
     if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
         return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
@@ -55,10 +55,10 @@ def _died_at_start(error: BaseException) -> ray.exceptions.RayActorError | None:
 
 
 def gpu_errors(error: Any) -> list[GpuError]:
-    """What is said of GPUs by the ranks of a group, or by a process that did not become a rank for that."""
+    """What is said of GPUs by the ranks of a group, or by a process that did not become a rank for that; the surest."""
     failure = getattr(error, "controller_failure", None)
-    told = [*worker_errors(error), *getattr(failure, "args", ())]
-    return [e for e in told if isinstance(e, GpuError)]
+    told = [e for e in (*worker_errors(error), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
+    return [e for e in told if not e.is_doubtful] or told
 
 
 def worker_errors(error: Exception) -> list[BaseException]:

@@ -41,6 +41,8 @@ def explain(
             return WorkerLostError(one_line(text, 500))
         case Whose.TAKEN:
             return GpuError(f"node {address}: another process is on the GPU of this worker: {said}", node)
+        case Whose.NETWORK:
+            return GpuError(f"node {address}: NCCL fails between GPUs: {said}", node, is_doubtful=True)
         case Whose.LAUNCH:
             return GpuError(f"node {address}: a kernel failed on the GPU: {said}", node, is_launch=True)
         case _:

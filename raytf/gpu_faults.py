@@ -22,6 +22,7 @@ class Whose(enum.Enum):
     CODE = "the job's code makes kernels fail, on every GPU"
     TAKEN = "another process is on the GPU"
     NODE = "the node's GPU, its driver or its libraries fail"
+    NETWORK = "NCCL fails: this node, or another one that it talks to"
     LAUNCH = "a kernel failed: the node's GPU, or the code"
     PEER = "another rank is gone or failed"
 
@@ -59,6 +60,7 @@ _REFUSED = _any(
     r"Duplicate GPU detected",
 )
 _PEER = _any(r"NCCL: remote process exited", r"NCCL: NCCL operation in progress", r"NCCL communicator .*abort")
+_NETWORK = _any(r"NCCL: unhandled (system|cuda) error", r"NCCL: internal error", r"Error invoking NCCL")
 _HOST = _any(r"by allocator (mkl_?)?cpu\b", r"device:CPU:\d+ by allocator")
 _MEMORY = _any(
     r"OOM when allocating",
@@ -101,8 +103,6 @@ _NODE = _any(
     r"CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
     r"failed call to cuInit",
     r"Failed to initialize GPU device #",
-    r"NCCL: unhandled (system|cuda) error",
-    r"NCCL: internal error",
     r"Loaded runtime CuDNN library",
     r"CUDNN_STATUS_(ARCH_MISMATCH|RUNTIME_PREREQUISITE_MISSING|LICENSE_ERROR|(SUB)?LIBRARY_VERSION_MISMATCH)",
 )
@@ -144,6 +144,8 @@ def _of_own(text: str, facts: Facts) -> Whose | None:
         return Whose.PEER
     if _NODE.search(text):
         return Whose.NODE
+    if _NETWORK.search(text):
+        return Whose.NETWORK
     if _MEMORY.search(text):
         return None if _HOST.search(text) else Whose.TAKEN if is_shared else Whose.MEMORY
     if _STARTING.search(text):
@@ -195,10 +197,8 @@ def advise(text: str, load: Load) -> str:
     records = -(-load.batch // load.shards)
     mends = [] if load.is_mixed else ["--mixed-precision bfloat16"]
     if records > 1:
-        shards = 2 * load.shards
-        mends.append(
-            f"for a new run, --logical-shards {shards}, which computes {load.batch // shards} records at a time"
-        )
+        more, fewer = 2 * load.shards, max(1, records // 2)
+        mends.append(f"for a new run, --logical-shards {more}, which computes {fewer} records at a time")
         mends.append(f"for a new run, --global-batch-size below {load.batch}")
     mends.append("a GPU with more memory")
     return (

@@ -1,8 +1,8 @@
 """Whether GPUs are fit for a group: decided by readings of NVML, before it starts, and by one matrix product.
 
-Thresholds follow those of NVIDIA's DCGM, whose health checks fail a GPU for any uncorrectable ECC error since its driver
-was loaded, for rows of memory that wait for a reset to be replaced or could not be, and for hardware that slows it
-down. No GPU has run this module yet: what is decided is tested with readings made up, and what reads is not.
+Thresholds follow those of NVIDIA's DCGM, whose health checks fail a GPU for any uncorrectable ECC error since its
+driver was loaded, for rows of memory that wait for a reset to be replaced or could not be, and for hardware that slows
+it down. No GPU has run this module yet: what is decided is tested with readings made up, and what reads is not.
 """
 
 from __future__ import annotations

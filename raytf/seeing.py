@@ -19,14 +19,14 @@ from raytf import gpu_driver
 from raytf.errors import GpuError
 from raytf.gpus import ORDER, VISIBLE
 
-#: Names the kinds of device that TensorFlow registers as it is loaded (tensorflow/core/common_runtime/device_factory.cc).
+#: The kinds of device that TensorFlow registers as it is loaded (tensorflow/core/common_runtime/device_factory.cc).
 KINDS = "TF_ENABLED_DEVICE_TYPES"
 #: With these a process neither sees GPUs nor starts their driver.
 HIDDEN = {VISIBLE: "", KINDS: "CPU"}
 
 
 def given() -> list[str] | None:
-    """What Ray calls the GPUs that it gave to this process; None without Ray, where the environment is left as it is."""
+    """What Ray calls the GPUs that it gave to this process; None without Ray, where the environment stays as it is."""
     if not ray.is_initialized():
         return None
     return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
