@@ -7,7 +7,7 @@ float32 are exact below 2^24). No GPU has run it yet; its test runs it on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -40,11 +40,12 @@ def fault(got: np.ndarray, size: int = _SIZE) -> str:
     )
 
 
-def check(devices: Sequence[str] | None = None) -> None:
+def check(devices: Sequence[str] | None = None, multiply: Callable[[str], np.ndarray] | None = None) -> None:
     """Multiply on each device.
 
     Args:
         devices: as TensorFlow names them; by default all GPUs of this process.
+        multiply: the product of the factors on a device; by default TensorFlow's.
 
     Raises:
         GpuError: a device has another result; names node and device.
@@ -52,10 +53,13 @@ def check(devices: Sequence[str] | None = None) -> None:
     if devices is None:
         devices = [f"/GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]
     for device in devices:
-        a, b = factors()
-        with tf.device(device):
-            got = tf.linalg.matmul(tf.constant(a), tf.constant(b)).numpy()
-        wrong = fault(got)
+        wrong = fault((multiply or _multiply)(device))
         if wrong:
             address, node = seeing.here()
             raise GpuError(f"node {address}: {device.strip('/')} miscalculates: {wrong}", node)
+
+
+def _multiply(device: str) -> np.ndarray:
+    a, b = factors()
+    with tf.device(device):
+        return tf.linalg.matmul(tf.constant(a), tf.constant(b)).numpy()
