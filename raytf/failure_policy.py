@@ -13,7 +13,7 @@ from raytf.elastic import is_preemption
 from raytf.errors import WorkerLostError
 from raytf.exclusion import Launches
 from raytf.failures import classify, gpu_errors, worker_errors
-from raytf.retry import Cause, Retry
+from raytf.retry import Cause, Failure, Retry
 from raytf.watchdog import explain_loss
 
 
@@ -23,6 +23,14 @@ class Verdict:
 
     pause: float
     nodes: list[str]
+
+
+def judge_launch(failure: Failure, nodes: list[str], launches: Launches) -> Failure:
+    """A failure as it is, or the job's own where kernels have failed on these nodes and on another one."""
+    if not failure.is_launch or not launches.failed(nodes):
+        return failure
+    text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
+    return dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
 
 
 class FailurePolicy(DefaultFailurePolicy):
@@ -52,9 +60,7 @@ class FailurePolicy(DefaultFailurePolicy):
             return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
         told = {e.node for e in gpu_errors(error) if e.node}
         nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks} | told)
-        if failure.is_launch and self._launches.failed(nodes):
-            text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
-            failure = dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
+        failure = judge_launch(failure, nodes, self._launches)
         self._reached = max(self._ask("reached", self._reached), failure.step or 0)
         decided = self._retry.decide(failure, self._reached)
         goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY

@@ -29,6 +29,8 @@ def explain(
         return None
     whose = sort(text, (look or facts)())
     address, node = seeing.here()
+    if seeing.given() == []:  # a coordinator hears of a worker's GPU, and not of which
+        address, node = "of a worker", ""
     said = f"{type(error).__name__}: {one_line(text, _TEXT)}"
     match whose:
         case Whose.REFUSED:

@@ -20,7 +20,12 @@ STUB = ROOT / "tests" / "tf" / "stub_cuda.c"
 def test_a_promised_gpu_that_is_missing_ends_a_run_and_one_without_gpus_never_asks(start, tmp_path: Path):
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", STUB], check=True)
     log = tmp_path / "calls"
-    under = ("env", f"LD_LIBRARY_PATH={tmp_path}", f"STUB_LOG={log}", f"RAY_OVERRIDE_RESOURCES={json.dumps({'GPU': 1})}")
+    under = (
+        "env",
+        f"LD_LIBRARY_PATH={tmp_path}",
+        f"STUB_LOG={log}",
+        f"RAY_OVERRIDE_RESOURCES={json.dumps({'GPU': 1})}",
+    )
     with ElasticCluster() as cluster:
         cluster.add_node(cpus=4, under=under)
         servers = ("--strategy", "parameter-server", "--ps", 1, "--workers", 1)

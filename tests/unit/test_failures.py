@@ -15,8 +15,10 @@ from ray.train.v2._internal.exceptions import (
 from ray.train.v2.api.exceptions import ControllerError
 
 from raytf.errors import DataError, GpuError, HangError, JobError, StorageError, UnsupportedError, WorkerLostError
+from raytf.exclusion import Launches
+from raytf.failure_policy import judge_launch
 from raytf.failures import classify, gpu_errors
-from raytf.retry import Cause
+from raytf.retry import Cause, Failure, Retry
 
 
 def died(text: str = "its worker process has died") -> WorkerHealthCheckFailedError:
@@ -100,6 +102,18 @@ def test_a_kernel_that_failed_is_told_apart():
     launch = GpuError("illegal address", "n1", is_launch=True)
     assert classify(WorkerGroupError("x", {0: launch, 1: LOST}))[1].is_launch
     assert not classify(WorkerGroupError("x", {0: launch, 1: GpuError("ECC", "n2")}))[1].is_launch
+
+
+def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
+    failure, launches, retry = Failure(Cause.GPU, "illegal address", is_launch=True), Launches(), Retry()
+    for nodes in (["a"], ["a"]):
+        assert judge_launch(failure, nodes, launches) == failure
+        assert retry.decide(failure, 5).retry
+    assert judge_launch(Failure(Cause.GPU, "ECC"), ["b"], launches).cause is Cause.GPU
+    final = judge_launch(failure, ["b"], launches)
+    assert (final.cause, final.is_final) == (Cause.ERROR, True)
+    assert final.text == "illegal address. That has happened on another node's GPU as well: it is the job's own code"
+    assert not retry.decide(final, 9).retry
 
 
 def test_a_group_for_which_there_is_no_room_yet_waits():
