@@ -115,7 +115,11 @@ def await_fit(
     """
     deadline = clock() + WAIT_SECONDS
     while True:
-        wrong = [(reading.gpu, complaint) for reading in read() for complaint in judge(reading, share)]
+        try:
+            readings = read()
+        except GpuError as error:
+            raise GpuError(f"node {node[0]}: {error}", node[1]) from None
+        wrong = [(reading.gpu, complaint) for reading in readings for complaint in judge(reading, share)]
         if not wrong:
             return
         lasting = [(gpu, complaint) for gpu, complaint in wrong if not complaint.passes]

@@ -98,6 +98,15 @@ def test_what_does_not_pass_is_a_fault_at_once():
     assert world.looks == 2
 
 
+def test_a_gpu_that_nvml_cannot_reach_is_a_fault_of_the_node():
+    def read() -> list[Reading]:
+        raise GpuError("the GPU driver (NVML) says: GPU is lost")
+
+    with pytest.raises(GpuError, match=r"^node 10.0.0.7: the GPU driver .NVML. says: GPU is lost$") as found:
+        await_fit(read, ("10.0.0.7", "abcdef"))
+    assert found.value.node == "abcdef"
+
+
 def test_a_worker_without_a_driver_has_nothing_to_wait_for():
     await_fit(lambda: [], ("", ""))
 
