@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
+
+import pytest
 
 from raytf.command import EXIT_FAILED
 from raytf.testing import ElasticCluster
@@ -17,6 +18,7 @@ from tests.ray.conftest import EVERYTHING, ROOT
 STUB = ROOT / "tests" / "tf" / "stub_cuda.c"
 
 
+@pytest.mark.slow
 def test_a_promised_gpu_that_is_missing_ends_a_run_and_one_without_gpus_never_asks(start, tmp_path: Path):
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", STUB], check=True)
     log = tmp_path / "calls"
@@ -33,15 +35,11 @@ def test_a_promised_gpu_that_is_missing_ends_a_run_and_one_without_gpus_never_as
         assert run.ended() == 0, run.output
         assert not log.exists(), log.read_text()
 
-        began = time.monotonic()
         run = start(EVERYTHING, "--storage", tmp_path / "b", "--use-gpu", "--workers", 1, **cluster.env)
-        run.until(lambda: "cuInit" in run.output)
-        first = time.monotonic() - began
         assert run.ended() == EXIT_FAILED, run.output
-    lines = run.output.splitlines()
-    (error,) = [line for line in lines if line.startswith("error: ")]
+    (error,) = [line for line in run.output.splitlines() if line.startswith("error: ")]
     assert "Ray gave this worker GPU 0, and none can be used: cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable" in error
     assert "Traceback" not in run.output
-    assert "starting again" in run.output
-    print(f"first said {first:.1f} s after the start of the command, ended after {time.monotonic() - began:.1f} s")
-    print(run.output)
+    again = [line for line in run.output.splitlines() if "starting again" in line]
+    assert again
+    assert all(error.removeprefix("error: ") in line for line in again)
