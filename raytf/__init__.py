@@ -33,6 +33,7 @@ _HOMES = {
         "DamagedFileError",
         "DataError",
         "ExactnessError",
+        "GpuError",
         "HangError",
         "JobError",
         "ModelError",
@@ -41,6 +42,7 @@ _HOMES = {
         "RunInUseError",
         "RunMismatchError",
         "StorageError",
+        "UnsupportedError",
     ),
     "raytf.ranks": ("local_rank", "local_size", "rank", "size"),
     "raytf.runlog": ("read_steps",),
@@ -60,6 +62,7 @@ __all__ = [
     "DataError",
     "ExactnessError",
     "Flags",
+    "GpuError",
     "HangError",
     "ImageFolderSource",
     "JobError",
@@ -77,6 +80,7 @@ __all__ = [
     "StorageError",
     "TFRecordSource",
     "TrainConfig",
+    "UnsupportedError",
     "WorkerFlags",
     "WorkerSection",
     "cli",
@@ -115,6 +119,7 @@ if TYPE_CHECKING:
         DamagedFileError,
         DataError,
         ExactnessError,
+        GpuError,
         HangError,
         JobError,
         ModelError,
@@ -123,6 +128,7 @@ if TYPE_CHECKING:
         RunInUseError,
         RunMismatchError,
         StorageError,
+        UnsupportedError,
     )
     from raytf.ranks import local_rank, local_size, rank, size
     from raytf.runlog import read_steps

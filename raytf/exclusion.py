@@ -43,6 +43,18 @@ class Exclusion:
         return sorted(out, key=lambda node: (-counts[node], node))
 
 
+class Launches:
+    """Kernels that failed, by node: on one node it may be the GPU, on a second one it is the code."""
+
+    def __init__(self) -> None:
+        self._nodes: set[str] = set()
+
+    def failed(self, nodes: Collection[str]) -> bool:
+        """Note that kernels failed on these nodes; whether that is so on two nodes by now."""
+        self._nodes.update(nodes)
+        return len(self._nodes) > 1
+
+
 def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:
     """Nodes that stay when those unwanted are left out, one after another, as long as enough workers can run.
 

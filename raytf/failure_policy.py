@@ -11,8 +11,9 @@ from ray.train.v2._internal.execution.failure_handling import DefaultFailurePoli
 
 from raytf.elastic import is_preemption
 from raytf.errors import WorkerLostError
-from raytf.failures import classify, worker_errors
-from raytf.retry import Cause, Retry
+from raytf.exclusion import Launches
+from raytf.failures import classify, gpu_errors, worker_errors
+from raytf.retry import Cause, Failure, Retry
 from raytf.watchdog import explain_loss
 
 
@@ -22,6 +23,14 @@ class Verdict:
 
     pause: float
     nodes: list[str]
+
+
+def judge_launch(failure: Failure, nodes: list[str], launches: Launches) -> Failure:
+    """A failure as it is, or the job's own where kernels have failed on these nodes and on another one."""
+    if not failure.is_launch or not launches.failed(nodes):
+        return failure
+    text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
+    return dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
 
 
 class FailurePolicy(DefaultFailurePolicy):
@@ -37,6 +46,7 @@ class FailurePolicy(DefaultFailurePolicy):
         super().__init__(failure_config)
         self._run_monitor, self._run_uri = monitor, run_uri
         self._retry, self._reached = Retry(), 0
+        self._launches = Launches()
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         error = training_failed_error
@@ -48,7 +58,9 @@ class FailurePolicy(DefaultFailurePolicy):
         if failure.cause is not Cause.ERROR and self._is_preemption(error):
             error.raytf_verdict = Verdict(0.0, [])
             return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
-        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks})
+        told = {e.node for e in gpu_errors(error) if e.node}
+        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks} | told)
+        failure = judge_launch(failure, nodes, self._launches)
         self._reached = max(self._ask("reached", self._reached), failure.step or 0)
         decided = self._retry.decide(failure, self._reached)
         goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY

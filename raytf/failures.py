@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-from raytf.errors import HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
+from raytf.errors import GpuError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
 from raytf.retry import Cause, Failure
 
 #: How Ray says that an actor's node is gone.
@@ -31,6 +31,10 @@ def classify(error: Any) -> tuple[list[int], Failure]:
         lost = any(_NODE_DIED in str(errors[rank]) for rank in dead)
         text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
         return dead, Failure(Cause.NODE_LOST if lost else Cause.WORKER_DIED, text)
+    told = gpu_errors(error)
+    if told:
+        broken = [rank for rank, e in errors.items() if e in told]
+        return broken, Failure(Cause.GPU, one_line(told[0]).rstrip("."), is_launch=all(e.is_launch for e in told))
     if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
         return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
     first = next(iter(errors.values()), getattr(error, "controller_failure", error))
@@ -48,6 +52,13 @@ def _died_at_start(error: BaseException) -> ray.exceptions.RayActorError | None:
     """What Ray says of a process that was there and died before its group trained; not of one that could not begin."""
     cause = error if isinstance(error, ray.exceptions.RayActorError) else error.__cause__
     return cause if isinstance(cause, ray.exceptions.RayActorError) and not cause.actor_init_failed else None
+
+
+def gpu_errors(error: Any) -> list[GpuError]:
+    """What is said of GPUs by the ranks of a group, or by a process that did not become a rank for that; the surest."""
+    failure = getattr(error, "controller_failure", None)
+    told = [e for e in (*worker_errors(error), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
+    return [e for e in told if not e.is_doubtful] or told
 
 
 def worker_errors(error: Exception) -> list[BaseException]:

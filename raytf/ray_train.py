@@ -12,6 +12,7 @@ import ray
 import ray.train
 from ray.core.generated import gcs_pb2
 from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.scaling_policy import (
     ElasticScalingPolicy,
@@ -24,6 +25,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from raytf import raylets
 from raytf.elastic import Move, Resizer, View, fitting
+from raytf.errors import GpuError
 from raytf.exclusion import Exclusion, without
 from raytf.failure_policy import FailurePolicy
 from raytf.raylets import Answer
@@ -74,10 +76,13 @@ class _MwmsBackend(Backend):
     def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
         try:
             self._set_up(worker_group, backend_config)
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayError as error:
             # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
             # CPUs of its placement group would be lost to the run.
             worker_group._clear_state()
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, GpuError):
+                raise WorkerGroupStartupFailedError(cause) from None  # of others Ray Train makes no second attempt
             raise
 
     def _set_up(self, worker_group: Any, config: BackendConfig) -> None:

@@ -24,6 +24,7 @@ class Cause(enum.StrEnum):
     WORKER_DIED = "worker_died"
     NODE_LOST = "node_lost"
     HANG = "hang"
+    GPU = "gpu"  # one is missing, broken or taken
     PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
     STORAGE = "storage"
     START = "start"  # the group did not come up
@@ -41,6 +42,7 @@ class Failure:
         step: at which the job's error came; None before training began.
         is_final: the same code would fail in the same way again.
         is_wait: nothing failed, Ray has only found no place for the workers in time.
+        is_launch: a GPU could not do what it was told: the node's fault, or the code's if another node's cannot either.
     """
 
     cause: Cause
@@ -49,6 +51,7 @@ class Failure:
     step: int | None = None
     is_final: bool = False
     is_wait: bool = False
+    is_launch: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,18 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from raytf import members, scratch
+from raytf import members, scratch, seeing
 from raytf.elastic import possible_workers
-from raytf.errors import ClusterError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
+from raytf.errors import (
+    ClusterError,
+    GpuError,
+    HangError,
+    JobError,
+    RaytfError,
+    StorageError,
+    WorkerLostError,
+    one_line,
+)
 from raytf.job import Job
 from raytf.phases import Phases
 from raytf.retry import Cause, Failure, Retry
@@ -52,15 +61,34 @@ class Process:
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a peer that is starting again is waited for
         if quiet:
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-        import tensorflow as tf
-
-        for device in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(device, True)
+        #: Told when somebody asks: of an actor that cannot be made, Ray passes on a text alone.
+        self._fault: GpuError | None = None
+        try:
+            self._load()
+        except GpuError as error:
+            self._fault = error
         self._phases.mark("tensorflow")
         self._server: Any = None
 
+    def _load(self) -> None:
+        gpus = seeing.given()
+        seeing.heed(gpus)
+        seeing.demand_driver(gpus)
+        import tensorflow as tf
+
+        devices = tf.config.list_physical_devices("GPU")
+        seeing.demand(gpus, devices)
+        for device in devices:
+            tf.config.experimental.set_memory_growth(device, True)
+
     def address(self) -> str:
-        """HOST:PORT for its TensorFlow server, from now on."""
+        """HOST:PORT for its TensorFlow server, from now on.
+
+        Raises:
+            GpuError: this process has not the GPU that it was given.
+        """
+        if self._fault is not None:
+            raise self._fault
         from ray.train._internal.utils import get_address_and_port
 
         host, port = get_address_and_port()
@@ -82,12 +110,15 @@ class Process:
 
         Raises:
             WorkerLostError: the address is that of another node, on which Ray did not start this process again.
+            GpuError: this process has not the GPU that it was given.
         """
         from raytf.strategies import tf_server
 
         host = cluster[job][index].rpartition(":")[0].strip("[]")
         if ray.util.get_node_ip_address() != host:
             raise WorkerLostError(f"its node {host} is gone")
+        if self._fault is not None:
+            raise self._fault
         self._server = tf_server.start_server(cluster, job, index, self._threads)
         return self.join(cluster, job, index)
 
@@ -190,6 +221,8 @@ def classify(error: Exception, lost: str) -> Failure:
         )
     if isinstance(inner, HangError):
         return Failure(Cause.HANG, one_line(inner, 200).rstrip("."))
+    if isinstance(inner, GpuError):
+        return Failure(Cause.GPU, one_line(inner).rstrip("."))
     if isinstance(inner, WorkerLostError):
         return Failure(Cause.PEER_LOST, "a parameter server does not answer")
     if isinstance(inner, StorageError):

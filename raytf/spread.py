@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
-from raytf import checks
+from raytf import checks, seeing
 from raytf.config import TrainConfig
 from raytf.errors import ClusterError, ConfigError, JobError, RaytfError, one_line
 from raytf.sections import WorkerSection
@@ -133,6 +133,7 @@ class _Worker:
     """A process that computes parts, one at a time."""
 
     def __init__(self, function: Callable[[Any], Any], threads: int):
+        seeing.hide_unless_given()
         # TensorFlow and numpy read these when the function imports them.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ["TF_NUM_INTRAOP_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf import checks, identity, inputs, precision, quiet, runlog, sameness, server_group, vigil, warm, ways
+from raytf import checks, identity, inputs, precision, quiet, runlog, sameness, seeing, server_group, vigil, warm, ways
 from raytf.checkpoint import memory
 from raytf.config import TrainConfig
 from raytf.connecting import ray_for
@@ -21,7 +21,7 @@ from raytf.data.order import StepPlan
 from raytf.data.pipeline import Augment
 from raytf.driver import Book, Ear, add_times, booked, driver_event, exported, listening, monitoring
 from raytf.errors import ClusterError, ConfigError, DataError, JobError, ModelError, RaytfError, one_line
-from raytf.failures import worker_errors
+from raytf.failures import gpu_errors, worker_errors
 from raytf.goal import Goal
 from raytf.job import Job, Sources
 from raytf.lease import Lease, check_owner
@@ -66,7 +66,8 @@ class Result:
             ModelError: the run left none.
             JobError: the function raised.
         """
-        quiet.load_tensorflow()
+        with seeing.unseen():
+            quiet.load_tensorflow()
         from raytf import export
 
         return export.load(Storage(self.path), model or self._model)
@@ -85,7 +86,8 @@ def load_weights(run: str, model: Any) -> Any:
     Raises:
         ModelError: the run has no weights, or they are of another model.
     """
-    quiet.load_tensorflow()
+    with seeing.unseen():
+        quiet.load_tensorflow()
     from raytf import export
 
     return export.load_weights(Storage(run), model)
@@ -298,6 +300,7 @@ def _with_controllers(job: Job, run: Storage, resources: dict[str, float]) -> An
 def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
     config, verbose, cpus = job.config, job.config.run.verbose, job.config.cluster.cpus_per_worker
     filesystem, path = Storage(config.storage_uri).arrow()
+    hidden = not resources.keys() & {"GPU", "TPU"}
     return Trainer(
         _train_function(job),
         run=f"raytf {run.uri}",
@@ -324,7 +327,9 @@ def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
             storage_filesystem=filesystem,
             failure_config=ray.train.FailureConfig(max_failures=config.cluster.max_failures),
             logging_config=ray.train.LoggingConfig(log_level="INFO" if verbose else "ERROR"),
-            worker_runtime_env={"env_vars": warm.environment(not verbose)} if config.cluster.warm_workers else None,
+            worker_runtime_env={"env_vars": warm.environment(not verbose, hidden)}
+            if config.cluster.warm_workers
+            else None,
         ),
     )
 
@@ -409,6 +414,8 @@ def _cause(error: Exception) -> RaytfError:
             return inner
     for inner in found:
         return JobError(f"training failed for good: {type(inner).__name__}: {one_line(inner, 600)}", str(error))
+    for broken in gpu_errors(error):
+        return broken
     inner = getattr(error, "controller_failure", error)
     inner = getattr(inner, "cause", None) or inner  # what was raised in another process
     if isinstance(inner, ModuleNotFoundError):

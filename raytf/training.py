@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, identity, members, precision, ranks, rates, warm
+from raytf import architecture, exact, export, gpu_product, identity, members, precision, ranks, rates, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -89,6 +89,8 @@ class Worker:
         # Ray's way to broadcast would wait for an actor that starts with the group.
         begun = json.dumps(_begin_attempt(job)).encode() if self.rank == 0 else b""
         self.attempt, earlier, known_step = json.loads(self.group.share(begun))
+        if not self.config.strategy.has_servers:  # the coordinator has no GPU
+            gpu_product.check()
         phases.mark("rendezvous")
         place = place_on_node(self.group)
         ranks.take(ranks.Place(self.rank, self.world_size, *place))

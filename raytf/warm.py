@@ -24,7 +24,7 @@ import psutil
 import ray
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR as _HOOK
 
-from raytf import raylets
+from raytf import raylets, seeing
 
 #: What a warm process takes, and what a node keeps free beside them, bytes.
 PROCESS_BYTES, SPARE_BYTES = 700 << 20, 2 << 30
@@ -144,13 +144,15 @@ def _lives(path: Path, since: float) -> bool:
 # -- in the driver -----------------------------------------------------------------------------------------------------
 
 
-def environment(quiet: bool) -> dict[str, str]:
+def environment(quiet: bool, hidden: bool) -> dict[str, str]:
     """Environment variables of a run's workers with which processes that are started ahead get warm.
 
     Those that count when a module is imported are among them, since that comes before `worker.set_up`.
 
     Args:
         quiet: silence TensorFlow's messages.
+        hidden: the run's workers have no GPU, and shall not even start the driver of one. What gets warm for workers
+            with GPUs leaves that open: it has none before a worker takes it.
     """
     from ray._private.runtime_env.setup_hook import decode_function_key
 
@@ -160,7 +162,7 @@ def environment(quiet: bool) -> dict[str, str]:
     hook = _make_hook(list(driver.core_worker.get_job_config().py_driver_sys_path), others)
     variables = {_HOOK: decode_function_key(driver.function_actor_manager.export_setup_func(hook, timeout=60))}
     variables["KERAS_BACKEND"] = "tensorflow"
-    return variables | ({"TF_CPP_MIN_LOG_LEVEL": "3"} if quiet else {})
+    return variables | ({"TF_CPP_MIN_LOG_LEVEL": "3"} if quiet else {}) | (seeing.HIDDEN if hidden else {})
 
 
 def _make_hook(paths: list[str], others: str | None) -> Callable[[], None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 import ray.train
 
-from raytf import leftovers, scratch, warm
+from raytf import gpu_blame, gpu_health, leftovers, scratch, seeing, warm
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
@@ -27,6 +28,7 @@ def set_up(
     jit: bool,
     one_worker: bool = False,
     logical_devices: int = 1,
+    gpus: Sequence[str] | None = None,
 ) -> None:
     """Prepare this worker's process for its strategy, before any TensorFlow operation.
 
@@ -39,11 +41,20 @@ def set_up(
         jit: XLA compiles; what it compiled stays on the node for the next group.
         one_worker: the strategy is one of one process, which has no cluster and hence no TF_CONFIG.
         logical_devices: parts of the CPU that count as devices.
+        gpus: that this process was given; by default, Ray is asked.
+
+    Raises:
+        GpuError: one that it was given is not there, or not fit for work.
     """
     global _phases
     _phases = Phases()
     warm.become_worker()
     settle_in()
+    gpus = seeing.given() if gpus is None else gpus
+    seeing.heed(gpus)
+    seeing.demand_driver(gpus)
+    if gpus:
+        gpu_health.await_fit(gpu_health.read_mine, seeing.here(), seeing.share())
     if one_worker:
         os.environ.pop("TF_CONFIG", None)  # one that the node's environment has says nothing of this run
     else:
@@ -69,7 +80,9 @@ def set_up(
         cpu = tf.config.list_physical_devices("CPU")[0]
         parts = [tf.config.LogicalDeviceConfiguration()] * logical_devices
         tf.config.set_logical_device_configuration(cpu, parts)
-    for device in tf.config.list_physical_devices("GPU"):
+    devices = tf.config.list_physical_devices("GPU")
+    seeing.demand(gpus, devices)
+    for device in devices:
         tf.config.experimental.set_memory_growth(device, True)
     _phases.mark("tensorflow")
 
@@ -117,23 +130,46 @@ def explained(job: Job, make: Callable[[], Any]) -> dict[str, Any] | None:
     """Make a worker and have it train; what TensorFlow raises becomes an error that says whether to try again."""
     import tensorflow as tf
 
-    errors = tf.errors
-    lost = (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
     try:
         worker = make()
         _keep.append(worker)
         return worker.train()
+    except tf.errors.OpError as error:
+        raise _of_gpu(job, error) or _of_others(job, error) from None
+    except JobError as error:
+        raise _of_gpu(job, error.__cause__) or _inexact(job, error) or error from None
     except (RaytfError, OSError, ray.exceptions.RayError) as error:
         raise _inexact(job, error) or error from None
-    except lost as error:
-        raise WorkerLostError(one_line(error, 500)) from None
-    except (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError) as error:
-        # What gRPC says of a peer that died in the middle of a message, and of a port that was just taken.
-        if "ollective" in str(error) or "onnection" in str(error) or "gRPC" in str(error):
-            raise WorkerLostError(one_line(error, 500)) from None
-        raise _as_job_error(error) from None
     except Exception as error:
         raise _inexact(job, error) or _as_job_error(error) from None
+
+
+def _of_gpu(job: Job, error: BaseException | None) -> RaytfError | None:
+    """What an error of TensorFlow says about a GPU; None for any other."""
+    import tensorflow as tf
+
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    config = job.config
+    is_mixed = config.compute.mixed_precision not in (None, "off")
+    load = partial(gpu_blame.load_of, config.batch.global_batch_size, config.logical_shards, is_mixed)
+    return gpu_blame.explain(error, traceback.format_exc(), load)
+
+
+def _of_others(job: Job, error: Exception) -> RaytfError:
+    """What an error of TensorFlow is that says nothing of a GPU: a peer's end, exact mode's, or the job's own."""
+    import tensorflow as tf
+
+    errors = tf.errors
+    if isinstance(
+        error, (errors.UnavailableError, errors.AbortedError, errors.CancelledError, errors.DeadlineExceededError)
+    ):
+        return WorkerLostError(one_line(error, 500))
+    if isinstance(error, (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError)):
+        # What gRPC says of a peer that died in the middle of a message, and of a port that was just taken.
+        is_lost = any(word in str(error) for word in ("ollective", "onnection", "gRPC"))
+        return WorkerLostError(one_line(error, 500)) if is_lost else _as_job_error(error)
+    return _inexact(job, error) or _as_job_error(error)
 
 
 def _inexact(job: Job, error: Exception) -> RaytfError | None:

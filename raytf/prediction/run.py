@@ -13,7 +13,7 @@ import numpy as np
 import ray
 import ray.data
 
-from raytf import ceiling, quiet, versions
+from raytf import ceiling, quiet, seeing, versions
 from raytf.ceiling import Growth
 from raytf.connecting import ray_for
 from raytf.data.sources.pixels import Fit
@@ -62,6 +62,7 @@ class Predictor:
     """Holds the model in a process of Ray Data."""
 
     def __init__(self, models: str, version: Version, options: Options, threads: int):
+        seeing.hide_unless_given()
         quiet.load_tensorflow()
         from raytf.saved_model import SavedModel
 
@@ -224,7 +225,8 @@ def _signature(signatures: dict[str, Signature]) -> Signature:
 
 
 def _signature_of(models: Storage, version: Version) -> Signature:
-    quiet.load_tensorflow()
+    with seeing.unseen():
+        quiet.load_tensorflow()
     from raytf.saved_model import signatures_of
 
     graph = next(name for name in versions.GRAPHS if name in version.sizes)

@@ -17,7 +17,7 @@ from ray import serve
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from raytf import quiet
+from raytf import quiet, seeing
 from raytf.errors import ModelError
 from raytf.serving import api, exchange
 from raytf.serving.api import Call
@@ -102,6 +102,7 @@ class Replica:
     """Answers requests with the versions that it has loaded; follows the folder of versions by itself."""
 
     def __init__(self, settings: Settings):
+        seeing.hide_unless_given()
         quiet.load_tensorflow()
         from raytf.serving.shelf import Shelf, first_load  # TensorFlow is loaded by now, without its messages
 
@@ -289,7 +290,8 @@ def load_once(settings: Settings) -> None:
     Raises:
         ModelError: it could not; it says why.
     """
-    quiet.load_tensorflow()
+    with seeing.unseen():  # a task, whose process may be a GPU's next
+        quiet.load_tensorflow()
     from raytf.serving.shelf import Shelf, first_load
 
     first_load(Shelf(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))

@@ -21,6 +21,8 @@ SAMPLES = [
     errors.ClusterError("m"),
     errors.ExactnessError("m"),
     errors.NonFiniteLossError("m", 7),
+    errors.GpuError("m", "node", True),
+    errors.UnsupportedError("m"),
     errors.WorkerLostError("m"),
     errors.HangError("m"),
     errors.JobError("m", "Traceback ..."),
@@ -46,7 +48,7 @@ def test_storage_error_survives_pickle_as_an_os_error():
 
 
 def test_only_outages_are_retried():
-    assert {e.__name__ for e in ALL if e.retryable} == {"HangError", "WorkerLostError"}
+    assert {e.__name__ for e in ALL if e.retryable} == {"GpuError", "HangError", "WorkerLostError"}
     kinds = ("missing", "denied", "unreachable", "full", "other")
     assert [k for k in kinds if errors.StorageError("x", k).retryable] == ["unreachable", "other"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from ray.exceptions import RayActorError
 from ray.train import WorkerGroupError
@@ -12,9 +14,11 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError
 
-from raytf.errors import DataError, HangError, JobError, StorageError, WorkerLostError
-from raytf.failures import classify
-from raytf.retry import Cause
+from raytf.errors import DataError, GpuError, HangError, JobError, StorageError, UnsupportedError, WorkerLostError
+from raytf.exclusion import Launches
+from raytf.failure_policy import judge_launch
+from raytf.failures import classify, gpu_errors
+from raytf.retry import Cause, Failure, Retry
 
 
 def died(text: str = "its worker process has died") -> WorkerHealthCheckFailedError:
@@ -28,6 +32,7 @@ def job_error(step: int | None) -> JobError:
 
 
 LOST = WorkerLostError("Connection reset")
+NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,11 @@ LOST = WorkerLostError("Connection reset")
         ({0: job_error(40), 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: LOST, 1: DataError("labels")}, [1], Cause.ERROR, True, "labels"),
         ({0: StorageError("no answer", "unreachable")}, [0], Cause.STORAGE, False, "StorageError: no answer"),
+        ({0: LOST, 1: GpuError("ECC", "n1")}, [1], Cause.GPU, False, "ECC"),
+        ({0: NCCL, 1: GpuError("ECC", "n1")}, [1], Cause.GPU, False, "ECC"),
+        ({0: NCCL, 1: LOST}, [0], Cause.GPU, False, "NCCL: unhandled system error"),
+        ({0: NCCL, 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
+        ({0: UnsupportedError("int32"), 1: LOST}, [0], Cause.ERROR, True, "int32"),
         ({0: OSError("odd")}, [0], Cause.OTHER, False, "OSError: odd"),
     ],
 )
@@ -77,6 +87,33 @@ def test_a_worker_that_dies_while_its_group_starts_has_died(error, cause):
     ranks, failure = classify(error)
     assert (ranks, failure.cause) == ([], cause)
     assert cause is Cause.START or failure.text == "workers were lost (a worker process died while its group started)"
+
+
+def test_a_gpu_that_is_missing_at_the_start_is_told_with_its_node():
+    error = ControllerError(WorkerGroupStartupFailedError(GpuError("node x: cuInit: no device.", "n1")))
+    error = pickle.loads(pickle.dumps(error))  # on its way to the driver
+    assert [e.node for e in gpu_errors(error)] == ["n1"]
+    ranks, failure = classify(error)
+    assert (ranks, failure.cause, failure.is_final) == ([], Cause.GPU, False)
+    assert failure.text == "node x: cuInit: no device"
+
+
+def test_a_kernel_that_failed_is_told_apart():
+    launch = GpuError("illegal address", "n1", is_launch=True)
+    assert classify(WorkerGroupError("x", {0: launch, 1: LOST}))[1].is_launch
+    assert not classify(WorkerGroupError("x", {0: launch, 1: GpuError("ECC", "n2")}))[1].is_launch
+
+
+def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
+    failure, launches, retry = Failure(Cause.GPU, "illegal address", is_launch=True), Launches(), Retry()
+    for nodes in (["a"], ["a"]):
+        assert judge_launch(failure, nodes, launches) == failure
+        assert retry.decide(failure, 5).retry
+    assert judge_launch(Failure(Cause.GPU, "ECC"), ["b"], launches).cause is Cause.GPU
+    final = judge_launch(failure, ["b"], launches)
+    assert (final.cause, final.is_final) == (Cause.ERROR, True)
+    assert final.text == "illegal address. That has happened on another node's GPU as well: it is the job's own code"
+    assert not retry.decide(final, 9).retry
 
 
 def test_a_group_for_which_there_is_no_room_yet_waits():

@@ -1,0 +1,207 @@
+"""What TensorFlow's errors about GPUs mean: whose fault they are, told from their texts. No TensorFlow here.
+
+The texts are those of TensorFlow 2.21, CUDA 12, cuDNN 9 and NCCL 2; tests/tf/test_gpu_faults.py has one of each kind
+with its source. What is no text of this table is no error of a GPU, and is judged as on CPUs.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from dataclasses import dataclass
+
+from raytf.errors import one_line
+
+
+class Whose(enum.Enum):
+    """Who has to do something about an error."""
+
+    REFUSED = "TensorFlow or NCCL does not do this on these devices, and will not the next time"
+    MEMORY = "the job needs more memory than the GPU has"
+    CODE = "the job's code makes kernels fail, on every GPU"
+    TAKEN = "another process is on the GPU"
+    NODE = "the node's GPU, its driver or its libraries fail"
+    NETWORK = "NCCL fails: this node, or another one that it talks to"
+    LAUNCH = "a kernel failed: the node's GPU, or the code"
+    PEER = "another rank is gone or failed"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known beside an error's text.
+
+    Attributes:
+        others: processes other than this one on the GPU; None where nobody can tell.
+        is_divided: the run itself puts several workers on a GPU.
+        elsewhere: kernels have failed on another node before.
+    """
+
+    others: int | None = None
+    is_divided: bool = False
+    elsewhere: bool = False
+
+
+def _any(*texts: str) -> re.Pattern[str]:
+    return re.compile("|".join(texts), re.IGNORECASE)
+
+
+#: That rank does not speak of its own GPU: TensorFlow passes on what made another one give up.
+_PASSED_ON = _any(r"\[_Derived_\]", "from remote target", "Collective ops is aborted by")
+_REFUSED = _any(
+    r"does not support datatype",
+    r"CollectiveImplementation does not support",
+    r"does not support\b.* on DEVICE_GPU",
+    r"is assigned to device",
+    r"is joining a group with incompatible device type",
+    r"NCCL version \d+ does not support",
+    r"expected data types compatible with NCCL",
+    r"NCCL: invalid (argument|usage)",
+    r"Duplicate GPU detected",
+)
+_PEER = _any(r"NCCL: remote process exited", r"NCCL: NCCL operation in progress", r"NCCL communicator .*abort")
+_NETWORK = _any(r"NCCL: unhandled (system|cuda) error", r"NCCL: internal error", r"Error invoking NCCL")
+_HOST = _any(r"by allocator (mkl_?)?cpu\b", r"device:CPU:\d+ by allocator")
+_MEMORY = _any(
+    r"OOM when allocating",
+    r"ran out of memory trying to allocate",
+    r"ran out of memory when allocating",
+    r"out of memory (while trying to allocate|allocating)",
+    r"memory while trying to allocate",
+    r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
+    r"cuMemAllocAsync failed to allocate",
+    r"(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_(STATUS_)?ALLOC_FAILED",
+    r"CUDNN failed to allocate the scratch space",
+    r"Failed to allocate memory for convolution redzone",
+)
+#: Libraries that cannot start on a GPU that is full say no more than that.
+_STARTING = _any(
+    r"initialize cublas may be due to OOM",
+    r"failed to create cublas handle",
+    r"Failed to create cuBlas instance",
+    r"Failed to create cuSolverDN instance",
+    r"DNN library initialization failed",
+    r"Failed to initialize (DNN|BLAS|BLASLT) support",
+    r"Could not create cudnn handle",
+    r"cudnn library could not create a handle",
+    r"cuDNN failed to initialize",
+    r"CU(DNN|BLAS|SOLVER)_STATUS_NOT_INITIALIZED",
+    r"CUDNN_STATUS_INTERNAL_ERROR",
+)
+_NODE = _any(
+    r"CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable ECC error",
+    r"CUDA_ERROR_NVLINK_UNCORRECTABLE|uncorrectable NVLink error",
+    r"CUDA_ERROR_CONTAINED|CUDA_ERROR_HARDWARE_STACK_ERROR",
+    r"cudaError(ECCUncorrectable|NoDevice|DevicesUnavailable|InsufficientDriver|InitializationError|Unknown)\b",
+    r"GPU is lost|f[ae]ll(en)? off the bus|\bXid\b",
+    r"CUDA_ERROR_(NO_DEVICE|DEVICE_UNAVAILABLE|DEVICE_NOT_LICENSED|NOT_INITIALIZED|DEINITIALIZED|UNKNOWN)\b",
+    r"CUDA_ERROR_(OPERATING_SYSTEM|SYSTEM_NOT_READY|SYSTEM_DRIVER_MISMATCH|EXTERNAL_DEVICE)\b",
+    r"CUDA_ERROR_(INVALID_DEVICE|STUB_LIBRARY|COMPAT_NOT_SUPPORTED_ON_DEVICE|MPS_\w+)\b",
+    r"no CUDA-capable device is detected",
+    r"CUDA driver version is insufficient",
+    r"CUDA-capable devices are busy or unavailable|no kernel image is available",
+    r"CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    r"failed call to cuInit",
+    r"Failed to initialize GPU device #",
+    r"Loaded runtime CuDNN library",
+    r"CUDNN_STATUS_(ARCH_MISMATCH|RUNTIME_PREREQUISITE_MISSING|LICENSE_ERROR|(SUB)?LIBRARY_VERSION_MISMATCH)",
+)
+_LAUNCH = _any(
+    r"CUDA_ERROR_(ILLEGAL_ADDRESS|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC|ILLEGAL_INSTRUCTION)\b",
+    r"CUDA_ERROR_(LAUNCH_FAILED|LAUNCH_TIMEOUT|LAUNCH_OUT_OF_RESOURCES|ASSERT|INVALID_HANDLE|INVALID_VALUE)\b",
+    r"cudaError(IllegalAddress|MisalignedAddress|InvalidAddressSpace|InvalidPc|IllegalInstruction)\b",
+    r"cudaError(LaunchFailure|LaunchTimeout|LaunchOutOfResources|Assert|InvalidValue|InvalidConfiguration)\b",
+    r"illegal memory access was encountered",
+    r"unspecified launch failure",
+    r"device-side assert triggered",
+    r"Failed to launch CUDA kernel",
+    r"Failed to load in-memory CUBIN",
+    r"(Blas \w+|cuBlas \w+|cuDNN) launch (failed|failure)",
+    r"failed BLAS call|cuBlas call failed|cuSolverDN call failed",
+    r"CU(DNN|BLAS|SOLVER|SPARSE)_STATUS_(EXECUTION_FAILED|MAPPING_ERROR)",
+    r"CUBLAS_STATUS_INTERNAL_ERROR",
+    r"Could not synchronize CUDA stream|Failed to block host until done",
+    r"Failed to enqueue async memset operation",
+    r"No algorithm worked!",
+)
+
+
+def sort(text: str, facts: Facts) -> Whose | None:
+    """Whose fault an error is; None for one that says nothing of a GPU.
+
+    Args:
+        text: of TensorFlow's error.
+    """
+    if _REFUSED.search(text):
+        return Whose.REFUSED
+    own = _of_own(text, facts)
+    return Whose.PEER if own is not None and _PASSED_ON.search(text) else own
+
+
+def _of_own(text: str, facts: Facts) -> Whose | None:
+    is_shared = bool(facts.others) and not facts.is_divided
+    if _PEER.search(text):
+        return Whose.PEER
+    if _NODE.search(text):
+        return Whose.NODE
+    if _NETWORK.search(text):
+        return Whose.NETWORK
+    if _MEMORY.search(text):
+        return None if _HOST.search(text) else Whose.TAKEN if is_shared else Whose.MEMORY
+    if _STARTING.search(text):
+        return Whose.TAKEN if is_shared else Whose.NODE
+    if _LAUNCH.search(text):
+        return Whose.CODE if facts.elsewhere else Whose.LAUNCH
+    return None
+
+
+#: Bytes of an element, by TensorFlow's names as they are in its errors.
+_BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint32": 4, "uint64": 8}
+_SHAPE = re.compile(r"tensor (?:with|of) shape ?\[([\d,]*)\] and type (\w+)")
+_ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\d.]+) ?([KMGT])iB")
+
+
+def asked_bytes(text: str) -> int | None:
+    """How much memory an error says that there was not; None where it does not say."""
+    shape = _SHAPE.search(text)
+    if shape:
+        return math.prod(int(n) for n in shape[1].split(",") if n) * _BYTES.get(shape[2], 1)
+    asked = _ASKED.search(text)
+    if not asked:
+        return None
+    return int(asked[1]) if asked[1] else int(float(asked[2]) * 2 ** (10 * (1 + "KMGT".index(asked[3]))))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a step puts on a GPU.
+
+    Attributes:
+        batch: records of a global batch.
+        shards: logical shards that it is cut into.
+        gpu: name and bytes of the GPU, None where nobody knows.
+        is_mixed: the model computes in half of float32's bytes already.
+    """
+
+    batch: int
+    shards: int
+    gpu: tuple[str, int] | None = None
+    is_mixed: bool = False
+
+
+def advise(text: str, load: Load) -> str:
+    """What a person reads whose model needs more memory than the GPU has."""
+    asked = asked_bytes(text)
+    lacking = f"{asked / 2**20:,.1f} MiB more could not be had" if asked else "no more could be had"
+    gpu = f"the {load.gpu[1] / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"
+    records = -(-load.batch // load.shards)
+    mends = [] if load.is_mixed else ["--mixed-precision bfloat16"]
+    if records > 1:
+        more, fewer = 2 * load.shards, max(1, records // 2)
+        mends.append(f"for a new run, --logical-shards {more}, which computes {fewer} records at a time")
+        mends.append(f"for a new run, --global-batch-size below {load.batch}")
+    mends.append("a GPU with more memory")
+    return (
+        f"the model and a step of {records} records (--global-batch-size {load.batch} in {load.shards} logical shards) "
+        f"do not fit into {gpu}: {lacking}. Use one of: {'; '.join(mends)}. TensorFlow: {one_line(text, 300)}"
+    )

@@ -1,0 +1,101 @@
+"""Which GPUs a process sees is decided by what Ray gave to it, and one that is missing is said with its reason."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from raytf import seeing
+from raytf.errors import GpuError
+from raytf.exclusion import Launches
+from raytf.gpu_driver import missing_libraries, trouble
+from raytf.seeing import HIDDEN, KINDS
+
+
+@pytest.mark.parametrize(
+    ("gpus", "before", "after"),
+    [
+        (None, {"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "3"}),
+        (None, {}, {}),
+        ([], {}, {"CUDA_VISIBLE_DEVICES": "", KINDS: "CPU"}),
+        ([], {"CUDA_VISIBLE_DEVICES": "0,1"}, HIDDEN),
+        ([], {KINDS: "CPU,TPU"}, {"CUDA_VISIBLE_DEVICES": "", KINDS: "CPU,TPU"}),
+        (["1"], {"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        (["1"], {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}),
+    ],
+)
+def test_what_a_process_sees(gpus, before, after):
+    environ = dict(before)
+    seeing.heed(gpus, environ)
+    assert environ == after
+
+
+def test_a_driver_hides_gpus_only_while_it_loads_tensorflow(monkeypatch):
+    monkeypatch.delitem(seeing.sys.modules, "tensorflow", raising=False)
+    environ: dict[str, str] = {}
+    with seeing.unseen(environ):
+        assert environ == {KINDS: "CPU"}
+    assert environ == {}
+    for chosen in ({"CUDA_VISIBLE_DEVICES": "1"}, {KINDS: "CPU,GPU"}):
+        with seeing.unseen(environ := dict(chosen)):
+            assert environ == chosen
+        assert environ == chosen
+
+
+def test_a_driver_that_works_is_no_trouble():
+    seeing.demand_driver(["0"], lambda: "")
+    seeing.demand_driver([], lambda: "asked though there is nothing to ask for")
+    seeing.demand_driver(None, lambda: "asked without Ray")
+    seeing.demand(["0"], ["GPU:0"])
+    seeing.demand([], [])
+
+
+def test_a_driver_that_fails_is_said_in_one_line():
+    with pytest.raises(GpuError) as found:
+        seeing.demand_driver(["2", "3"], lambda: "cuInit: CUDA_ERROR_UNKNOWN:\nunknown error")
+    assert str(found.value) == (
+        "node here: Ray gave this worker GPUs 2, 3, and none can be used: cuInit: CUDA_ERROR_UNKNOWN: unknown error"
+    )
+
+
+def test_one_of_two_gpus_is_too_few():
+    with pytest.raises(GpuError, match=r"GPUs 0, 1, and 1 can be used"):
+        seeing.demand(["0", "1"], ["GPU:0"])
+
+
+def test_a_driver_that_hangs_is_not_waited_for():
+    began = time.monotonic()
+    assert trouble(lambda: time.sleep(60) or "", seconds=0.2) == "the driver has not answered for 0 s"
+    assert time.monotonic() - began < 5
+
+
+def test_this_machine_has_no_driver():
+    """Where it has one, nothing is wrong with it."""
+    said = trouble()
+    assert said == "" or said.startswith(("there is no NVIDIA driver (", "cuInit: "))
+
+
+def test_libraries_are_looked_for_where_nvidias_packages_put_them(tmp_path, monkeypatch):
+    package = tmp_path / "nvidia" / "cudnn" / "lib"
+    package.mkdir(parents=True)
+    (package / "libcudnn.so.9").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    asked: list[str] = []
+
+    def opens(place: str) -> None:
+        asked.append(place)
+        if not place.startswith(str(tmp_path)):
+            raise OSError(f"{place}: cannot open shared object file")
+
+    assert missing_libraries(("libcudart.so.12", "libcudnn.so.9"), opens) == ["libcudart.so.12"]
+    assert asked == ["libcudart.so.12", "libcudnn.so.9", str(package / "libcudnn.so.9")]
+
+
+@pytest.mark.parametrize(
+    ("faults", "again"),
+    [([["a"]], False), ([["a"], ["a"]], False), ([["a"], ["b"]], True), ([["a", "b"]], True), ([[], []], False)],
+)
+def test_kernels_that_fail_on_two_nodes_are_the_codes_fault(faults, again):
+    launches = Launches()
+    assert [launches.failed(nodes) for nodes in faults][-1] is again
