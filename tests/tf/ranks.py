@@ -18,6 +18,7 @@ from raytf.model import build, seed_states
 from raytf.reduce import packed
 from raytf.sections import ComputeSection
 from raytf.step import TrainStep
+from raytf.wire import Words
 
 
 class Alone:
@@ -71,6 +72,7 @@ def train(
     call_steps: int = 3,
     compress: bool = False,
     devices: Devices | None = None,
+    words: Words | None = None,
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
@@ -95,6 +97,7 @@ def train(
             exact,
             compress,
             devices,
+            words=words,
         )
         models.append((model, pipeline, step))
 
