@@ -92,6 +92,10 @@ class TrainStep:
         """Make the graph of full steps now, while the state is still on its way, and not in the first call."""
         self._full.get_concrete_function()
 
+    def functions(self) -> tuple[Any, Any]:
+        """The `tf.function` of full steps and that of a partial one, for those who look at their graphs."""
+        return self._full, self._partial
+
     def __call__(self, call: Call, flags: np.ndarray) -> Outcome:
         """Run the steps of a call. All workers must make the same calls.
 
