@@ -32,7 +32,7 @@ def build() -> Any:
     import keras
 
     line = keras.layers.Dense(2, use_bias=False, kernel_initializer="zeros", name="line")
-    model = keras.Sequential([keras.Input((5,)), line])
+    model = keras.Sequential([keras.Input((5,)), line], name="sequential")  # as Keras names the first of a process
     model.compile(keras.optimizers.SGD(0.5, momentum=0.5), "mse")
     return model
 
