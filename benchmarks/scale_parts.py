@@ -47,7 +47,8 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     """`Exact.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
     import tensorflow as tf
 
-    from raytf.reduce import Exact, Layout, packed
+    from raytf.reduce import Exact, packed
+    from raytf.wire import Layout
 
     exact = Exact(Layout([[1]] * tensors, [tf.float32] * tensors), shards)
     own = assign(shards, world_size)[world_size // 2]

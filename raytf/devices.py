@@ -86,6 +86,12 @@ class LocalDevices:
         return parts[0] if len(parts) == 1 or not parts[0] else self._add(parts, self._home)
 
 
+def computes_on_gpu(devices: Devices) -> bool:
+    """Whether shards are computed on GPUs; where that is left to TensorFlow, whether this process has one."""
+    named = [_kind(name) for name in devices.names if name]
+    return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
+
+
 def _kind(device: str) -> str:
     """CPU of /job:localhost/replica:0/task:0/device:CPU:0."""
     return device.split(":")[-2]

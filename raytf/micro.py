@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf import dividing, reduce
+from raytf import dividing, reduce, wire
 from raytf import model as models
 from raytf.data import tree
 from raytf.data.order import StepPlan
@@ -242,7 +242,7 @@ def loop_shards(
         return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
     def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
-        return [tf.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
+        return [wire.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
 
     if size == 1 and counts is None and not alike:
         tensors, row = one(tf.constant(0))

@@ -30,6 +30,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf.wire import HOST, AllReduce, Layout, Words, pack, zeros
+
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
 #: comes down only when it leaves more than `_SLACK`: noise would otherwise outgrow it again and again.
 _HEADROOM, _SLACK = 3, 4
@@ -38,8 +40,6 @@ _SMALL_HEADROOM, _SMALL_SLACK = 1, 2
 #: Exponents below this round to zero; it keeps the scale a normal float32.
 _LEAST, _MOST = -90, 128
 
-#: Sums tensors of one dtype over workers; None where there is but one worker.
-AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]] | None
 #: scales -> (encoded tensors summed over this worker's shards, rows [L, M + extra]).
 Compute = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
 
@@ -52,18 +52,6 @@ class Reduced(NamedTuple):
     row: tf.Tensor
     flags: tf.Tensor
     finite: tf.Tensor
-
-
-class Layout:
-    """Shapes and dtypes of the tensors that travel, in order."""
-
-    def __init__(self, shapes: Sequence[Sequence[int]] = (), dtypes: Sequence[tf.DType] = ()):
-        self.shapes, self.dtypes = [tuple(s) for s in shapes], list(dtypes)
-        self.sizes = [int(np.prod(s, dtype=np.int64)) for s in self.shapes]
-        self.size = sum(self.sizes)
-
-    def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        return [tf.reshape(p, s) for p, s in zip(tf.split(vector, self.sizes), self.shapes, strict=True)]
 
 
 class Reduction(Protocol):
@@ -141,12 +129,12 @@ class Exact:
         layout: what travels.
         total_shards: V.
         compressed: how many of the tensors, from the first, travel as 16 bits.
+        words: how the devices hold whole numbers; the sums have the same bits with any.
     """
 
-    dtype = tf.int32
-
-    def __init__(self, layout: Layout, total_shards: int, compressed: int = 0):
+    def __init__(self, layout: Layout, total_shards: int, compressed: int = 0, words: Words = HOST):
         self.layout, self.extra, self._compressed = layout, len(layout.sizes), compressed
+        self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
         #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
         self.bits = 31 - spent
@@ -176,33 +164,33 @@ class Exact:
 
     def _whole(self, product: tf.Tensor, tensor: int) -> tf.Tensor:
         if tensor >= self._compressed:
-            return tf.cast(product, tf.int32)
+            return self._words.whole(product)
         # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
         most = 2.0 ** int(self._bits[tensor]) - 1
-        return tf.cast(tf.clip_by_value(tf.round(product), -most, most), tf.int32)
+        return self._words.whole(tf.clip_by_value(tf.round(product), -most, most))
 
     def reduce(
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
     ) -> Reduced:
-        before = tf.convert_to_tensor(self._exponents.value)
+        before, words = tf.convert_to_tensor(self._exponents.value), self._words
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
             summed, matrix = compute(power_of_two(self._bits - used))
-            flags_sum = tf.cast(flags, tf.int32)
+            flags_sum = words.whole(flags)
             if all_reduce is not None:
-                bits = tf.bitcast(_everyones(matrix, shards, total_shards), tf.int32)
-                *summed, bits, flags_sum = all_reduce([*self._to_wire(summed), bits, flags_sum])
-                matrix = tf.bitcast(bits, tf.float32)
+                beside = [words.of_bits(_everyones(matrix, shards, total_shards)), flags_sum]
+                summed, (bits, flags_sum) = words.add(all_reduce, summed, self._compressed, beside)
+                matrix = words.bits(bits)
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
             return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *summed)
 
         # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
-        start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), tf.zeros(flags.shape, tf.int32)
+        start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
         invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
-        travel = 1 + self.extra - self._compressed if self._compressed and all_reduce is not None else self.extra
-        sums = [tf.zeros([0], tf.int32)] * travel
+        travel = self.extra if all_reduce is None else words.travelling(self.extra, self._compressed)
+        sums = [zeros([0], self.dtype)] * travel
         shapes = *invariants, *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
         _, used, needed, matrix, flags_sum, *sums = again
@@ -213,20 +201,11 @@ class Exact:
         # What is not finite makes all of its tensor so.
         steps = tf.unstack(tf.where(finite, power_of_two(used - self._bits), largest), self.extra)
         if all_reduce is not None:
-            sums = self._from_wire(sums)
+            sums = words.unpack(sums, self.layout, self._compressed)
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.layout.shapes, strict=True)]
         parts = zip(sums, steps, self.layout.dtypes, strict=True)
-        tensors = [tf.cast(tf.cast(part, tf.float32) * step, dtype) for part, step, dtype in parts]
-        return Reduced(tensors, row, tf.cast(flags_sum, tf.float32), tf.reduce_all(finite))
-
-    def _to_wire(self, summed: list[tf.Tensor]) -> list[tf.Tensor]:
-        return [join(_pack(summed[: self._compressed])), *summed[self._compressed :]] if self._compressed else summed
-
-    def _from_wire(self, sums: list[tf.Tensor]) -> list[tf.Tensor]:
-        if not self._compressed:
-            return sums
-        small = Layout(self.layout.shapes[: self._compressed])
-        return [*small.split(part(sums[0], small.size)), *sums[1:]]
+        tensors = [tf.cast(words.real(part) * step, dtype) for part, step, dtype in parts]
+        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite))
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
@@ -235,7 +214,7 @@ def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Te
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if len(tensors) == 1:
             return [all_reduce(tensors[0])]
-        return Layout([t.shape for t in tensors]).split(all_reduce(_pack(tensors)))
+        return Layout([t.shape for t in tensors]).split(all_reduce(pack(tensors)))
 
     return reduce
 
@@ -248,30 +227,19 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.cond(quick, lambda: tf.constant(True), slow)
 
 
-def everyones(all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int) -> tf.Tensor:
+def everyones(
+    all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int, words: Words = HOST
+) -> tf.Tensor:
     """[V, M] float32 rows of all shards, bit for bit, on every worker.
 
     Args:
         rows: [L, M] of this worker's shards.
+        words: as which they travel.
     """
     if all_reduce is None:
         return rows
-    bits = tf.bitcast(_everyones(rows, shards, total_shards), tf.int32)
-    return tf.bitcast(all_reduce([bits])[0], tf.float32)
-
-
-def join(values: tf.Tensor) -> tf.Tensor:
-    """[n] int32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`."""
-    count = values.shape[0]
-    high, low = tf.split(tf.pad(values, [[0, count % 2]]), 2)
-    return high * 65536 + low
-
-
-def part(words: tf.Tensor, count: int) -> tf.Tensor:
-    """The [count] values of a sum of `join`s, where each of these sums is within 16 bits."""
-    low = tf.bitwise.right_shift(tf.bitwise.left_shift(words, 16), 16)  # which carries the sign down
-    high = tf.bitwise.right_shift(words - low, 16)
-    return tf.concat([high, low], 0)[:count]
+    bits = words.of_bits(_everyones(rows, shards, total_shards))
+    return words.bits(words.add(all_reduce, [], 0, [bits])[1][0])
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
@@ -289,10 +257,6 @@ def exponent(magnitude: tf.Tensor) -> tf.Tensor:
 def power_of_two(e: tf.Tensor) -> tf.Tensor:
     """2**e as float32, exactly, for e in [-126, 127]."""
     return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)
-
-
-def _pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
 
 
 def _everyones(rows: tf.Tensor, shards: range, total_shards: int) -> tf.Tensor:

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import model as models
-from raytf import reduce
+from raytf import reduce, wire
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
-from raytf.devices import Devices, OneDevice
+from raytf.devices import Devices, OneDevice, computes_on_gpu
 from raytf.errors import ConfigError
 from raytf.micro import MicroBatch, fixed_values, shard_divisors, shard_factors, spread_shards
 from raytf.optimizing import LearningRate, fused
@@ -47,6 +47,7 @@ class TrainStep:
         devices: of this process.
         rate: the optimizer's learning rate; by default as it is.
         keeps_gradients: tell those of a call's last step.
+        words: how the devices hold whole numbers, the same on all workers; by default as these devices do best.
 
     Attributes:
         reduction: how gradients are added; its state must be saved.
@@ -68,9 +69,11 @@ class TrainStep:
         devices: Devices | None = None,
         rate: LearningRate | None = None,
         keeps_gradients: bool = False,
+        words: wire.Words | None = None,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
         self._devices = devices or OneDevice()
+        self._words = words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
         self._rate, self._keeps_gradients = rate or LearningRate(model.optimizer, None), keeps_gradients
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         self._specs, self._is_probe_ready = specs, False
@@ -88,6 +91,10 @@ class TrainStep:
     def trace(self) -> None:
         """Make the graph of full steps now, while the state is still on its way, and not in the first call."""
         self._full.get_concrete_function()
+
+    def functions(self) -> tuple[Any, Any]:
+        """The `tf.function` of full steps and that of a partial one, for those who look at their graphs."""
+        return self._full, self._partial
 
     def __call__(self, call: Call, flags: np.ndarray) -> Outcome:
         """Run the steps of a call. All workers must make the same calls.
@@ -165,7 +172,7 @@ class TrainStep:
                 )
             return reduce.Float(layout, tf.float64)  # 32 bits of fixed point would be less than such a model asked for
         compressed = len(self.micro.with_gradient) if compress else 0
-        return reduce.Exact(layout, self._plan.shards, compressed) if exact else reduce.Float(layout)
+        return reduce.Exact(layout, self._plan.shards, compressed, self._words) if exact else reduce.Float(layout)
 
     def _full_steps(self, leaves, seeds, flags):
         steps = tf.shape(seeds)[0]
@@ -251,7 +258,7 @@ class TrainStep:
         if not micro.divided:
             return None
         own = shard_divisors(micro, leaves, seeds, counts, micro.values())
-        every = reduce.everyones(self._all_reduce, own, self._shards, self._plan.shards)
+        every = reduce.everyones(self._all_reduce, own, self._shards, self._plan.shards, self._words)
         return shard_factors(own, tf.reduce_sum(every, 0), counts, total, self._plan)
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplica
 
 from raytf.devices import Devices, LocalDevices
-from raytf.reduce import Layout
+from raytf.wire import Layout
 
 
 class Alone:

@@ -18,6 +18,7 @@ from raytf.model import build, seed_states
 from raytf.reduce import packed
 from raytf.sections import ComputeSection
 from raytf.step import TrainStep
+from raytf.wire import AllReduce, Words
 
 
 class Alone:
@@ -71,46 +72,63 @@ def train(
     call_steps: int = 3,
     compress: bool = False,
     devices: Devices | None = None,
+    words: Words | None = None,
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
     compute, devices = compute or ComputeSection(), devices or OneDevice()
     plan, world = StepPlan(source.records, batch, shards), World(world_size, order)
-    models = []
+    ranks = []
     for rank in range(world_size):
-        own = assign(shards, world_size)[rank]
-        pipeline = Pipeline(source, plan, own, seed=0, shuffle=shuffle, **pipeline_options)
-        with devices.at_home():
-            model = build(factory, pipeline.sample(), [source], compute, seed=0)
-        pipeline.prepare(len(seed_states(model)), None)
-        step = TrainStep(
-            model,
-            plan,
-            own,
-            world.all_reduce(rank) if world_size > 1 else None,
-            pipeline.template,
-            pipeline.leaf_specs,
-            1,
-            compute.jit,
-            exact,
-            compress,
-            devices,
-        )
-        models.append((model, pipeline, step))
+        own, all_reduce = assign(shards, world_size)[rank], world.all_reduce(rank) if world_size > 1 else None
+        options = {"exact": exact, "compress": compress, "words": words, "shuffle": shuffle, **pipeline_options}
+        ranks.append(Rank(factory, source, plan, own, all_reduce, compute, devices, **options))
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(lambda rank: (rank.model, rank.train(0, steps, call_steps)), ranks))
 
-    def run(rank: int) -> tuple[Any, np.ndarray]:
-        model, pipeline, step = models[rank]
-        done, losses = 0, []
-        while done < steps:
-            end = plan.call_end(done, call_steps, steps)
-            outcome = step(pipeline.submit(done, end).result(), np.zeros(1, np.float32))
+
+class Rank:
+    """One rank's model, input and step.
+
+    Attributes:
+        model: built from seed 0.
+        step: of training.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        source: Source,
+        plan: StepPlan,
+        own: range,
+        all_reduce: AllReduce,
+        compute: ComputeSection | None = None,
+        devices: Devices | None = None,
+        exact: bool = True,
+        compress: bool = False,
+        words: Words | None = None,
+        **pipeline_options: Any,
+    ):
+        compute, devices, self._plan = compute or ComputeSection(), devices or OneDevice(), plan
+        self._pipeline = Pipeline(source, plan, own, seed=0, **pipeline_options)
+        with devices.at_home():
+            self.model = build(factory, self._pipeline.sample(), [source], compute, seed=0)
+        self._pipeline.prepare(len(seed_states(self.model)), None)
+        leaves = self._pipeline.template, self._pipeline.leaf_specs
+        self.step = TrainStep(
+            self.model, plan, own, all_reduce, *leaves, 1, compute.jit, exact, compress, devices, words=words
+        )
+
+    def train(self, begin: int, end: int, call_steps: int = 3) -> np.ndarray:
+        """Losses of the steps from one to another; the last that this rank does."""
+        losses: list[float] = []
+        while begin < end:
+            stop = self._plan.call_end(begin, call_steps, end)
+            outcome = self.step(self._pipeline.submit(begin, stop).result(), np.zeros(1, np.float32))
             assert outcome.finite.all()
             losses.extend(outcome.losses)
-            done = end
-            if done % plan.steps_per_epoch == 0 and done < steps:
-                model.reset_metrics()
-        pipeline.close()
-        return model, np.array(losses)
-
-    with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(run, range(world_size)))
+            begin = stop
+            if begin % self._plan.steps_per_epoch == 0 and begin < end:
+                self.model.reset_metrics()
+        self._pipeline.close()
+        return np.array(losses)

@@ -15,7 +15,8 @@ from keras import layers
 from raytf.data.order import EpochOrder, StepPlan, assign, step_seeds
 from raytf.data.sources import ArraySource
 from raytf.model import weights_sha256
-from raytf.reduce import Exact, Float, Layout, Reduction
+from raytf.reduce import Exact, Float, Reduction
+from raytf.wire import DEVICE, Layout
 from tests.laws import checks
 from tests.tf.ranks import World, train
 
@@ -178,6 +179,10 @@ def float_sum(layout: Layout, shards: int) -> Reduction:
 
 def test_the_reduction():
     check_reduction(Exact)
+
+
+def test_the_reduction_of_gpus():
+    check_reduction(partial(Exact, words=DEVICE))
 
 
 @pytest.mark.parametrize("mutant", [float_sum, LocalRounding])

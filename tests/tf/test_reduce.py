@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.reduce import Exact, Float, Layout, all_finite, exponent, join, packed, part, power_of_two
+from raytf.reduce import Exact, Float, all_finite, exponent, packed, power_of_two
+from raytf.wire import DEVICE, HOST, Layout
 
+WORDS = pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 
 
@@ -52,16 +54,18 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
     return result
 
 
-@settings(max_examples=60, deadline=None)
+@WORDS
+@settings(max_examples=40, deadline=None)
 @given(
     values=hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS),
     cut=st.integers(0, 6),
     other=st.integers(0, 6),
 )
-def test_the_sum_is_that_of_integers_whoever_owns_which_shard(values, cut, other):
+def test_the_sum_is_that_of_integers_whoever_owns_which_shard(words, values, cut, other):
     shards = len(values)
     whole = reduce_over([], values)
-    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values)
+    layout = Layout([values.shape[1:]], [tf.float32])
+    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values, Exact(layout, shards, words=words))
     assert whole.tobytes() == split.tobytes()
     largest = max(abs(Fraction(float(v))) for v in values.ravel())
     for column, got in zip(values.T, whole, strict=True):
@@ -72,20 +76,21 @@ def test_the_sum_is_that_of_integers_whoever_owns_which_shard(values, cut, other
         assert abs(Fraction(float(got)) - exact) <= bound
 
 
+@WORDS
 @settings(max_examples=15, deadline=None)
 @given(
     values=hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=FLOATS),
     cut=st.integers(0, 6),
     other=st.integers(0, 6),
 )
-def test_the_sum_of_16_bits_is_the_same_too_and_off_by_a_unit_of_theirs_at_most(values, cut, other):
+def test_the_sum_of_16_bits_is_the_same_too_and_off_by_a_unit_of_theirs_at_most(words, values, cut, other):
     shards = len(values)
 
-    def made():
-        return Exact(Layout([values.shape[1:]], [tf.float32]), shards, compressed=1)
+    def made(words):
+        return Exact(Layout([values.shape[1:]], [tf.float32]), shards, compressed=1, words=words)
 
-    whole = reduce_over([], values, made())
-    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values, made())
+    whole = reduce_over([], values, made(HOST))
+    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values, made(words))
     assert whole.tobytes() == split.tobytes()
     largest = max(abs(Fraction(float(v))) for v in values.ravel())
     for column, got in zip(values.T, whole, strict=True):
@@ -93,23 +98,6 @@ def test_the_sum_of_16_bits_is_the_same_too_and_off_by_a_unit_of_theirs_at_most(
         unit = max(2 * largest, Fraction(2) ** -89) / 2 ** (15 - max(1, (shards - 1).bit_length()))
         bound = shards * unit + abs(exact) * Fraction(2) ** -24 + Fraction(2) ** -149
         assert abs(Fraction(float(got)) - exact) <= bound
-
-
-@given(
-    ranks=st.lists(st.lists(st.integers(-(2**12), 2**12 - 1), min_size=5, max_size=5), min_size=1, max_size=8),
-    count=st.integers(1, 5),
-)
-def test_joined_words_add_as_their_values_do(ranks, count):
-    values = np.array(ranks, np.int32)[:, :count]
-    words = tf.add_n([join(tf.constant(row)) for row in values])
-    assert words.shape == [-(-count // 2)]
-    np.testing.assert_array_equal(part(words, count).numpy(), values.sum(0))
-
-
-@pytest.mark.parametrize("extreme", [-(2**15), 2**15 - 1])
-def test_joined_words_hold_all_of_16_bits(extreme):
-    values = [extreme, 0, -1, extreme]
-    np.testing.assert_array_equal(part(join(tf.constant(values)), 4).numpy(), values)
 
 
 @given(st.floats(0, 2.0**127, width=32))
@@ -217,9 +205,10 @@ def test_a_sum_that_overflows_is_not_taken_for_a_number_that_is_not_finite():
 
 
 @pytest.mark.parametrize("all_reduce", [packed(tf.identity), None], ids=["several workers", "one worker"])
-def test_the_loop_gives_the_same_in_a_graph(all_reduce):
+@WORDS
+def test_the_loop_gives_the_same_in_a_graph(words, all_reduce):
     values = np.float32([[1.5, -3.25], [1e-3, 7.0]])
-    reduction = Exact(Layout([(2,)], [tf.float32]), 2)
+    reduction = Exact(Layout([(2,)], [tf.float32]), 2, words=words)
 
     @tf.function(autograph=False)
     def step(x):
@@ -241,8 +230,8 @@ def test_one_worker_that_packs_nothing_has_the_bits_of_several():
     random = np.random.default_rng(0)
     values = [random.normal(size=(2, *shape)).astype("float32") for shape in ((3, 5), (7,))]
     found = []
-    for all_reduce in (packed(tf.identity), None):
-        reduction = Exact(Layout([(3, 5), (7,)], [tf.float32] * 2), 2, compressed=1)
+    for all_reduce, words in ((packed(tf.identity), HOST), (packed(tf.identity), DEVICE), (None, HOST), (None, DEVICE)):
+        reduction = Exact(Layout([(3, 5), (7,)], [tf.float32] * 2), 2, compressed=1, words=words)
 
         def compute(scales, reduction=reduction):
             parts = [reduction.encode([tf.constant(v[s]) for v in values], tf.constant(0.5), scales) for s in range(2)]
@@ -251,4 +240,4 @@ def test_one_worker_that_packs_nothing_has_the_bits_of_several():
 
         reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
         found.append([t.numpy().tobytes() for t in [*reduced.tensors, reduced.row, reduced.flags]])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2] == found[3]

@@ -1,0 +1,249 @@
+"""Whole numbers of 32 bits, as a device adds them and as they travel between workers.
+
+Fixed point needs sums of int32. On a CPU that is what there is (`HOST`). On a GPU TensorFlow keeps int32 in the host's
+memory, since it takes it for shapes and counters, and it refuses to add int32 over GPUs (tensorflow#56184). There the
+same bits are uint32, of which additions, shifts and casts run on the device (`DEVICE`): the sum of two's complements is
+the two's complement of the sum. On the wire two of them share an int64, which collectives do add: the sum of such
+words is the word of the sums, as `widen` shows. So a value takes 4 bytes on either, and the bits of a sum are equal.
+
+Numbers within 16 bits, of compressed gradients, share a word of 32 bits before (`join`), so four are in an int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+#: Sums tensors of one dtype over workers; None where there is but one worker.
+AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]] | None
+
+
+class Layout:
+    """Shapes and dtypes of the tensors that travel, in order."""
+
+    def __init__(self, shapes: Sequence[Sequence[int]] = (), dtypes: Sequence[tf.DType] = ()):
+        self.shapes, self.dtypes = [tuple(s) for s in shapes], list(dtypes)
+        self.sizes = [int(np.prod(s, dtype=np.int64)) for s in self.shapes]
+        self.size = sum(self.sizes)
+
+    def split(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.reshape(p, s) for p, s in zip(_split(vector, self.sizes), self.shapes, strict=True)]
+
+
+class Words(Protocol):
+    """A way to hold whole numbers of 32 bits, sign included.
+
+    Attributes:
+        dtype: of the tensors that hold them; `+` adds them.
+    """
+
+    dtype: tf.DType
+
+    def whole(self, values: tf.Tensor) -> tf.Tensor:
+        """float32 within int32, rounded towards zero."""
+        ...
+
+    def real(self, words: tf.Tensor) -> tf.Tensor:
+        """The numbers as float32, to the nearest."""
+        ...
+
+    def of_bits(self, values: tf.Tensor) -> tf.Tensor:
+        """The bits of float32; added to zeros, they stay as they are."""
+        ...
+
+    def bits(self, words: tf.Tensor) -> tf.Tensor:
+        """float32 of `of_bits`."""
+        ...
+
+    def travelling(self, tensors: int, small: int) -> int:
+        """Of how many tensors `add` tells the sums, for so many of which the first `small` are within 16 bits."""
+        ...
+
+    def add(
+        self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Sums over all workers: of the tensors, to be given to `unpack`; and of the others, as they are.
+
+        Args:
+            all_reduce: sums tensors of one dtype.
+            tensors: whose sums, and each worker's part of them, are within 32 bits.
+            small: how many of the tensors, from the first, are so within 16 bits.
+            others: likewise within 32 bits.
+        """
+        ...
+
+    def unpack(self, sums: list[tf.Tensor], layout: Layout, small: int) -> list[tf.Tensor]:
+        """The sums of `add`'s tensors, of which each has its shape where it was not sent as it is."""
+        ...
+
+
+class _HostWords:
+    dtype = tf.int32
+
+    def whole(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.cast(values, tf.int32)
+
+    def real(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.cast(words, tf.float32)
+
+    def of_bits(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(values, tf.int32)
+
+    def bits(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(words, tf.float32)
+
+    def travelling(self, tensors: int, small: int) -> int:
+        return 1 + tensors - small if small else tensors
+
+    def add(
+        self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        sent = [join(pack(tensors[:small])), *tensors[small:]] if small else tensors
+        sums = all_reduce([*sent, *others])
+        return sums[: len(sent)], sums[len(sent) :]
+
+    def unpack(self, sums: list[tf.Tensor], layout: Layout, small: int) -> list[tf.Tensor]:
+        if not small:
+            return sums
+        joined = Layout(layout.shapes[:small])
+        return [*joined.split(part(sums[0], joined.size)), *sums[1:]]
+
+
+class _DeviceWords:
+    # Of uint32 a GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum; of int32 it has casts and shifts alone.
+    dtype = tf.uint32
+
+    def whole(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(tf.cast(values, tf.int32), tf.uint32)
+
+    def real(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.bitcast(words, tf.int32), tf.float32)
+
+    def of_bits(self, values: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(values, tf.uint32)
+
+    def bits(self, words: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(words, tf.float32)
+
+    def travelling(self, tensors: int, small: int) -> int:
+        return 1
+
+    def add(
+        self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        sent = [*([join(pack(tensors[:small]))] if small else []), *tensors[small:]]
+        sizes = [t.shape.num_elements() for t in sent]
+        vector = _lay(sent + others)
+        (total,) = all_reduce([widen(vector)])
+        sums, end = narrow(total, vector.shape[0]), _even_size(sizes)
+        beside = _take(sums[end:], [t.shape.num_elements() for t in others])
+        return [sums[:end]], [tf.reshape(b, o.shape) for b, o in zip(beside, others, strict=True)]
+
+    def unpack(self, sums: list[tf.Tensor], layout: Layout, small: int) -> list[tf.Tensor]:
+        joined = Layout(layout.shapes[:small])
+        sizes = [*([-(-joined.size // 2)] if small else []), *layout.sizes[small:]]
+        blocks = _take(tf.ensure_shape(sums[0], [_even_size(sizes)]), sizes)
+        begin = joined.split(part(blocks.pop(0), joined.size)) if small else []
+        return [*begin, *(tf.reshape(b, s) for b, s in zip(blocks, layout.shapes[small:], strict=True))]
+
+
+#: int32, for CPUs and for whatever else adds it.
+HOST: Words = _HostWords()
+#: uint32 and int64, for GPUs; it works wherever TensorFlow does.
+DEVICE: Words = _DeviceWords()
+
+
+def zeros(shape: Sequence[int] | tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+    """Zeros of any dtype, made on the device: of uint32 there is no Fill on GPUs."""
+    return tf.bitcast(tf.zeros(shape), dtype) if dtype == tf.uint32 else tf.zeros(shape, dtype)
+
+
+def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All values of some tensors of one dtype in a vector."""
+    return tf.concat([tf.reshape(t, [-1]) for t in tensors], 0)
+
+
+def widen(words: tf.Tensor) -> tf.Tensor:
+    """[n] uint32, two's complements of numbers, as [ceil(n/2)] int64 that may be added; see `narrow`.
+
+    Two numbers a, b become a + b * 2**32. A sum of such words is A + B * 2**32 of the sums A, B, and as long as A is
+    within 32 bits, these are known from it: A is the lower half as a signed number, B what is left. Laid side by side
+    the two are a' + b * 2**32, where a' is a, or 2**32 more if a is negative; so that is taken off.
+    """
+    wide = tf.bitcast(tf.reshape(_even(words), [-1, 2]), tf.int64)
+    return wide + _borrow(wide)
+
+
+def narrow(wide: tf.Tensor, count: int) -> tf.Tensor:
+    """The [count] numbers of a sum of `widen`s, where these sums are within 32 bits: uint32, two's complements."""
+    return tf.reshape(tf.bitcast(wide - _borrow(wide), tf.uint32), [-1])[:count]
+
+
+def _borrow(wide: tf.Tensor) -> tf.Tensor:
+    """-2**32 where the lower half of an int64 is a negative number, else 0."""
+    sign = tf.bitwise.right_shift(tf.bitwise.left_shift(wide, tf.constant(32, tf.int64)), tf.constant(63, tf.int64))
+    return tf.bitwise.left_shift(sign, tf.constant(32, tf.int64))
+
+
+def join(values: tf.Tensor) -> tf.Tensor:
+    """[n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`."""
+    if values.dtype == tf.uint32:
+        both = _even(values)
+        half = both.shape[0] // 2
+        return tf.bitwise.left_shift(both[:half], tf.constant(16, tf.uint32)) + both[half:]
+    count = values.shape[0]
+    high, low = tf.split(tf.pad(values, [[0, count % 2]]), 2)
+    return high * 65536 + low
+
+
+def part(words: tf.Tensor, count: int) -> tf.Tensor:
+    """The [count] values of a sum of `join`s, where each of these sums is within 16 bits."""
+    if words.dtype == tf.uint32:
+        low = _shift_right(tf.bitwise.left_shift(words, tf.constant(16, tf.uint32)))
+        return tf.concat([_shift_right(words - low), low], 0)[:count]
+    low = tf.bitwise.right_shift(tf.bitwise.left_shift(words, 16), 16)  # which carries the sign down
+    high = tf.bitwise.right_shift(words - low, 16)
+    return tf.concat([high, low], 0)[:count]
+
+
+def _shift_right(words: tf.Tensor) -> tf.Tensor:
+    """uint32 moved by 16 bits, with the sign that they have as int32."""
+    return tf.bitcast(tf.bitwise.right_shift(tf.bitcast(words, tf.int32), 16), tf.uint32)
+
+
+def _even(words: tf.Tensor) -> tf.Tensor:
+    return tf.concat([words, tf.constant([0], words.dtype)], 0) if words.shape[0] % 2 else words
+
+
+def _lay(blocks: list[tf.Tensor]) -> tf.Tensor:
+    """All values in a vector, each block from an even place: no two blocks meet in an int64.
+
+    Sums of a block that are not within 32 bits, as those of what is not finite, then leave the other blocks alone.
+    """
+    return tf.concat([_even(tf.reshape(b, [-1])) for b in blocks], 0)
+
+
+def _take(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
+    """The blocks of `_lay`, as vectors of these sizes."""
+    cuts = [cut for size in sizes for cut in ([size, 1] if size % 2 else [size])]
+    parts = iter(_split(vector, cuts))
+    taken = []
+    for size in sizes:
+        taken.append(next(parts))
+        if size % 2:
+            next(parts)
+    return taken
+
+
+def _even_size(sizes: list[int]) -> int:
+    return sum(size + size % 2 for size in sizes)
+
+
+def _split(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
+    if vector.dtype != tf.uint32:
+        return tf.split(vector, sizes)
+    # As float32, which costs nothing: a GPU splits those. Nothing is computed with them, so they keep their bits.
+    return [tf.bitcast(p, tf.uint32) for p in tf.split(tf.bitcast(vector, tf.float32), sizes)]

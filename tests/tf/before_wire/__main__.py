@@ -1,0 +1,5 @@
+import sys
+
+from tests.tf.before_wire import record
+
+record(sys.argv[1])
