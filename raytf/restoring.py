@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raytf.aside import in_thread
 from raytf.checkpoint import durable, manifest, policy
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.errors import CheckpointError
@@ -60,7 +61,7 @@ class Restorer:
         if not newer:
             self._ask_storage()
         if self._candidates:
-            self._ahead = durable.in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
+            self._ahead = in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
         """The state to go on from; None for a new run.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class _Prepared:
 
     Attributes:
         best: what `TrainingState.best` is once it is on storage.
+        filling: ends when the tensors have their values.
         writers: ranks that have tensors, the first ones.
         made_at: seconds of a clock that only goes forward.
     """
@@ -53,6 +55,7 @@ class _Prepared:
     made_at: float
     step: int
     tensors: dict[str, np.ndarray]
+    filling: Future[None]
     document: dict[str, Any]
     best: tuple[str, float] | None
     writers: int
@@ -78,6 +81,7 @@ class Saving:
         saver: of this rank.
         note: writes down the attempt; comes again with each save, should storage have been away.
         logs: the metrics of the present epoch so far.
+        make: the source of some of the state's tensors.
         clock: seconds, of one that only goes forward.
 
     Attributes:
@@ -102,6 +106,7 @@ class Saving:
         saver: Saver,
         note: Callable[[], None],
         logs: Callable[[], dict[str, float]],
+        make: format.MakeSource,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._goal, self._group, self._pulse, self._reporter = goal, group, pulse, reporter
@@ -110,9 +115,8 @@ class Saving:
         self._note, self._logs, self._clock = note, logs, clock
         trainable = {id(v) for v in model.trainable_variables}
         self._finite = [name for name, v in named.items() if id(v) in trainable]
-        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
-        split = codec.shares(sizes, group.world_size)
-        self._copies = format.Copies(named, split[group.rank])
+        split = codec.shares(format.sizes(named), group.world_size)
+        self._copies = format.Copies(make(split[group.rank]))
         self._writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         self._outage = policy.Outage(random.random, self.cadence.most_pause)
@@ -248,7 +252,7 @@ class Saving:
             "world_size": self._group.world_size,
             "best": best,
         }
-        return _Prepared(self._clock(), state.step, own | arrays, document, best, self._writers)
+        return _Prepared(self._clock(), state.step, own | arrays, self._copies.filling, document, best, self._writers)
 
     def _take_waiting(self) -> _Prepared | None:
         save, self._waiting = self._waiting, None
@@ -259,6 +263,7 @@ class Saving:
         rows = log.take() if self._group.rank == 0 else np.empty((0, 4))
 
         def first() -> None:
+            save.filling.result()
             if self._group.rank == 0:
                 self._note()
             log.write(rows)

@@ -141,7 +141,8 @@ class Worker:
                 self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
-        self.snapshots.begin(self.named)
+        self._source = functools.partial(format.Variables, self.named)
+        self.snapshots.begin(format.sizes(self.named), self._source)
         pulse.also(self.snapshots.look)
         self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
         self.call_steps = self.config.compute.steps_per_call or 1
@@ -289,6 +290,7 @@ class Worker:
             saver,
             note,
             self._logs,
+            self._source,
         )
 
     def _note(self, step: int) -> Callable[[], None]:

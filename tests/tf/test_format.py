@@ -17,7 +17,7 @@ def named() -> dict[str, keras.Variable]:
 
 
 def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str, keras.Variable]):
-    copies = format.Copies(named, ["b", "a", "c"])
+    copies = format.Copies(format.Variables(named, ["b", "a", "c"]))
     first = copies.take()
     named["a"].assign(-np.ones((2, 3)))
     named["b"].assign(8)
@@ -29,7 +29,7 @@ def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str,
 
 
 def test_memory_is_used_again_once_it_is_given_back_and_not_before(named: dict[str, keras.Variable]):
-    copies = format.Copies(named, ["a", "b"])
+    copies = format.Copies(format.Variables(named, ["a", "b"]))
     first = copies.take()
     second = copies.take()
     assert second["a"] is not first["a"]
