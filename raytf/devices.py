@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import tensorflow as tf
 
+from raytf import needs
 from raytf.data.order import assign
 
 
@@ -84,6 +86,49 @@ class LocalDevices:
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         # Evaluation has rows and no tensors.
         return parts[0] if len(parts) == 1 or not parts[0] else self._add(parts, self._home)
+
+
+class Room:
+    """Whether the device of this process has memory for the values of a state beside those of its variables.
+
+    It is looked at once, at the first copy: later numbers would count what is held.
+
+    Args:
+        size: bytes of the whole state.
+        free: bytes of the device that nobody has taken; None where that is not known.
+        say: told what was decided, where that is to wait.
+    """
+
+    def __init__(self, size: int, free: Callable[[], int | None], say: Callable[[str], None]):
+        self._size, self._free, self._say = size, free, say
+        self._may: bool | None = None
+
+    def __call__(self, size: int) -> bool:
+        """For any part of the state, of which several may be held at once."""
+        if self._may is None:
+            free = self._free()
+            self._may = needs.may_hold(free, self._size)
+            if not self._may:
+                found = "nobody knows how much is free" if free is None else f"{free / 1e9:,.1f} GB are free"
+                self._say(
+                    f"the device has no memory to hold the state twice ({self._size / 1e9:,.1f} GB, and {found}): "
+                    "training waits while it is copied"
+                )
+        return self._may
+
+
+def free_bytes() -> int | None:
+    """Of this process's first GPU, by its driver; None where the driver does not say, or nvidia-ml-py is not there."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        by_name = first.startswith(("GPU-", "MIG-"))
+        find = pynvml.nvmlDeviceGetHandleByUUID if by_name else pynvml.nvmlDeviceGetHandleByIndex
+        return int(pynvml.nvmlDeviceGetMemoryInfo(find(first if by_name else int(first))).free)
+    except Exception:  # pynvml's own errors are known only where it is installed
+        return None
 
 
 def _kind(device: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, identity, members, precision, ranks, rates, warm
+from raytf import architecture, exact, export, identity, members, needs, precision, ranks, rates, raylets, warm
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
@@ -29,7 +29,8 @@ from raytf.cluster import watch
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
-from raytf.errors import NonFiniteLossError, RunMismatchError, StorageError
+from raytf.devices import Room, free_bytes
+from raytf.errors import ConfigError, NonFiniteLossError, RunMismatchError, StorageError
 from raytf.evaluation import Evaluator
 from raytf.flags import Flag, vector
 from raytf.goal import Goal
@@ -112,6 +113,7 @@ class Worker:
         restorer = Restorer(self.storage, self.snapshots, self.group, self.reporter.say)
         restorer.begin(earlier, known_step)
         self._build()
+        self._check_needs(place[1], not earlier)
         phases.mark("build")
         self.train_step.trace()
         phases.mark("trace")
@@ -141,7 +143,8 @@ class Worker:
                 self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
-        self._source = functools.partial(format.Variables, self.named)
+        room = Room(format.size_of(self.named), free_bytes, self.reporter.say)
+        self._source = functools.partial(format.Variables, self.named, may_hold=room)
         self.snapshots.begin(format.sizes(self.named), self._source)
         pulse.also(self.snapshots.look)
         self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
@@ -195,6 +198,34 @@ class Worker:
             )
             if self.devices.is_home_apart:  # a CPU's update of a GPU's gradients has other last bits than the GPU's
                 self.identity["updates"] = "made on the host's CPU"
+
+    def _check_needs(self, ranks_on_node: int, is_first: bool) -> None:
+        """Tell what the state needs of a node's memory, on a run's first start.
+
+        Raises:
+            ConfigError: the node does not have it.
+        """
+        if self.config.strategy.has_servers:  # they hold the state
+            return
+        checkpoints = self.config.checkpoints
+        own = {name: format.size_of({name: v}) for name, v in self.named.items()}
+        total, largest = sum(own.values()), max(own.values(), default=0)
+        weights = sum(size for name, size in own.items() if name.startswith("model/"))
+        found = needs.Needs(
+            weights,
+            total - weights,
+            max(largest, -(-total // self.world_size)),
+            largest,
+            ranks_on_node,
+            format.is_on_host(self.named),
+            checkpoints.snapshot_every_steps != 0,
+            checkpoints.keep_best is not None,
+        )
+        refused = needs.refusal(found, raylets.all_bytes(), bool(checkpoints.snapshot_every_steps))
+        if refused is not None:
+            raise ConfigError(refused)
+        if is_first:
+            self.reporter.say(found.text())
 
     def _make_step(self) -> Any:
         compute = self.config.compute

@@ -51,6 +51,16 @@ def sizes(named: Mapping[str, keras.Variable]) -> dict[str, int]:
     return {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
 
 
+def size_of(named: Mapping[str, keras.Variable]) -> int:
+    """Bytes of all variables."""
+    return sum(_bytes(v.value) for v in named.values())
+
+
+def is_on_host(named: Mapping[str, keras.Variable]) -> bool:
+    """Whether the values are in the host's memory."""
+    return all(_is_on_cpu(v.value) for v in named.values())
+
+
 @dataclass(frozen=True)
 class Values:
     """The values of some tensors as they are now.

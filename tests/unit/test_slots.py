@@ -103,7 +103,7 @@ def test_what_threads_copy_is_read(path):
 
 
 class Device:
-    """Arrays that are somewhere else: fetching one makes a copy, and the copies that there are at a time are counted."""
+    """Arrays that are somewhere else: fetching one makes a copy, and how many copies there are at a time is counted."""
 
     def __init__(self, arrays):
         self.arrays, self.copies, self.most, self.lock = arrays, 0, 0, threading.Lock()
@@ -129,7 +129,7 @@ def test_what_is_on_a_device_is_fetched_one_by_one_and_read(path):
     arrays["many"] = rng.integers(0, 256, slots._MANY + slots._PIECE + 5, np.uint8)
     device = Device(arrays)
     size = write(slots.Slot(path), 50, {"here": np.ones(3), **device.tensors()})
-    assert device.most == 2
+    assert 1 <= device.most <= 2
     share, tensors, _, _ = slots.parse(contents(path))
     assert share.bytes == size == write(slots.Slot(path), 50, {"here": np.ones(3), **arrays})
     assert slots.parse(contents(path))[1].keys() == tensors.keys()
@@ -149,7 +149,7 @@ def test_several_threads_fetch_in_turn():
     with ThreadPoolExecutor(4) as pool:
         for copies in pool.map(take, range(8)):
             assert all((copies[name] == array).all() for name, array in arrays.items())
-    assert device.most == 2
+    assert 1 <= device.most <= 2
 
 
 def test_a_device_that_does_not_give_a_tensor_is_an_error_and_holds_up_nobody_else(path):
