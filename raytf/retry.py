@@ -25,6 +25,7 @@ class Cause(enum.StrEnum):
     NODE_LOST = "node_lost"
     HANG = "hang"
     PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
+    REPLICAS = "replicas"  # the ranks' weights differ
     STORAGE = "storage"
     START = "start"  # the group did not come up
     OTHER = "other"

@@ -207,6 +207,11 @@ class Snapshots:
         """The next copy holds training up for so many seconds more than are spent here."""
         self._aside_seconds += seconds
 
+    def distrust(self) -> None:
+        """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
+        if self._slots and self.copied is not None:
+            self._slots.reverse()
+
     @property
     def is_sealed(self) -> bool:
         """Whether this rank's newest copy counts."""

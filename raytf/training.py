@@ -23,6 +23,7 @@ from raytf import architecture, exact, export, identity, members, needs, precisi
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
+from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.durable import Saver
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.cluster import watch
@@ -32,7 +33,7 @@ from raytf.data.sources import Source, fingerprint
 from raytf.devices import Room, free_bytes
 from raytf.errors import ConfigError, NonFiniteLossError, RunMismatchError, StorageError
 from raytf.evaluation import Evaluator
-from raytf.flags import Flag, vector
+from raytf.flags import LENGTH, Flag, vector
 from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.job import Job, Sources
@@ -41,6 +42,7 @@ from raytf.optimizing import LearningRate
 from raytf.phases import Phases
 from raytf.placement import Placement
 from raytf.pulse import Pulse, WatchedGroup
+from raytf.replicas import Replicas
 from raytf.reporter import Reporter
 from raytf.restoring import Restorer
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
@@ -236,7 +238,7 @@ class Worker:
             self.group.all_reduce if self.world_size > 1 else None,
             self.pipeline.template,
             self.pipeline.leaf_specs,
-            len(Flag),
+            LENGTH,
             compute.jit,
             compute.reduction == "fixed",
             compute.compress_gradients,
@@ -322,6 +324,21 @@ class Worker:
             note,
             self._logs,
             self._source,
+            self._replicas(),
+        )
+
+    def _replicas(self) -> Replicas | None:
+        """What compares the ranks' weights; None where they have none of their own."""
+        if self.world_size == 1 or self.config.strategy.has_servers:
+            return None
+        return Replicas(
+            self.group,
+            self.named,
+            Digest([v.value for name, v in self.named.items() if name.startswith("model/")]).value,
+            self.config.compute.exact,
+            self.reporter.say,
+            self.reporter.event,
+            members.whereabouts,
         )
 
     def _note(self, step: int) -> Callable[[], None]:
@@ -481,7 +498,7 @@ class Worker:
             if not self.config.compute.steps_per_call and self._seconds_per_step:
                 wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
                 given[Flag.CALL_STEPS] = 2 ** int(np.log2(wanted))
-        return vector(given)
+        return vector(given, self.saving.tell())
 
     def _park(self) -> None:
         """The number of workers is about to change: save this step, and wait to be replaced or released."""
