@@ -123,7 +123,7 @@ class Replicas:
     def _send(self, donor: int, is_apart: bool) -> None:
         """One rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
         for variable in self._named.values():
-            own = np.ascontiguousarray(_values(variable))
+            own = _values(variable)
             raw = own.reshape(-1).view(np.uint8)
             words = np.zeros(-(-raw.size // 4), np.int32)
             if self._group.rank == donor:

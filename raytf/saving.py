@@ -83,8 +83,8 @@ class Saving:
         note: writes down the attempt; comes again with each save, should storage have been away.
         logs: the metrics of the present epoch so far.
         make: the source of some of the state's tensors.
-        replicas: compares the ranks' weights; None where there is one rank.
         clock: seconds, of one that only goes forward.
+        replicas: compares the ranks' weights; None where there is one rank.
 
     Attributes:
         log: as given, or one that goes on with it.
@@ -109,8 +109,8 @@ class Saving:
         note: Callable[[], None],
         logs: Callable[[], dict[str, float]],
         make: format.MakeSource,
-        replicas: Replicas | None = None,
         clock: Callable[[], float] = time.monotonic,
+        replicas: Replicas | None = None,
     ):
         self._goal, self._group, self._pulse, self._reporter = goal, group, pulse, reporter
         self._state, self._named, self._identity = state, named, identity

@@ -324,7 +324,7 @@ class Worker:
             note,
             self._logs,
             self._source,
-            self._replicas(),
+            replicas=self._replicas(),
         )
 
     def _replicas(self) -> Replicas | None:
