@@ -9,7 +9,7 @@ import enum
 import signal
 from dataclasses import dataclass
 
-from raytf.errors import HangError, JobError, NonFiniteLossError, RaytfError, WorkerLostError
+from raytf.errors import HangError, JobError, NonFiniteLossError, RaytfError, ReplicaError, WorkerLostError
 
 
 class Then(enum.Enum):
@@ -75,7 +75,11 @@ def of_error(error: RaytfError) -> Ending:
     """The ending of a driver that meets an error and can do nothing about it."""
     if error.passes:
         return AGAIN
-    return FAILED if isinstance(error, (JobError, HangError, NonFiniteLossError, WorkerLostError)) else REFUSED
+    return (
+        FAILED
+        if isinstance(error, (JobError, HangError, NonFiniteLossError, ReplicaError, WorkerLostError))
+        else REFUSED
+    )
 
 
 def of_code(code: int) -> Ending:

@@ -101,7 +101,7 @@ class Restorer:
                 found = self._load(candidate) if ahead is None else ahead.result()
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
-            own = 0 if found is None else int(found.document.get("weights_hash") or 0)
+            own = found.document.get("weights_hash", 0) if found is not None and found.is_in_memory else 0
             told = self._group.sum(np.append(np.float32(found is not None), agreement.bits_of(own)))
             is_everywhere = told[0] == self._group.world_size
             if is_everywhere and found is not None and agreement.all_equal(told[1:], self._group.world_size):

@@ -12,7 +12,7 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError
 
-from raytf.errors import DataError, HangError, JobError, StorageError, WorkerLostError
+from raytf.errors import DataError, HangError, JobError, ReplicaError, StorageError, WorkerLostError
 from raytf.failures import classify
 from raytf.retry import Cause
 
@@ -27,6 +27,7 @@ def job_error(step: int | None) -> JobError:
     return error
 
 
+APART = ReplicaError("the weights of rank 1 differ", [1])
 LOST = WorkerLostError("Connection reset")
 
 
@@ -42,6 +43,8 @@ LOST = WorkerLostError("Connection reset")
         ({0: job_error(40), 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: LOST, 1: DataError("labels")}, [1], Cause.ERROR, True, "labels"),
         ({0: StorageError("no answer", "unreachable")}, [0], Cause.STORAGE, False, "StorageError: no answer"),
+        ({0: APART, 1: APART}, [1], Cause.REPLICAS, False, "the weights of rank 1 differ"),
+        ({0: APART, 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: OSError("odd")}, [0], Cause.OTHER, False, "OSError: odd"),
     ],
 )
