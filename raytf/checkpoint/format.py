@@ -104,6 +104,7 @@ class Variables:
         named: variables.
         names: of those that are asked for.
         may_hold: whether a device has memory for values of so many bytes beside those of the variables.
+        is_here: whether a tensor or a variable is in the host's memory; injected by tests, which have no GPU.
     """
 
     def __init__(
@@ -111,15 +112,15 @@ class Variables:
         named: Mapping[str, keras.Variable],
         names: Sequence[str],
         may_hold: Callable[[int], bool] = lambda size: True,
+        is_here: Callable[[Any], bool] | None = None,
     ):
         self._may_hold = may_hold
+        is_here = is_here or _is_on_cpu
         self._variables = {name: named[name].value for name in names}
-        self._far = [name for name, variable in self._variables.items() if not _is_on_cpu(variable)]
+        self._far = {name for name, variable in self._variables.items() if not is_here(variable)}
         variables = list(self._variables.values())
         # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
         self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
-        near = [variable for variable in variables if _is_on_cpu(variable)]
-        self._read_near = tf.function(lambda: [v.read_value() for v in near], autograph=False)
 
     @property
     def nbytes(self) -> int:
@@ -128,12 +129,21 @@ class Variables:
     def now(self) -> Values:
         """The present values."""
         if not self._far or self._may_hold(sum(_bytes(self._variables[name]) for name in self._far)):
-            values = dict(zip(self._variables, self._read(), strict=True))
-            return Values({n: _as_tensor(values, n) for n in self._variables}, True, not self._far)
-        near = iter(self._read_near())
-        waiting = {name: variable for name, variable in self._variables.items() if name in self._far}
-        tensors = {n: _live(waiting[n]) if n in waiting else np.asarray(next(near)) for n in self._variables}
-        return Values(tensors, False, False)
+            held = dict(zip(self._variables, self._read(), strict=True))
+            return Values({n: self._held(held, n) for n in self._variables}, True, not self._far)
+        return Values({n: self._live(n) for n in self._variables}, False, False)
+
+    def _held(self, held: dict[str, Any], name: str) -> Tensor:
+        if name not in self._far:
+            return np.asarray(held[name])
+        # Once it is fetched, the device's memory is free again.
+        return _remote(held[name], lambda: np.asarray(held.pop(name)))
+
+    def _live(self, name: str) -> Tensor:
+        variable = self._variables[name]
+        if name not in self._far:
+            return np.asarray(variable.read_value())
+        return _remote(variable, lambda: np.asarray(variable.read_value()))
 
 
 def _is_on_cpu(value: Any) -> bool:
@@ -144,16 +154,8 @@ def _bytes(value: Any) -> int:
     return int(np.prod(value.shape, dtype=np.int64)) * value.dtype.size
 
 
-def _as_tensor(values: dict[str, Any], name: str) -> Tensor:
-    value = values[name]
-    if _is_on_cpu(value):
-        return np.asarray(value)
-    # Once it is fetched, the device's memory is free again.
-    return Remote(np.dtype(value.dtype.as_numpy_dtype), tuple(value.shape), lambda: values.pop(name).numpy())
-
-
-def _live(variable: Any) -> Remote:
-    return Remote(np.dtype(variable.dtype.as_numpy_dtype), tuple(variable.shape), lambda: variable.read_value().numpy())
+def _remote(value: Any, fetch: Callable[[], np.ndarray]) -> Remote:
+    return Remote(np.dtype(value.dtype.as_numpy_dtype), tuple(value.shape), fetch)
 
 
 class Copies:
