@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from raytf import ledger
 from raytf.storage import Storage
 from raytf.testing import Job
@@ -13,6 +15,7 @@ from tests.ray.conftest import ROOT, result_of
 DRIFTING = ROOT / "tests" / "ray" / "jobs" / "drifting.py"
 
 
+@pytest.mark.slow
 def test_two_workers_that_drift_apart_go_back_to_where_they_agreed(start: Callable[..., Job], tmp_path: Path):
     flags = ("--workers", 2, "--steps", 600, "--global-batch-size", 32, "--snapshot-every-steps", 10)
     flags += ("--storage", tmp_path, "--no-warm-workers")

@@ -74,7 +74,7 @@ def value_of(name: str) -> float:
 
 
 class Peak:
-    """The most of each kind of memory that this process held, in bytes; looked at every millisecond or two."""
+    """The most of each kind of memory that this process held, in bytes; looked at every few milliseconds."""
 
     def __init__(self) -> None:
         self.bytes = dict.fromkeys((*KINDS, "both"), 0)
@@ -88,7 +88,7 @@ class Peak:
         return self.bytes
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.001):
+        while not self._stop.wait(0.004):
             found = status()
             found["both"] = sum(found[kind] for kind in KINDS)
             self.bytes = {kind: max(self.bytes[kind], found[kind]) for kind in self.bytes}
@@ -147,7 +147,7 @@ class Run:
         self.saving.act(vector({Flag.COPY: 1.0}))
 
     def save(self) -> None:
-        """A save, beside which the state is copied into memory once more."""
+        """A save, which copies the state into memory first; beside it the state is copied into the other slot."""
         self.state.step += 1
         self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
         self.copy()
@@ -164,7 +164,6 @@ def main() -> None:
     run = Run(folder, tensors, values, how == "all-at-once")
     before = status()
     peak = Peak()
-    run.copy()
     run.save()
     most = peak.stop()
     own = {kind: most[kind] - before[kind] for kind in KINDS}
