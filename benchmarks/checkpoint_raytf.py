@@ -5,6 +5,7 @@ python benchmarks/checkpoint_raytf.py ADDRESS
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -62,7 +63,8 @@ class Run:
         monitor = ray.remote(Monitor).options(num_cpus=0).remote()
         self._monitor = monitor
         self.snapshots = Snapshots(self.uri, group, _ATTEMPT, 10, monitor, print, (0, 1))
-        self.snapshots.begin(named)
+        make = functools.partial(format.Variables, named)
+        self.snapshots.begin(format.sizes(named), make)
         self.saver = Saver(storage, 0, 1, _ATTEMPT, 1, print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
@@ -83,6 +85,7 @@ class Run:
             self.saver,
             nothing,
             dict,
+            make,
         )
         self._variables = list(named.values())
         self._target = [np.zeros_like(v) for v in self._values()]

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raytf import ledger
+from raytf import flags, ledger
 from raytf.data.order import assign
 from raytf.exclusion import Exclusion
-from raytf.flags import Flag
 from raytf.hangs import Activity, Beat, HangDetector
 from raytf.monitor import Monitor
 from raytf.progress import Status
@@ -57,7 +56,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
 
     @tf.function(autograph=False)
     def step() -> Any:
-        return exact.reduce(packed(tf.identity), lambda _: (summed, rows), tf.zeros([len(Flag)]), own, shards).row
+        return exact.reduce(packed(tf.identity), lambda _: (summed, rows), tf.zeros([flags.LENGTH]), own, shards).row
 
     step()
     return lambda: step().numpy()

@@ -58,7 +58,9 @@ class Turns:
     seconds: float
     path: str
     began: float = field(default_factory=time.monotonic)
-    marks: list[tuple[float, int, float]] = field(default_factory=list)
+    marks: list[tuple[float, int, float, float]] = field(default_factory=list)
+    #: Seconds for the hashes of the weights so far.
+    hashing: float = 0.0
     saved_in: int = -1
 
     @property
@@ -75,7 +77,7 @@ class Turns:
         """A call of steps begins that ends at step `stop`."""
         block = self.block
         while len(self.marks) <= block:
-            self.marks.append((time.monotonic(), stop, copy_seconds))
+            self.marks.append((time.monotonic(), stop, copy_seconds, self.hashing))
             if len(self.marks) > 2 * self.pairs:
                 Path(self.path).write_text(json.dumps(self.marks))
 
@@ -84,7 +86,7 @@ class Turns:
         from raytf.checkpoint.policy import Cadence
         from raytf.snapshots import Snapshots
 
-        wish = Snapshots.wish
+        wish, costs_also = Snapshots.wish, Snapshots.costs_also
 
         def wish_in_turn(snapshots: Snapshots, stop: int, step_seconds: float) -> float:
             self.call(stop, snapshots.seconds)
@@ -98,6 +100,11 @@ class Turns:
             self.saved_in = self.block
             return True
 
+        def count(snapshots: Snapshots, seconds: float) -> None:
+            self.hashing += seconds
+            costs_also(snapshots, seconds)
+
+        Snapshots.costs_also = count  # type: ignore[assignment,method-assign]
         Snapshots.wish = wish_in_turn  # type: ignore[method-assign]
         Cadence.is_due = is_due_in_turn  # type: ignore[method-assign]
 
@@ -140,10 +147,11 @@ def main(arguments: Arguments) -> int:
         )
         raytf.fit(build, images(BATCH * 100), config=config, callbacks=stop_in_time)
         marks = json.loads(Path(path).read_text())
-    rates, copies = [], []
-    for (t0, s0, c0), (t1, s1, c1) in itertools.pairwise(marks):
+    rates, copies, hashes = [], [], []
+    for (t0, s0, c0, h0), (t1, s1, c1, h1) in itertools.pairwise(marks):
         rates.append((s1 - s0) / (t1 - t0))
         copies.append(100 * (c1 - c0) / (t1 - t0))
+        hashes.append(100 * (h1 - h0) / (t1 - t0))
     on = [2 * pair if pair % 2 == 0 else 2 * pair + 1 for pair in range(arguments.pairs)]
     off = [2 * pair + 1 if pair % 2 == 0 else 2 * pair for pair in range(arguments.pairs)]
     what = f"{arguments.workers} workers, to memory every {arguments.every_steps} steps, to storage once a block"
@@ -151,6 +159,9 @@ def main(arguments: Arguments) -> int:
     report.comparisons.append(harness.Comparison(what, "the same without", "steps/s", with_them, without, goal=0.99))
     share = [copies[b] for b in on]
     report.readings.append(harness.Reading(what, "training stands still to copy", "% of the time", share, at_most=1.0))
+    report.readings.append(
+        harness.Reading(what, "of that, to hash the weights", "% of the time", [hashes[b] for b in on])
+    )
     return report.finish(arguments.json)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Protocol
 
 import tensorflow as tf
 
+from raytf import gpus, needs
 from raytf.data.order import assign
+from raytf.errors import GpuError
 
 
 class Devices(Protocol):
@@ -90,6 +92,43 @@ def computes_on_gpu(devices: Devices) -> bool:
     """Whether shards are computed on GPUs; where that is left to TensorFlow, whether this process has one."""
     named = [_kind(name) for name in devices.names if name]
     return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
+
+
+class Room:
+    """Whether the device of this process has memory for the values of a state beside those of its variables.
+
+    It is looked at once, at the first copy: later numbers would count what is held.
+
+    Args:
+        size: bytes of the whole state.
+        free: bytes of the device that nobody has taken; None where that is not known.
+        say: told what was decided, where that is to wait.
+    """
+
+    def __init__(self, size: int, free: Callable[[], int | None], say: Callable[[str], None]):
+        self._size, self._free, self._say = size, free, say
+        self._may: bool | None = None
+
+    def __call__(self, size: int) -> bool:
+        """For any part of the state, of which several may be held at once."""
+        if self._may is None:
+            free = self._free()
+            self._may = needs.may_hold(free, self._size)
+            if not self._may:
+                found = "nobody knows how much is free" if free is None else f"{free / 1e9:,.1f} GB are free"
+                self._say(
+                    f"the device has no memory to hold the state twice ({self._size / 1e9:,.1f} GB, and {found}): "
+                    "training waits while it is copied"
+                )
+        return self._may
+
+
+def free_bytes() -> int | None:
+    """Of this process's first GPU, by its driver; None where the driver does not say."""
+    with suppress(GpuError), gpus.nvml() as library:
+        own = [] if library is None else gpus.handles(library)
+        return int(library.nvmlDeviceGetMemoryInfo(own[0]).free) if own else None
+    return None
 
 
 def _kind(device: str) -> str:

@@ -9,7 +9,7 @@ import enum
 import signal
 from dataclasses import dataclass
 
-from raytf.errors import GpuError, HangError, JobError, NonFiniteLossError, RaytfError, WorkerLostError
+from raytf.errors import GpuError, HangError, JobError, NonFiniteLossError, RaytfError, ReplicaError, WorkerLostError
 
 
 class Then(enum.Enum):
@@ -75,7 +75,7 @@ def of_error(error: RaytfError) -> Ending:
     """The ending of a driver that meets an error and can do nothing about it."""
     if error.passes:
         return AGAIN
-    failed = (GpuError, JobError, HangError, NonFiniteLossError, WorkerLostError)
+    failed = (GpuError, JobError, HangError, NonFiniteLossError, ReplicaError, WorkerLostError)
     return FAILED if isinstance(error, failed) else REFUSED
 
 

@@ -15,12 +15,13 @@
     ├── GpuError                 a node's GPU is missing, broken or taken
     ├── UnsupportedError         TensorFlow or NCCL refuses an operation on these devices
     ├── WorkerLostError          another worker died in the middle of a step
+    ├── ReplicaError             the workers' weights are not equal any more
     ├── HangError                a worker makes no progress, again and again
     └── JobError                 the job's own code raised
 
 The message of each says what is wrong, what was expected and how to mend it. None of them is retried by Ray Train,
-except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `HangError` and, once more, a
-`JobError` of a run that has made a step: the same code would fail in the same way again.
+except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `ReplicaError`, a `HangError` and,
+once more, a `JobError` of a run that has made a step: the same code would fail in the same way again.
 """
 
 from __future__ import annotations
@@ -171,6 +172,20 @@ class WorkerLostError(RaytfError):
     """Another worker died in the middle of a step; seen only inside workers and by Ray Train's failure policy."""
 
     retryable = True
+
+
+class ReplicaError(RaytfError):
+    """The workers' weights are not equal any more; a new group goes on from where they were.
+
+    Attributes:
+        ranks: whose weights are wrong; none where nobody can say.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, ranks: list[int]):
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class HangError(RaytfError):

@@ -7,7 +7,16 @@ from typing import Any
 import ray
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
-from raytf.errors import GpuError, HangError, JobError, RaytfError, StorageError, WorkerLostError, one_line
+from raytf.errors import (
+    GpuError,
+    HangError,
+    JobError,
+    RaytfError,
+    ReplicaError,
+    StorageError,
+    WorkerLostError,
+    one_line,
+)
 from raytf.retry import Cause, Failure
 
 #: How Ray says that an actor's node is gone.
@@ -27,6 +36,9 @@ def classify(error: Any) -> tuple[list[int], Failure]:
     hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
     if hung:
         return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
+    apart = next((e for e in errors.values() if isinstance(e, ReplicaError)), None)
+    if apart is not None and not dead:
+        return list(apart.ranks), Failure(Cause.REPLICAS, one_line(apart, 400))
     if dead:
         lost = any(_NODE_DIED in str(errors[rank]) for rank in dead)
         text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from raytf import agreement
+
 
 class Flag(enum.IntEnum):
     """Places in the vector of flags."""
@@ -23,9 +25,19 @@ class Flag(enum.IntEnum):
     UNSEALED = 9
 
 
-def vector(given: Mapping[Flag, float]) -> np.ndarray:
-    """Flags as they are added over the ranks, float32 [F]; 0 for those that are not given."""
-    flags = np.zeros(len(Flag), np.float32)
+#: Of the vector: the flags, and the bits of a hash of the weights after them.
+LENGTH = len(Flag) + agreement.BITS
+
+
+def vector(given: Mapping[Flag, float], weights_hash: int = 0) -> np.ndarray:
+    """Flags and a hash as they are added over the ranks, float32 [LENGTH]; 0 for what is not given."""
+    flags = np.zeros(LENGTH, np.float32)
     for flag, value in given.items():
         flags[flag] = value
+    flags[len(Flag) :] = agreement.bits_of(weights_hash)
     return flags
+
+
+def agree(sums: np.ndarray, world_size: int) -> bool:
+    """Whether all ranks told the same hash, given their vectors added up."""
+    return agreement.all_equal(sums[len(Flag) :], world_size)

@@ -18,8 +18,8 @@ from typing import Any
 
 import ray
 
+from raytf.aside import in_thread
 from raytf.checkpoint import memory
-from raytf.checkpoint.durable import in_thread
 from raytf.checkpoint.memory import Place
 from raytf.errors import one_line
 

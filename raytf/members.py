@@ -110,6 +110,11 @@ def about_me(serves: bool = False) -> dict[str, Any]:
     }
 
 
+def whereabouts() -> str:
+    """This process's address and the devices that it computes on."""
+    return f"{ray.util.get_node_ip_address()}, {', '.join(_devices(serves=False))}"
+
+
 def _devices(serves: bool) -> list[str]:
     """Those that compute: accelerators where there are any, else CPUs."""
     import tensorflow as tf  # not for the driver, which prints the table

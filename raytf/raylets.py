@@ -1,4 +1,4 @@
-"""Ray's nodes, asked directly: whether their raylets answer, for processes ahead of need, how much memory is free."""
+"""Ray's nodes, asked directly: whether their raylets answer, for processes ahead of need, how much memory there is."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def free_bytes() -> int:
 
     # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
     return min(psutil.virtual_memory().available, estimate_available_memory())
+
+
+def all_bytes() -> int:
+    """Memory that this node has, or the container that it is."""
+    from ray._private.utils import get_system_memory
+
+    return min(psutil.virtual_memory().total, get_system_memory())
 
 
 def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, keep_seconds: int) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from raytf import agreement
+from raytf.aside import in_thread
 from raytf.checkpoint import durable, manifest, policy
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.errors import CheckpointError
@@ -60,7 +62,7 @@ class Restorer:
         if not newer:
             self._ask_storage()
         if self._candidates:
-            self._ahead = durable.in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
+            self._ahead = in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
         """The state to go on from; None for a new run.
@@ -99,11 +101,15 @@ class Restorer:
                 found = self._load(candidate) if ahead is None else ahead.result()
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
-            loaded = self._group.sum(np.array([float(found is not None)], np.float32))[0]
-            if loaded == self._group.world_size and found is not None:
+            own = found.document.get("weights_hash", 0) if found is not None and found.is_in_memory else 0
+            told = self._group.sum(np.append(np.float32(found is not None), agreement.bits_of(own)))
+            is_everywhere = told[0] == self._group.world_size
+            if is_everywhere and found is not None and agreement.all_equal(told[1:], self._group.world_size):
                 check(found)
                 return found
-            problem = problem or "another rank could not read it"
+            problem = problem or (
+                "the ranks did not agree on its weights" if is_everywhere else "another rank could not read it"
+            )
             if isinstance(candidate, str):
                 self.damaged.append(candidate)
                 self._say(f"checkpoint {candidate} is skipped: {problem}")

@@ -26,6 +26,7 @@ class Cause(enum.StrEnum):
     HANG = "hang"
     GPU = "gpu"  # one is missing, broken or taken
     PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
+    REPLICAS = "replicas"  # the ranks' weights differ
     STORAGE = "storage"
     START = "start"  # the group did not come up
     OTHER = "other"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.progress import SaveTrouble, clock_text
 from raytf.pulse import Pulse, WatchedGroup
+from raytf.replicas import Replicas
 from raytf.reporter import Reporter
 from raytf.runlog import StepLog
 from raytf.sections import CheckpointSection
@@ -46,6 +48,7 @@ class _Prepared:
 
     Attributes:
         best: what `TrainingState.best` is once it is on storage.
+        filling: ends when the tensors have their values.
         writers: ranks that have tensors, the first ones.
         made_at: seconds of a clock that only goes forward.
     """
@@ -53,6 +56,7 @@ class _Prepared:
     made_at: float
     step: int
     tensors: dict[str, np.ndarray]
+    filling: Future[None]
     document: dict[str, Any]
     best: tuple[str, float] | None
     writers: int
@@ -78,7 +82,9 @@ class Saving:
         saver: of this rank.
         note: writes down the attempt; comes again with each save, should storage have been away.
         logs: the metrics of the present epoch so far.
+        make: the source of some of the state's tensors.
         clock: seconds, of one that only goes forward.
+        replicas: compares the ranks' weights; None where there is one rank.
 
     Attributes:
         log: as given, or one that goes on with it.
@@ -102,17 +108,18 @@ class Saving:
         saver: Saver,
         note: Callable[[], None],
         logs: Callable[[], dict[str, float]],
+        make: format.MakeSource,
         clock: Callable[[], float] = time.monotonic,
+        replicas: Replicas | None = None,
     ):
         self._goal, self._group, self._pulse, self._reporter = goal, group, pulse, reporter
         self._state, self._named, self._identity = state, named, identity
         self._callbacks, self.log, self._snapshots, self._saver = callbacks, log, snapshots, saver
-        self._note, self._logs, self._clock = note, logs, clock
+        self._note, self._logs, self._clock, self._replicas = note, logs, clock, replicas
         trainable = {id(v) for v in model.trainable_variables}
         self._finite = [name for name, v in named.items() if id(v) in trainable]
-        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
-        split = codec.shares(sizes, group.world_size)
-        self._copies = format.Copies(named, split[group.rank])
+        split = codec.shares(format.sizes(named), group.world_size)
+        self._copies = format.Copies(make(split[group.rank]))
         self._writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
         self.cadence = policy.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
         self._outage = policy.Outage(random.random, self.cadence.most_pause)
@@ -163,12 +170,37 @@ class Saving:
             self._has_stepped = True
             if self._saved_step is None:
                 self._saved_at = self._clock()  # the first steps took as long as they are traced
+        self._compare(flags)
         if self._copied_step != self._state.step:  # one of this step was made after the votes
             self._is_copy_sealed |= not flags[Flag.UNSEALED]
         if flags[Flag.COPY]:
             self._copy(bool(flags[Flag.SHARE]))
         self._advance(flags)
         self.stall_seconds += time.perf_counter() - began
+
+    def tell(self) -> int:
+        """The hash of this rank's weights, to be told with its votes; 0 for none."""
+        return 0 if self._replicas is None else self._replicas.tell()
+
+    def _compare(self, flags: np.ndarray) -> None:
+        """Whether all ranks copied the same weights; mends those of a rank that did not.
+
+        Raises:
+            ReplicaError: nobody can say who is right, or the run promises its last bits.
+        """
+        replicas = self._replicas
+        if replicas is None or not replicas.hear(flags, self._state.step):
+            return
+        step = replicas.told
+        if self._saver.phase is not policy.Phase.IDLE and self._current is not None and self._current.step >= step:
+            self._saver.phase = policy.Phase.IDLE
+            self._failed()
+        waiting = self._waiting
+        self._waiting = None if waiting is not None and waiting.step >= step else waiting
+        self._snapshots.distrust()
+        self._copy(False)
+        if waiting is not None and waiting.step == self._state.step:
+            self._waiting = self._prepare()
 
     def callbacks_ran(self) -> None:
         """Rank 0 may know something new from its callbacks."""
@@ -248,7 +280,7 @@ class Saving:
             "world_size": self._group.world_size,
             "best": best,
         }
-        return _Prepared(self._clock(), state.step, own | arrays, document, best, self._writers)
+        return _Prepared(self._clock(), state.step, own | arrays, self._copies.filling, document, best, self._writers)
 
     def _take_waiting(self) -> _Prepared | None:
         save, self._waiting = self._waiting, None
@@ -259,6 +291,7 @@ class Saving:
         rows = log.take() if self._group.rank == 0 else np.empty((0, 4))
 
         def first() -> None:
+            save.filling.result()
             if self._group.rank == 0:
                 self._note()
             log.write(rows)
@@ -314,10 +347,15 @@ class Saving:
             own = (*callbacks.state(), self._reporter.pack_files()) if self._group.rank == 0 else None
             self._snapshots.share_rank_zero(own)
             self._is_news = False
-        durable = {"durable_step": state.durable_step, "world_size": self._group.world_size}
+        live = state.totals() | {"durable_step": state.durable_step, "world_size": self._group.world_size}
+        if self._replicas is not None:
+            began = time.perf_counter()
+            self._replicas.look(state.step)
+            self._snapshots.costs_also(time.perf_counter() - began)
+            live["weights_hash"] = self._replicas.newest
         self._snapshots.copy(
             state.step,
-            state.totals() | durable,
+            live,
             len(state.history),
             lambda: {"identity": self._identity, "history": state.history},
             self.log.since(-1 if state.durable_step is None else state.durable_step),
@@ -380,7 +418,9 @@ class Saving:
 
     def _drain(self) -> None:
         while self._saver.phase is not policy.Phase.IDLE:
-            self._advance(self._group.sum(vector(self._save_votes())))
+            flags = self._group.sum(vector(self._save_votes(), self.tell()))
+            self._compare(flags)
+            self._advance(flags)
             time.sleep(_LOOK_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:

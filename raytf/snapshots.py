@@ -10,13 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
-import keras
 import numpy as np
 import ray
-import tensorflow as tf
 
 from raytf.checkpoint import memory, policy, slots
 from raytf.checkpoint.codec import shares
+from raytf.checkpoint.format import MakeSource, Source, Values
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.keeping import Keeping
 
@@ -66,6 +65,7 @@ class Snapshots:
         self._monitor = monitor
         self._share, self._shares = place_on_node(group) if place is None else place
         self._keeping: Keeping | None = None
+        self._source: Source | None = None
         self._slots: list[slots.Slot] = []
         #: Has the newest copy count, beside training.
         self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
@@ -77,7 +77,7 @@ class Snapshots:
         self._slow: tuple[Any, bytes] = (None, b"")
         self._rank_zero = np.zeros(0, np.uint8)
         self._wished = -1
-        self._sharing_seconds = 0.0
+        self._sharing_seconds = self._aside_seconds = 0.0
         #: Step of this rank's newest copy, bytes that this node holds in two of them, and seconds that copies held up
         #: training.
         self.copied: int | None = None
@@ -110,17 +110,17 @@ class Snapshots:
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
-    def begin(self, named: dict[str, keras.Variable]) -> None:
-        """Ask this node's keeper for memory; copies are made from when it has answered."""
+    def begin(self, sizes: dict[str, int], make: MakeSource) -> None:
+        """Ask this node's keeper for memory; copies are made from when it has answered.
+
+        Args:
+            sizes: values of each tensor of the state.
+            make: the source of some of them.
+        """
         if self._every == 0:
             return
-        sizes = {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
-        self._names = shares(sizes, self._shares)[self._share]
-        variables = [named[name].value for name in self._names]
-        # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
-        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
-        size = sum(int(np.prod(v.shape, dtype=np.int64)) * v.dtype.size for v in variables)
-        self._keeping = Keeping(self._run_uri, self._attempt, size, self._monitor)
+        self._source = make(shares(sizes, self._shares)[self._share])
+        self._keeping = Keeping(self._run_uri, self._attempt, self._source.nbytes, self._monitor)
         self._keeping.begin()
 
     def look(self) -> None:
@@ -175,30 +175,43 @@ class Snapshots:
             rows: of the log of steps that are not on storage, [n, 4].
         """
         began = time.perf_counter()
-        if not self._ready():
+        if not self._ready() or self._source is None:
             return
-        tensors = {n: np.asarray(value) for n, value in zip(self._names, self._read(), strict=True)}
-        if self._share == 0:
-            tensors |= {_LOG: rows, _RANK_ZERO: self._rank_zero}
-            if self._slow[0] != slow_key:
-                self._slow = (slow_key, json.dumps(slow()).encode())
-        share = policy.Share(step, self._attempt, self._share, self._shares)
+        if self._share == 0 and self._slow[0] != slow_key:
+            self._slow = (slow_key, json.dumps(slow()).encode())
+        own = {_LOG: rows, _RANK_ZERO: self._rank_zero} if self._share == 0 else {}
+        share, text = policy.Share(step, self._attempt, self._share, self._shares), self._slow[1]
         try:
             self._sealing.result()
             if step == self.copied:
                 self._slots.reverse()  # over itself: that of an earlier step stays until this one counts on all ranks
-            size = self._slots[0].copy(share, tensors, live, self._slow[1])
+            slot, values = self._slots[0], self._source.now()
+
+            def fill() -> None:
+                size = slot.copy(share, {**values.tensors, **own}, live, text)
+                self.bytes = 2 * size * self._shares
+
+            self._seal_soon(slot, fill, values)
         except (OSError, ValueError) as error:
             self._stop(f"the state cannot be copied into memory: {error}")
             return
         first = self.copied is None
-        self._sealing = self._sealer.submit(self._seal, self._slots[0])
         self._slots.reverse()
-        self.copied, self.bytes = step, 2 * size * self._shares
-        copying, sharing, self._sharing_seconds = time.perf_counter() - began, self._sharing_seconds, 0.0
+        self.copied = step
+        copying = time.perf_counter() - began + self._aside_seconds
+        sharing, self._sharing_seconds, self._aside_seconds = self._sharing_seconds, 0.0, 0.0
         self.seconds += copying + sharing
         if not first:  # it pays for memory that is touched for the first time
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
+
+    def costs_also(self, seconds: float) -> None:
+        """The next copy holds training up for so many seconds more than are spent here."""
+        self._aside_seconds += seconds
+
+    def distrust(self) -> None:
+        """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
+        if self._slots and self.copied is not None:
+            self._slots.reverse()
 
     @property
     def is_sealed(self) -> bool:
@@ -209,7 +222,16 @@ class Snapshots:
         """Wait until this rank's newest copy counts, which it does soon after it was made."""
         wait([self._sealing])
 
-    def _seal(self, slot: slots.Slot) -> None:
+    def _seal_soon(self, slot: slots.Slot, fill: Callable[[], None], values: Values) -> None:
+        if values.is_held and not values.is_here:
+            # From the device beside the next steps, which do not change what is held.
+            self._sealing = self._sealer.submit(self._seal, slot, fill)
+        else:
+            fill()
+            self._sealing = self._sealer.submit(self._seal, slot)
+
+    def _seal(self, slot: slots.Slot, fill: Callable[[], None] = lambda: None) -> None:
+        fill()
         slot.seal()
         if self._is_tidy or self._keeping is None:
             return

@@ -19,19 +19,34 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import architecture, exact, export, gpu_product, identity, members, precision, ranks, rates, warm
+from raytf import (
+    architecture,
+    exact,
+    export,
+    gpu_product,
+    identity,
+    members,
+    needs,
+    precision,
+    ranks,
+    rates,
+    raylets,
+    warm,
+)
 from raytf import model as models
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
+from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.durable import Saver
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.cluster import watch
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
-from raytf.errors import NonFiniteLossError, RunMismatchError, StorageError
+from raytf.devices import Room, free_bytes
+from raytf.errors import ConfigError, NonFiniteLossError, RunMismatchError, StorageError
 from raytf.evaluation import Evaluator
-from raytf.flags import Flag, vector
+from raytf.flags import LENGTH, Flag, vector
 from raytf.goal import Goal
 from raytf.hangs import Activity
 from raytf.job import Job, Sources
@@ -40,6 +55,7 @@ from raytf.optimizing import LearningRate
 from raytf.phases import Phases
 from raytf.placement import Placement
 from raytf.pulse import Pulse, WatchedGroup
+from raytf.replicas import Replicas
 from raytf.reporter import Reporter
 from raytf.restoring import Restorer
 from raytf.runlog import StepLog, new_attempt, read_attempts, write_attempt
@@ -114,6 +130,7 @@ class Worker:
         restorer = Restorer(self.storage, self.snapshots, self.group, self.reporter.say)
         restorer.begin(earlier, known_step)
         self._build()
+        self._check_needs(place[1], not earlier)
         phases.mark("build")
         self.train_step.trace()
         phases.mark("trace")
@@ -143,7 +160,9 @@ class Worker:
                 self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
-        self.snapshots.begin(self.named)
+        room = Room(format.size_of(self.named), free_bytes, self.reporter.say)
+        self._source = functools.partial(format.Variables, self.named, may_hold=room)
+        self.snapshots.begin(format.sizes(self.named), self._source)
         pulse.also(self.snapshots.look)
         self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
         self.call_steps = self.config.compute.steps_per_call or 1
@@ -197,6 +216,34 @@ class Worker:
             if self.devices.is_home_apart:  # a CPU's update of a GPU's gradients has other last bits than the GPU's
                 self.identity["updates"] = "made on the host's CPU"
 
+    def _check_needs(self, ranks_on_node: int, is_first: bool) -> None:
+        """Tell what the state needs of a node's memory, on a run's first start.
+
+        Raises:
+            ConfigError: the node does not have it.
+        """
+        if self.config.strategy.has_servers:  # they hold the state
+            return
+        checkpoints = self.config.checkpoints
+        own = {name: format.size_of({name: v}) for name, v in self.named.items()}
+        total, largest = sum(own.values()), max(own.values(), default=0)
+        weights = sum(size for name, size in own.items() if name.startswith("model/"))
+        found = needs.Needs(
+            weights,
+            total - weights,
+            max(largest, -(-total // self.world_size)),
+            largest,
+            ranks_on_node,
+            format.is_on_host(self.named),
+            checkpoints.snapshot_every_steps != 0,
+            checkpoints.keep_best is not None,
+        )
+        refused = needs.refusal(found, raylets.all_bytes(), bool(checkpoints.snapshot_every_steps))
+        if refused is not None:
+            raise ConfigError(refused)
+        if is_first:
+            self.reporter.say(found.text())
+
     def _make_step(self) -> Any:
         compute = self.config.compute
         return TrainStep(
@@ -206,7 +253,7 @@ class Worker:
             self.group.all_reduce if self.world_size > 1 else None,
             self.pipeline.template,
             self.pipeline.leaf_specs,
-            len(Flag),
+            LENGTH,
             compute.jit,
             compute.reduction == "fixed",
             compute.compress_gradients,
@@ -291,6 +338,22 @@ class Worker:
             saver,
             note,
             self._logs,
+            self._source,
+            replicas=self._replicas(),
+        )
+
+    def _replicas(self) -> Replicas | None:
+        """What compares the ranks' weights; None where they have none of their own."""
+        if self.world_size == 1 or self.config.strategy.has_servers:
+            return None
+        return Replicas(
+            self.group,
+            self.named,
+            Digest([v.value for name, v in self.named.items() if name.startswith("model/")]).value,
+            self.config.compute.exact,
+            self.reporter.say,
+            self.reporter.event,
+            members.whereabouts,
         )
 
     def _note(self, step: int) -> Callable[[], None]:
@@ -450,7 +513,7 @@ class Worker:
             if not self.config.compute.steps_per_call and self._seconds_per_step:
                 wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
                 given[Flag.CALL_STEPS] = 2 ** int(np.log2(wanted))
-        return vector(given)
+        return vector(given, self.saving.tell())
 
     def _park(self) -> None:
         """The number of workers is about to change: save this step, and wait to be replaced or released."""

@@ -18,18 +18,17 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from raytf.aside import in_thread
 from raytf.checkpoint import codec, manifest, policy
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
 from raytf.errors import CheckpointError, DamagedFileError, RunInUseError, RunMismatchError, StorageError
 from raytf.goal import Goal
 from raytf.runlog import is_of_dead_attempt
 from raytf.storage import Storage
-
-T = TypeVar("T")
 
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
 _MOST_LINGERING = 2
@@ -387,17 +386,3 @@ def _check(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite:
     if bad is not None:
         raise CheckpointError(f"{bad} holds NaN or infinite values; such a state is not saved.")
     return codec.checksum(pieces)
-
-
-def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
-    """Run in a daemon thread of its own: one that hangs holds up neither the next one nor the end of the process."""
-    job: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            job.set_result(work())
-        except BaseException as error:
-            job.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name=name).start()
-    return job

@@ -5,14 +5,19 @@ Names do not depend on the number of workers. Random generators are not saved: t
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from raytf import model as models
+from raytf.aside import in_thread
 from raytf.checkpoint.slots import copy_all
+from raytf.checkpoint.stream import Remote, Tensor
 from raytf.errors import CheckpointError
 
 
@@ -41,37 +46,162 @@ def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict
     return named
 
 
+def sizes(named: Mapping[str, keras.Variable]) -> dict[str, int]:
+    """How many values each variable has."""
+    return {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
+
+
+def size_of(named: Mapping[str, keras.Variable]) -> int:
+    """Bytes of all variables."""
+    return sum(_bytes(v.value) for v in named.values())
+
+
+def is_on_host(named: Mapping[str, keras.Variable]) -> bool:
+    """Whether the values are in the host's memory."""
+    return all(_is_on_cpu(v.value) for v in named.values())
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of some tensors as they are now.
+
+    Attributes:
+        tensors: by name.
+        is_held: later steps do not change them; else they have to be taken before the next step begins.
+        is_here: all are in the host's memory.
+    """
+
+    tensors: Mapping[str, Tensor]
+    is_held: bool
+    is_here: bool
+
+
+class Source(Protocol):
+    """Where the values of a state's tensors are.
+
+    Attributes:
+        nbytes: of all of them.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def now(self) -> Values: ...
+
+
+#: A source of the tensors with some names.
+MakeSource = Callable[[Sequence[str]], Source]
+
+
+class Variables:
+    """The values of variables.
+
+    On a CPU they are the variables' own buffers. On another device they stay there until they are fetched, one by one:
+    beside training where the device has memory for them twice, for an update of a variable whose values somebody
+    holds goes to new memory (TensorFlow's copy on write); else the next step has to wait.
+
+    Args:
+        named: variables.
+        names: of those that are asked for.
+        may_hold: whether a device has memory for values of so many bytes beside those of the variables.
+        is_here: whether a tensor or a variable is in the host's memory; injected by tests, which have no GPU.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, keras.Variable],
+        names: Sequence[str],
+        may_hold: Callable[[int], bool] = lambda size: True,
+        is_here: Callable[[Any], bool] | None = None,
+    ):
+        self._may_hold = may_hold
+        is_here = is_here or _is_on_cpu
+        self._variables = {name: named[name].value for name in names}
+        self._far = {name for name, variable in self._variables.items() if not is_here(variable)}
+        variables = list(self._variables.values())
+        # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
+        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_bytes(variable) for variable in self._variables.values())
+
+    def now(self) -> Values:
+        """The present values."""
+        if not self._far or self._may_hold(sum(_bytes(self._variables[name]) for name in self._far)):
+            held = dict(zip(self._variables, self._read(), strict=True))
+            return Values({n: self._held(held, n) for n in self._variables}, True, not self._far)
+        return Values({n: self._live(n) for n in self._variables}, False, False)
+
+    def _held(self, held: dict[str, Any], name: str) -> Tensor:
+        if name not in self._far:
+            return np.asarray(held[name])
+        # Once it is fetched, the device's memory is free again.
+        return _remote(held[name], lambda: np.asarray(held.pop(name)))
+
+    def _live(self, name: str) -> Tensor:
+        variable = self._variables[name]
+        if name not in self._far:
+            return np.asarray(variable.read_value())
+        return _remote(variable, lambda: np.asarray(variable.read_value()))
+
+
+def _is_on_cpu(value: Any) -> bool:
+    return "/device:CPU:" in value.device or not value.device
+
+
+def _bytes(value: Any) -> int:
+    return int(np.prod(value.shape, dtype=np.int64)) * value.dtype.size
+
+
+def _remote(value: Any, fetch: Callable[[], np.ndarray]) -> Remote:
+    return Remote(np.dtype(value.dtype.as_numpy_dtype), tuple(value.shape), fetch)
+
+
 class Copies:
-    """Copies of variables that later steps do not change, in memory that is used again.
+    """Copies of values that later steps do not change, in memory that is used again.
 
     New memory is slow: the system clears each page of it when it is first written.
 
     Args:
-        named: variables.
-        names: of those that are copied.
+        source: of the values.
+
+    Attributes:
+        filling: ends when the copies that were taken last are whole.
     """
 
-    def __init__(self, named: dict[str, keras.Variable], names: list[str]):
-        self._names = names
-        variables = [named[name].value for name in names]
-        # One call for all: what it gives are the variables' own buffers, not copies.
-        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
+    def __init__(self, source: Source):
+        self._source = source
         self._spare: dict[str, np.ndarray] = {}
+        self._names: list[str] = []
+        self.filling: Future[None] = Future()
+        self.filling.set_result(None)
 
     def take(self) -> dict[str, np.ndarray]:
-        """The present values, by name."""
+        """The present values, by name; they are there once `filling` has ended."""
         into, self._spare = self._spare, {}
-        values = [np.asarray(value) for value in self._read()]
-        for name, value in zip(self._names, values, strict=True):
+        values = self._source.now()
+        for name, value in values.tensors.items():
             if name not in into:
                 into[name] = np.empty(value.shape, value.dtype)
-        copy_all([into[name] for name in self._names], values)
-        return {name: into[name] for name in self._names}
+        self._names = list(values.tensors)
+        targets = {name: into[name] for name in self._names}
+        if values.is_held and not values.is_here:
+            self.filling = in_thread(lambda: _copy(targets, values), "raytf-take")
+        else:
+            _copy(targets, values)
+            self.filling = Future()
+            self.filling.set_result(None)
+        return targets
 
     def give_back(self, tensors: dict[str, np.ndarray]) -> None:
         """Nobody uses some copies any more; what else is among them is left alone."""
         if all(name in tensors for name in self._names):
             self._spare = {name: tensors[name] for name in self._names}
+
+
+def _copy(targets: dict[str, np.ndarray], values: Values) -> None:
+    copy_all(list(targets.values()), list(values.tensors.values()))
 
 
 def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) -> None:

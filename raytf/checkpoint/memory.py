@@ -247,6 +247,8 @@ def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Che
         share, own, live, slow = slots.parse(memory)
         if (share.step, share.attempt) != (generation.step, generation.attempt):
             raise CheckpointError(f"the snapshot of step {generation.step} was written over")
+        if tensors and live.get("weights_hash") != document.get("weights_hash"):
+            raise CheckpointError(f"the ranks did not agree on the weights of step {generation.step}")
         tensors.update(own)
         document.update({**slow, **live})
     return Checkpoint(

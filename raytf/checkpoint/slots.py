@@ -24,7 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from raytf.checkpoint import stream
 from raytf.checkpoint.policy import Share
+from raytf.checkpoint.stream import Remote, Tensor
 from raytf.errors import CheckpointError
 
 _HEADER = struct.Struct("<8sQIIQQQI")
@@ -54,18 +56,18 @@ class Slot:
         self._size = 0
         self._copied: tuple[Share, int, int, int] | None = None
 
-    def write(self, share: Share, tensors: Mapping[str, np.ndarray], live: dict[str, Any], slow: bytes) -> int:
+    def write(self, share: Share, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
         """Replace what the slot holds: `copy` and `seal`."""
         size = self.copy(share, tensors, live, slow)
         self.seal()
         return size
 
-    def copy(self, share: Share, tensors: Mapping[str, np.ndarray], live: dict[str, Any], slow: bytes) -> int:
+    def copy(self, share: Share, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
         """Copy what the slot is to hold, which then holds nothing until `seal`; the bytes that it takes.
 
         Args:
             share: all but its `bytes` is taken.
-            tensors: any dtype that numpy or ml_dtypes names.
+            tensors: any dtype that numpy or ml_dtypes names; those of a device are fetched one at a time.
             live: JSON values.
             slow: a line of JSON, already encoded.
         """
@@ -162,11 +164,17 @@ def _view(memory: Any, dtype: np.dtype, shape: Any, begin: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8, count * dtype.itemsize, begin).view(dtype).reshape(shape)
 
 
-def copy_all(targets: Sequence[np.ndarray], sources: Sequence[np.ndarray]) -> None:
-    """Copy arrays, many bytes by several threads."""
-    shared = sum(source.nbytes for source in sources) >= _MANY
+def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
+    """Copy tensors, many bytes by several threads; those of a device are fetched one at a time."""
+    here = [(t, s) for t, s in zip(targets, sources, strict=True) if not isinstance(s, Remote)]
+    _copy_arrays(here, sum(source.nbytes for _, source in here) >= _MANY)
+    remote = [(t, s) for t, s in zip(targets, sources, strict=True) if isinstance(s, Remote)]
+    stream.fill(remote, lambda to, of: _copy_arrays([(to, of)], of.nbytes >= _MANY))
+
+
+def _copy_arrays(pairs: Sequence[tuple[np.ndarray, np.ndarray]], shared: bool) -> None:
     pieces: list[tuple[np.ndarray, np.ndarray]] = []
-    for target, source in zip(targets, sources, strict=True):
+    for target, source in pairs:
         if not shared or source.nbytes < _PIECE or not source.flags.c_contiguous:
             np.copyto(target, source)
             continue

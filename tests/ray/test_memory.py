@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import signal
@@ -104,7 +105,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import memory, policy
+    from raytf.checkpoint import format, memory, policy
     from raytf.snapshots import Snapshots
     from tests.tf.ranks import Alone
 
@@ -112,7 +113,7 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     monitor = driver.remote(num_cpus=0)(Monitor).remote()
     variable = keras.Variable(np.zeros(1000, np.float32))
     snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, print, (0, 1))
-    snapshots.begin({"w": variable})
+    snapshots.begin({"w": 1000}, functools.partial(format.Variables, {"w": variable}))
     deadline = time.monotonic() + PATIENCE
     while snapshots.copied is None:
         assert time.monotonic() < deadline
@@ -147,7 +148,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import numpy as np
 
     from raytf import keeping
-    from raytf.checkpoint import memory, policy
+    from raytf.checkpoint import format, memory, policy
     from raytf.snapshots import Snapshots
     from tests.tf.ranks import Alone
 
@@ -163,7 +164,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     def held() -> list[policy.Generation]:
         return policy.generations(memory.survey(uri, 30), {attempt})
 
-    snapshots.begin({"w": variable})
+    snapshots.begin({"w": 1000}, functools.partial(format.Variables, {"w": variable}))
     until(lambda: snapshots.is_empty)
     assert snapshots.step is None
     copy(10)

@@ -85,7 +85,7 @@ def trained(model: keras.Model, x=X, optimizer="adam", loss="mse") -> keras.Mode
 def checkpoint(run: Storage, model: keras.Model, step: int, history=(), best=None) -> None:
     """What a run of one worker writes."""
     named = format.variables(model)
-    data = codec.encode(format.Copies(named, list(named)).take())
+    data = codec.encode(format.Copies(format.Variables(named, list(named))).take())
     name = name_of(step, "a")
     run.put(f"{manifest.FOLDER}/{name}/share-00000.safetensors", data)
 

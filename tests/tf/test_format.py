@@ -17,7 +17,7 @@ def named() -> dict[str, keras.Variable]:
 
 
 def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str, keras.Variable]):
-    copies = format.Copies(named, ["b", "a", "c"])
+    copies = format.Copies(format.Variables(named, ["b", "a", "c"]))
     first = copies.take()
     named["a"].assign(-np.ones((2, 3)))
     named["b"].assign(8)
@@ -29,7 +29,7 @@ def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str,
 
 
 def test_memory_is_used_again_once_it_is_given_back_and_not_before(named: dict[str, keras.Variable]):
-    copies = format.Copies(named, ["a", "b"])
+    copies = format.Copies(format.Variables(named, ["a", "b"]))
     first = copies.take()
     second = copies.take()
     assert second["a"] is not first["a"]
@@ -41,6 +41,47 @@ def test_memory_is_used_again_once_it_is_given_back_and_not_before(named: dict[s
     assert second["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     copies.give_back({"a": second["a"]})  # not all of a copy: of no use
     assert copies.take()["a"] is not second["a"]
+
+
+def far(value) -> bool:
+    """In the place of a GPU, which there is none of: nothing is in the host's memory."""
+    return False
+
+
+def test_what_a_device_holds_is_copied_while_updates_go_on(named: dict[str, keras.Variable]):
+    asked: list[int] = []
+    source = format.Variables(named, ["b", "a", "c"], lambda size: asked.append(size) or True, far)
+    values = source.now()
+    assert (values.is_held, values.is_here, asked, source.nbytes) == (True, False, [32], 32)
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.apply([keras.ops.ones((2, 3))], [named["a"]])  # TensorFlow's own kernel, which updates in place
+    named["b"].assign_add(1)
+    fetched = {name: tensor.fetch() for name, tensor in values.tensors.items()}
+    assert (fetched["a"].tolist(), int(fetched["b"]), fetched["c"].shape) == ([[0, 1, 2], [3, 4, 5]], 7, (0,))
+    assert named["a"].numpy().tolist() == [[-1, 0, 1], [2, 3, 4]]
+    with pytest.raises(KeyError):  # the device's memory was given back
+        values.tensors["a"].fetch()
+
+
+def test_copies_from_a_device_are_whole_once_they_are_filled(named: dict[str, keras.Variable]):
+    copies = format.Copies(format.Variables(named, ["a", "b"], is_here=far))
+    first = copies.take()
+    named["a"].assign(-np.ones((2, 3)))
+    copies.filling.result(60)
+    assert (first["a"].tolist(), int(first["b"])) == ([[0, 1, 2], [3, 4, 5]], 7)
+
+
+def test_a_device_without_memory_for_them_has_the_step_wait(named: dict[str, keras.Variable]):
+    source = format.Variables(named, ["a", "b"], lambda size: False, far)
+    values = source.now()
+    assert (values.is_held, values.is_here) == (False, False)
+    named["b"].assign(8)
+    assert int(values.tensors["b"].fetch()) == 8, "it is what it is now: who takes it must not wait"
+    copies = format.Copies(source)
+    first = copies.take()
+    assert copies.filling.done()
+    named["a"].assign(-np.ones((2, 3)))
+    assert first["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -78,6 +79,7 @@ class Run:
         self.saver.calls = calls
         pulse = SimpleNamespace(doing=lambda activity: nullcontext())
         self.now = 0.0
+        named = format.variables(model)
         nothing = lambda *_, **__: None  # noqa: E731
         reporter = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
         self.saving = Saving(
@@ -88,7 +90,7 @@ class Run:
             reporter,
             self.state,
             model,
-            format.variables(model),
+            named,
             {},
             Callbacks(None, model, Alone(), print, "", {}, None),
             StepLog(self.storage, ATTEMPT),
@@ -96,6 +98,7 @@ class Run:
             self.saver,
             nothing,
             dict,
+            functools.partial(format.Variables, named),
             lambda: self.now,
         )
 

@@ -41,6 +41,7 @@ def test_the_docs_have_the_table():
         (errors.StorageError("x", "unreachable"), endings.AGAIN),
         (errors.JobError("x"), endings.FAILED),
         (errors.HangError("x"), endings.FAILED),
+        (errors.ReplicaError("x", []), endings.FAILED),
         (errors.WorkerLostError("x"), endings.FAILED),
         (errors.NonFiniteLossError("x", 3), endings.FAILED),
     ],

@@ -25,6 +25,7 @@ SAMPLES = [
     errors.UnsupportedError("m"),
     errors.WorkerLostError("m"),
     errors.HangError("m"),
+    errors.ReplicaError("m", [1]),
     errors.JobError("m", "Traceback ..."),
 ]
 
@@ -48,7 +49,7 @@ def test_storage_error_survives_pickle_as_an_os_error():
 
 
 def test_only_outages_are_retried():
-    assert {e.__name__ for e in ALL if e.retryable} == {"GpuError", "HangError", "WorkerLostError"}
+    assert {e.__name__ for e in ALL if e.retryable} == {"GpuError", "HangError", "ReplicaError", "WorkerLostError"}
     kinds = ("missing", "denied", "unreachable", "full", "other")
     assert [k for k in kinds if errors.StorageError("x", k).retryable] == ["unreachable", "other"]
 

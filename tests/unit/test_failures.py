@@ -14,7 +14,16 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError
 
-from raytf.errors import DataError, GpuError, HangError, JobError, StorageError, UnsupportedError, WorkerLostError
+from raytf.errors import (
+    DataError,
+    GpuError,
+    HangError,
+    JobError,
+    ReplicaError,
+    StorageError,
+    UnsupportedError,
+    WorkerLostError,
+)
 from raytf.exclusion import Launches
 from raytf.failure_policy import judge_launch
 from raytf.failures import classify, gpu_errors
@@ -31,6 +40,7 @@ def job_error(step: int | None) -> JobError:
     return error
 
 
+APART = ReplicaError("the weights of rank 1 differ", [1])
 LOST = WorkerLostError("Connection reset")
 NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
 
@@ -52,6 +62,8 @@ NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
         ({0: NCCL, 1: LOST}, [0], Cause.GPU, False, "NCCL: unhandled system error"),
         ({0: NCCL, 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: UnsupportedError("int32"), 1: LOST}, [0], Cause.ERROR, True, "int32"),
+        ({0: APART, 1: APART}, [1], Cause.REPLICAS, False, "the weights of rank 1 differ"),
+        ({0: APART, 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: OSError("odd")}, [0], Cause.OTHER, False, "OSError: odd"),
     ],
 )

@@ -109,6 +109,7 @@ def test_exported_names_are_locked():
         "ParquetSource",
         "RayDataSource",
         "RaytfError",
+        "ReplicaError",
         "Result",
         "RunInUseError",
         "RunMismatchError",

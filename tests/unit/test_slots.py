@@ -1,7 +1,11 @@
 """The memory tier's bytes: what was written is read, and nothing that is torn or damaged looks whole."""
 
+import functools
 import mmap
 import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 
 from raytf.checkpoint import slots
 from raytf.checkpoint.policy import Share
+from raytf.checkpoint.stream import Remote
 from raytf.errors import CheckpointError
 
 SHARE = Share(40, "a", 1, 2)
@@ -95,6 +100,68 @@ def test_what_threads_copy_is_read(path):
     copies = [np.empty(array.shape, array.dtype) for array in large.values()]
     slots.copy_all(copies, list(large.values()))
     assert all((copy == array).all() for copy, array in zip(copies, large.values(), strict=True))
+
+
+class Device:
+    """Arrays that are somewhere else: fetching one makes a copy, and how many copies there are at a time is counted."""
+
+    def __init__(self, arrays):
+        self.arrays, self.copies, self.most, self.lock = arrays, 0, 0, threading.Lock()
+
+    def tensors(self):
+        return {n: Remote(a.dtype, a.shape, functools.partial(self.fetch, n)) for n, a in self.arrays.items()}
+
+    def fetch(self, name):
+        copy = self.arrays[name].copy()
+        self.count(1)
+        weakref.finalize(copy, self.count, -1)
+        return copy
+
+    def count(self, more):
+        with self.lock:
+            self.copies += more
+            self.most = max(self.most, self.copies)
+
+
+def test_what_is_on_a_device_is_fetched_one_by_one_and_read(path):
+    rng = np.random.default_rng(0)
+    arrays = {**TENSORS, **{f"more {i}": rng.random((9, i)) for i in range(20)}}
+    arrays["many"] = rng.integers(0, 256, slots._MANY + slots._PIECE + 5, np.uint8)
+    device = Device(arrays)
+    size = write(slots.Slot(path), 50, {"here": np.ones(3), **device.tensors()})
+    assert 1 <= device.most <= 2
+    share, tensors, _, _ = slots.parse(contents(path))
+    assert share.bytes == size == write(slots.Slot(path), 50, {"here": np.ones(3), **arrays})
+    assert slots.parse(contents(path))[1].keys() == tensors.keys()
+    assert all(tensors[name].tobytes() == array.tobytes() for name, array in arrays.items())
+
+
+def test_several_threads_fetch_in_turn():
+    arrays = {f"t{i}": np.full(1000, i) for i in range(30)}
+    device = Device(arrays)
+
+    def take(_):
+        tensors = device.tensors()
+        copies = {name: np.empty(1000, int) for name in tensors}
+        slots.copy_all(list(copies.values()), list(tensors.values()))
+        return copies
+
+    with ThreadPoolExecutor(4) as pool:
+        for copies in pool.map(take, range(8)):
+            assert all((copies[name] == array).all() for name, array in arrays.items())
+    assert 1 <= device.most <= 2
+
+
+def test_a_device_that_does_not_give_a_tensor_is_an_error_and_holds_up_nobody_else(path):
+    def fail():
+        raise OSError("lost")
+
+    slot = slots.Slot(path)
+    with pytest.raises(OSError, match="lost"):
+        write(slot, 50, {"x": Remote(np.dtype("f4"), (3,), fail)})
+    assert slots.head(contents(path)) is None
+    write(slot, 60)
+    assert slots.parse(contents(path))[0].step == 60
 
 
 def test_a_copy_counts_once_it_is_sealed(path):

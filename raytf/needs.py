@@ -1,0 +1,111 @@
+"""What a run's state needs: of a node's memory for copies, of a device's for values that are held; arithmetic alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: A device keeps at least so much for what was not needed so far: a first validation, fragments.
+DEVICE_SPARE = 256 << 20
+#: A node keeps at least so much for the system, Ray and the process itself.
+NODE_SPARE = 1 << 30
+
+
+def may_hold(free: int | None, size: int) -> bool:
+    """Whether a device holds values of `size` bytes beside training, or else training waits until they are copied.
+
+    Args:
+        free: bytes of the device that nobody has taken, after steps were made; None where nobody knows, which counts
+            as too few.
+        size: bytes of the values.
+    """
+    return free is not None and size + DEVICE_SPARE <= free
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Host memory that a run's state needs on one node, in bytes.
+
+    Attributes:
+        weights, others: of the model's variables; of the optimizer's and all others of the state.
+        share: the largest that a rank writes of a checkpoint.
+        largest: the largest tensor.
+        ranks: on this node.
+        is_on_host: the variables are in the host's memory.
+        has_slots: the state is copied into the memory of nodes.
+        keeps_best: a checkpoint with the best value may wait while another is written.
+    """
+
+    weights: int
+    others: int
+    share: int
+    largest: int
+    ranks: int
+    is_on_host: bool
+    has_slots: bool
+    keeps_best: bool
+
+    @property
+    def state(self) -> int:
+        return self.weights + self.others
+
+    @property
+    def slots(self) -> int:
+        """Two copies, of which the ranks of the node write a share each."""
+        return 2 * self.state if self.has_slots else 0
+
+    @property
+    def rest(self) -> int:
+        """All but the copies in memory: the variables, what is written, and two tensors on their way from a device."""
+        variables = self.state if self.is_on_host else 2 * self.largest
+        return self.ranks * (variables + self.share * (2 if self.keeps_best else 1))
+
+    @property
+    def total(self) -> int:
+        return self.slots + self.rest
+
+    def text(self) -> str:
+        """For people, one line."""
+        parts = [f"{_size(self.ranks * self.state)} of variables"] if self.is_on_host else []
+        parts += [f"{_size(self.slots)} for two copies in memory"] if self.has_slots else []
+        written = self.rest - self.ranks * self.state * self.is_on_host
+        parts.append(
+            f"{_size(written)} for {'two checkpoints' if self.keeps_best else 'a checkpoint'} on the way to storage"
+        )
+        workers = f"{self.ranks} worker{'s' if self.ranks > 1 else ''}"
+        return (
+            f"the state takes {_size(self.state)} ({_size(self.weights)} of weights, {_size(self.others)} of the "
+            f"optimizer and others); host memory for it on a node of {workers}: {_size(self.total)} "
+            f"({', '.join(parts)})"
+        )
+
+
+def refusal(needs: Needs, node_bytes: int, wants_slots: bool) -> str | None:
+    """Why a run cannot begin on a node; None where it can.
+
+    Where copies in memory were not asked for and do not fit, the run goes without: its keeper says so.
+
+    Args:
+        node_bytes: all memory that the node has.
+        wants_slots: the user has asked for copies in memory.
+    """
+    room = node_bytes - NODE_SPARE
+    excess = needs.rest > room
+    if not excess and (needs.total <= room or not wants_slots):
+        return None
+    helps = []
+    if needs.has_slots and wants_slots and not excess:
+        helps.append("--snapshot-every-steps 0 (no copies in memory; a failure costs the steps since a checkpoint)")
+    if needs.keeps_best:
+        helps.append("leave out --keep-best")
+    more = "more --workers, on more nodes, which write smaller shares"
+    helps += [more if needs.ranks == 1 else "fewer workers a node", "nodes with more memory"]
+    return (
+        f"{needs.text()}, and a node has {_size(node_bytes)}, of which {_size(NODE_SPARE)} are left to others. "
+        f"What helps: {'; '.join(helps)}."
+    )
+
+
+def _size(count: int) -> str:
+    if count < 10_000_000:
+        return f"{count / 1e6:.1f} MB"
+    return f"{count / 1e6:,.0f} MB" if count < 1e9 else f"{count / 1e9:,.1f} GB"

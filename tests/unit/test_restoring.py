@@ -1,0 +1,65 @@
+"""What a group goes on from where the copies in memory are of weights on which the ranks did not agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytf.agreement import bits_of
+from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.policy import Generation
+from raytf.restoring import Restorer
+from raytf.storage import Storage
+
+ATTEMPT = "20260101T000000.000-aaaaaa"
+
+
+class Memory:
+    """Two copies, of steps 20 and 10, with the hash that this rank's node has of each."""
+
+    def __init__(self, hashes: dict[int, int | None]):
+        self.hashes = hashes
+
+    def find(self, attempts: list[str]) -> list[Generation]:
+        return [Generation(step, ATTEMPT, {"node": []}) for step in self.hashes]
+
+    def load(self, generation: Generation) -> Checkpoint:
+        value = self.hashes[generation.step]
+        document = {} if value is None else {"weights_hash": value}
+        return Checkpoint("memory of 2 nodes", generation.step, document, {}, is_in_memory=True)
+
+
+class TwoRanks:
+    """Rank 0, and another one that has read a copy with some hash."""
+
+    rank, world_size = 0, 2
+
+    def __init__(self, others: list[int]):
+        self.others = others
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values + np.append(np.float32(1), bits_of(self.others.pop(0)))
+
+    def share(self, data: bytes) -> bytes:
+        return data
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "step"),
+    [
+        ({20: 7, 10: 5}, [7], 20),
+        ({20: 7, 10: 5}, [8, 5], 10),
+        ({20: None, 10: 5}, [0], 20),  # a copy of an earlier raytf
+    ],
+)
+def test_a_copy_on_whose_weights_the_ranks_did_not_agree_is_skipped(tmp_path: Path, own: Any, others: Any, step: int):
+    said: list[str] = []
+    restorer = Restorer(Storage(str(tmp_path)), Memory(own), TwoRanks(others), said.append)  # type: ignore[arg-type]
+    restorer.begin([ATTEMPT], 0)
+    found = restorer.find(lambda checkpoint: None)
+    assert found is not None
+    assert found.step == step
+    assert said == ([] if step == 20 else ["a snapshot is skipped: the ranks did not agree on its weights"])
