@@ -12,13 +12,14 @@
     ├── RunInUseError            another live process owns the run
     ├── ClusterError             the cluster can never give what was asked for
     ├── NonFiniteLossError       the loss became NaN or infinite
+    ├── GpuError                 a node's GPU is missing, broken or taken
     ├── WorkerLostError          another worker died in the middle of a step
     ├── HangError                a worker makes no progress, again and again
     └── JobError                 the job's own code raised
 
 The message of each says what is wrong, what was expected and how to mend it. None of them is retried by Ray Train,
-except a `StorageError` in the middle of a run, a `WorkerLostError`, a `HangError` and, once more, a `JobError` of a run
-that has made a step: the same code would fail in the same way again.
+except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `HangError` and, once more, a
+`JobError` of a run that has made a step: the same code would fail in the same way again.
 """
 
 from __future__ import annotations
@@ -143,6 +144,12 @@ class NonFiniteLossError(RaytfError):
     def __init__(self, message: str, step: int):
         super().__init__(message)
         self.step = step
+
+
+class GpuError(RaytfError):
+    """A GPU that a worker was given is missing, broken or taken by another process. Another node's may do."""
+
+    retryable = True
 
 
 class WorkerLostError(RaytfError):
