@@ -10,6 +10,7 @@ from tensorflow.python.distribute.values import PerReplica
 
 from raytf.devices import Devices, LocalDevices
 from raytf.reduce import Layout
+from raytf.routes import Route
 
 
 class Alone:
@@ -20,6 +21,7 @@ class Alone:
     """
 
     rank, world_size = 0, 1
+    route: Route | None = None
 
     def __init__(self, devices: Devices):
         self.devices = devices

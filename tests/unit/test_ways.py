@@ -12,7 +12,7 @@ from raytf.sections import ClusterSection, StrategySection
 #: settings -> words of the message.
 REFUSED = [
     ({"strategy": "horovod"}, ["--strategy horovod", "one of", "mirrored"]),
-    ({"communication": "mpi"}, ["--communication mpi", "auto, ring, nccl"]),
+    ({"communication": "mpi"}, ["--communication mpi", "auto, ring, nccl, host"]),
     ({"strategy": "one-device", "workers": "4"}, ["--workers 4", "one-device", "one worker", "Leave out"]),
     ({"strategy": "mirrored", "workers": "1:2"}, ["--workers 1:2", "mirrored", "multi-worker-mirrored"]),
     ({"strategy": "tpu", "workers": "2"}, ["--workers 2", "tpu"]),
@@ -27,7 +27,7 @@ REFUSED = [
         ["--logical-devices 8", "4 logical shards", "--logical-shards 8"],
     ),
     ({"strategy": "mirrored", "communication": "ring"}, ["--communication ring", "mirrored", "network"]),
-    ({"communication": "nccl", "use_gpu": False}, ["--communication nccl", "GPU", "ring"]),
+    ({"communication": "nccl", "use_gpu": False}, ["--communication nccl", "GPU", "host"]),
     ({"strategy": "tpu", "use_gpu": True}, ["--use-gpu", "tpu"]),
     ({"compress_gradients": True, "reduction": "float"}, ["--compress-gradients", "--reduction float", "order"]),
     (
