@@ -53,12 +53,16 @@ class Seat:
 
     def to_row(self) -> bytes:
         """In at most a kilobyte."""
-        return json.dumps({k: v[:_LONGEST] if isinstance(v, str) else v for k, v in asdict(self).items()}).encode()
+        return json.dumps({k: _short(v) if isinstance(v, str) else v for k, v in asdict(self).items()}).encode()
 
     @classmethod
     def of_row(cls, row: bytes) -> Seat:
         """What `to_row` has made."""
         return cls(**json.loads(row))
+
+
+def _short(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:_LONGEST])
 
 
 @dataclass(frozen=True)

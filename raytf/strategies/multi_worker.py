@@ -54,7 +54,7 @@ def own_gpu() -> tuple[str, str] | None:
     if found:
         return found[0].uuid, found[0].name
     # Nobody knows its UUID; on one host no two GPUs have one number.
-    return f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}", ""
+    return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
 
 class Group:

@@ -74,20 +74,55 @@ def train(
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
-    compute, devices = compute or ComputeSection(), devices or OneDevice()
-    plan, world = StepPlan(source.records, batch, shards), World(world_size, order)
-    models = []
-    for rank in range(world_size):
-        own = assign(shards, world_size)[rank]
-        pipeline = Pipeline(source, plan, own, seed=0, shuffle=shuffle, **pipeline_options)
-        with devices.at_home():
-            model = build(factory, pipeline.sample(), [source], compute, seed=0)
-        pipeline.prepare(len(seed_states(model)), None)
-        step = TrainStep(
-            model,
-            plan,
-            own,
+    world = World(world_size, order)
+    ranks = [
+        Rank(
+            factory,
+            source,
+            StepPlan(source.records, batch, shards),
+            assign(shards, world_size)[rank],
             world.all_reduce(rank) if world_size > 1 else None,
+            exact,
+            compute,
+            shuffle,
+            compress,
+            devices,
+            **pipeline_options,
+        )
+        for rank in range(world_size)
+    ]
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(lambda rank: (rank.model, rank.train(steps, call_steps)), ranks))
+
+
+class Rank:
+    """One of the ranks: its model, and how it is trained on some of the shards."""
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        source: Source,
+        plan: StepPlan,
+        shards: range,
+        all_reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]] | None,
+        exact: bool = True,
+        compute: ComputeSection | None = None,
+        shuffle: bool = True,
+        compress: bool = False,
+        devices: Devices | None = None,
+        **pipeline_options: Any,
+    ):
+        compute, devices = compute or ComputeSection(), devices or OneDevice()
+        self._plan = plan
+        self._pipeline = pipeline = Pipeline(source, plan, shards, seed=0, shuffle=shuffle, **pipeline_options)
+        with devices.at_home():
+            self.model = build(factory, pipeline.sample(), [source], compute, seed=0)
+        pipeline.prepare(len(seed_states(self.model)), None)
+        self._step = TrainStep(
+            self.model,
+            plan,
+            shards,
+            all_reduce,
             pipeline.template,
             pipeline.leaf_specs,
             1,
@@ -96,21 +131,17 @@ def train(
             compress,
             devices,
         )
-        models.append((model, pipeline, step))
 
-    def run(rank: int) -> tuple[Any, np.ndarray]:
-        model, pipeline, step = models[rank]
-        done, losses = 0, []
+    def train(self, steps: int, call_steps: int = 3) -> np.ndarray:
+        """Losses [steps]."""
+        done, losses, plan = 0, [], self._plan
         while done < steps:
             end = plan.call_end(done, call_steps, steps)
-            outcome = step(pipeline.submit(done, end).result(), np.zeros(1, np.float32))
+            outcome = self._step(self._pipeline.submit(done, end).result(), np.zeros(1, np.float32))
             assert outcome.finite.all()
             losses.extend(outcome.losses)
             done = end
             if done % plan.steps_per_epoch == 0 and done < steps:
-                model.reset_metrics()
-        pipeline.close()
-        return model, np.array(losses)
-
-    with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(run, range(world_size)))
+                self.model.reset_metrics()
+        self._pipeline.close()
+        return np.array(losses)
