@@ -302,14 +302,24 @@ def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, m
     """
     nodes = _alive()
     if need.get("GPU") and not mixed:
-        of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
-        kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
-        nodes = [node for i, node in enumerate(nodes) if of[str(i)] == kind]
+        nodes = of_one_kind(nodes, need)
     now = _room(nodes, need, helpers)
     if not most:
         return now
     heads = [node for node in nodes if "node:__internal_head__" in node]
     return max(now, _room([*heads, most], need, helpers))
+
+
+def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[dict[str, float]]:
+    """The nodes with the kind of GPU on which most workers fit.
+
+    Args:
+        nodes: all of each.
+        need: of each worker.
+    """
+    of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
+    kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
+    return [node for i, node in enumerate(nodes) if of[str(i)] == kind]
 
 
 def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -> int:

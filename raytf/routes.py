@@ -97,7 +97,7 @@ def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
         seats: of all ranks, by rank.
 
     Raises:
-        ConfigError: NCCL was asked for where it cannot be; says why.
+        ConfigError: NCCL was asked for where it cannot be, or some ranks compute on CPUs and others on GPUs.
     """
     is_asked = f"--communication {communication}"
     with_gpu = [seat.gpu for seat in seats if seat.gpu is not None]
@@ -106,6 +106,12 @@ def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
             raise ConfigError(ways.NCCL_WITHOUT_GPU)
         why = "" if communication == "auto" else is_asked
         return Route({"auto": Path.CPU, "host": Path.HOST, "ring": Path.RING}[communication], why)
+    if len(with_gpu) < len(seats):
+        odd = next(rank for rank, seat in enumerate(seats) if seat.gpu is None)
+        raise ConfigError(
+            f"rank {odd} on {seats[odd].node} computes on a CPU, and others on GPUs: their gradients travel in other "
+            "words. Give each worker a GPU (--use-gpu), or none (--no-use-gpu)."
+        )
     obstacle = _against_nccl(seats)
     if communication == "nccl" and obstacle:
         raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or give --communication host.")
@@ -116,9 +122,6 @@ def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
 
 def _against_nccl(seats: Sequence[Seat]) -> str:
     """Why NCCL cannot add what these ranks have; empty where it can."""
-    lacking = [rank for rank, seat in enumerate(seats) if seat.gpu is None]
-    if lacking:
-        return f"rank {lacking[0]} on {seats[lacking[0]].node} computes on a CPU, and others on GPUs"
     gpu, ranks = Counter(seat.gpu for seat in seats).most_common(1)[0]
     if ranks > 1:
         node = next(seat.node for seat in seats if seat.gpu == gpu)

@@ -241,7 +241,7 @@ class StrategySection:
     parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
     communication: Communication = "auto"
     """How multi-worker-mirrored adds: ring (all over gRPC), nccl (from GPU to GPU), host (workers of one host in its
-    memory, hosts over gRPC), or auto: nccl where each worker has a GPU of its own, else host."""
+    memory, hosts over gRPC), or auto: nccl where each worker has a GPU of its own, else as host."""
     logical_devices: int | None = None
     """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
     --cpus-per-worker."""

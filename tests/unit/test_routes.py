@@ -29,7 +29,6 @@ TABLE = [
     ("a0 a1 a1 b0", "host", "host", "ring", "2 workers share one GPU of node-a"),
     ("a0 b0 b0 b0", "host", "host", "ring", "3 workers share one GPU of node-b"),
     ("aMIG-0 aMIG-1", "host", "host", "ring", "node-a gives parts of a GPU (MIG)"),
-    ("a0 b", "host", "host", "ring", "rank 1 on node-b computes on a CPU, and others on GPUs"),
 ]
 
 
@@ -69,6 +68,12 @@ def test_without_gpus_and_without_a_flag_there_is_nothing_to_say():
     assert choose("auto", [seat("a"), seat("b")]).why == ""
 
 
+@pytest.mark.parametrize("communication", ["auto", "host", "ring", "nccl"])
+def test_cpus_beside_gpus_are_refused(communication):
+    with pytest.raises(ConfigError, match=r"rank 1 on node-b computes on a CPU, and others on GPUs: .*--no-use-gpu"):
+        choose(communication, [seat("a0"), seat("b"), seat("a1")])
+
+
 def test_who_lacks_a_promised_gpu_is_known():
     assert without_gpu([seat("a0"), seat("b", 1.0), seat("a1", 0.5), seat("c", 0.5), seat("d")]) == [1, 3]
 
@@ -87,6 +92,8 @@ places = st.builds(
 @given(st.lists(places, min_size=2, max_size=6))
 def test_nccl_is_taken_only_where_each_has_a_whole_gpu_of_its_own(seats):
     gpus = [each.gpu for each in seats]
+    if None in gpus and set(gpus) != {None}:
+        return
     apart = None not in gpus and len(set(gpus)) == len(gpus) and "MIG-3" not in gpus
     assert (choose("auto", seats).path is Path.NCCL) == apart
     assert (choose("auto", seats).path is Path.CPU) == (set(gpus) == {None})
