@@ -49,7 +49,7 @@ class WorkerSection:
     """Number of workers, or the fewest and the most. Default: 2; or 1 with a --strategy of one worker, which takes no
     other number."""
     use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
-    """One GPU for each worker; by default when the cluster has any."""
+    """Workers compute on GPUs, one each unless --gpus-per-worker says less; by default when the cluster has any."""
     cpus_per_worker: float = 1.0
     """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
     gpus_per_worker: float = 1.0
