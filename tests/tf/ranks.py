@@ -92,7 +92,7 @@ def train(
         for rank in range(world_size)
     ]
     with ThreadPoolExecutor(world_size) as pool:
-        return list(pool.map(lambda rank: (rank.model, rank.train(steps, call_steps)), ranks))
+        return list(pool.map(lambda rank: (rank.model, rank.train(0, steps, call_steps)), ranks))
 
 
 class Rank:
@@ -132,16 +132,16 @@ class Rank:
             devices,
         )
 
-    def train(self, steps: int, call_steps: int = 3) -> np.ndarray:
-        """Losses [steps]."""
-        done, losses, plan = 0, [], self._plan
-        while done < steps:
-            end = plan.call_end(done, call_steps, steps)
-            outcome = self._step(self._pipeline.submit(done, end).result(), np.zeros(1, np.float32))
+    def train(self, begin: int, end: int, call_steps: int = 3) -> np.ndarray:
+        """Losses of the steps from one to another; the last that this rank does."""
+        losses: list[float] = []
+        while begin < end:
+            stop = self._plan.call_end(begin, call_steps, end)
+            outcome = self._step(self._pipeline.submit(begin, stop).result(), np.zeros(1, np.float32))
             assert outcome.finite.all()
             losses.extend(outcome.losses)
-            done = end
-            if done % plan.steps_per_epoch == 0 and done < steps:
+            begin = stop
+            if begin % self._plan.steps_per_epoch == 0 and begin < end:
                 self.model.reset_metrics()
         self._pipeline.close()
         return np.array(losses)

@@ -89,7 +89,7 @@ def source() -> ArraySource:
 def trained(group) -> dict[str, object]:
     own = assign(SHARDS, group.world_size)[group.rank]
     rank = Rank(model, source(), StepPlan(130, BATCH, SHARDS), own, group.all_reduce)
-    rank.train(STEPS)
+    rank.train(0, STEPS)
     return {"weights": weights_sha256(rank.model)}
 
 
