@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from raytf import ceiling, runlog, ways
+from raytf import ceiling, kinds, runlog, ways
 from raytf.ceiling import Growth
 from raytf.checkpoint import manifest
 from raytf.config import TrainConfig
@@ -229,14 +229,16 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     wanted, alive, helpers = config.worker_range[0], _alive(), strategy.helpers
     cpu = ways.resources(strategy, cluster, False, alive)
     need = ways.resources(strategy, cluster, use_gpu, alive)
-    if use_gpu and cluster.use_gpu is None and _fits(need, most, helpers) < wanted <= _fits(cpu, most, helpers):
-        too_few = f"too few for {wanted} workers" if need["GPU"] == 1 else "with too few CPUs beside them"
-        mend = f"--workers {gpus:g} uses it" if need["GPU"] == 1 else "fewer --cpus-per-worker use them"
+    mixed = cluster.mixed_gpus or strategy.strategy != "multi-worker-mirrored"
+    fits = _fits(need, most, helpers, mixed)
+    if use_gpu and cluster.use_gpu is None and fits < wanted <= _fits(cpu, most, helpers):
+        too_few = f"too few for {wanted} workers" if need["GPU"] <= 1 else "with too few CPUs beside them"
+        mend = f"--workers {fits or 1} uses it" if need["GPU"] <= 1 else "fewer --cpus-per-worker use them"
         say(f"this cluster has {gpus:g} GPU, {too_few}: training on CPUs; {mend}")
         use_gpu, need = False, cpu
+        fits = _fits(need, most, helpers)
     if strategy.communication == "nccl" and not use_gpu:
         raise ConfigError(ways.NCCL_WITHOUT_GPU)
-    fits = _fits(need, most, helpers)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
         if strategy.strategy in ways.ONE_WORKER:
@@ -247,6 +249,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
             )
         beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
         mends = [f"--workers {fits}"] if fits else []
+        mends += ["--mixed-gpus"] * (_fits(need, most, helpers) > fits)
         mends += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * use_gpu
         raise ClusterError(
             f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
@@ -291,14 +294,32 @@ def _age() -> float:
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
-def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int) -> int:
-    """Workers that nodes hold, or may hold once the cluster has grown, beside some helpers."""
+def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, mixed: bool = True) -> int:
+    """Workers that nodes hold, or may hold once the cluster has grown, beside some helpers.
+
+    Args:
+        mixed: on nodes with GPUs of several kinds.
+    """
     nodes = _alive()
+    if need.get("GPU") and not mixed:
+        nodes = of_one_kind(nodes, need)
     now = _room(nodes, need, helpers)
     if not most:
         return now
     heads = [node for node in nodes if "node:__internal_head__" in node]
     return max(now, _room([*heads, most], need, helpers))
+
+
+def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[dict[str, float]]:
+    """The nodes with the kind of GPU on which most workers fit.
+
+    Args:
+        nodes: all of each.
+        need: of each worker.
+    """
+    of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
+    kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
+    return [node for i, node in enumerate(nodes) if of[str(i)] == kind]
 
 
 def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -> int:

@@ -13,6 +13,8 @@ SETTLE_SECONDS = 4.0
 PATIENCE_SECONDS = 8.0
 #: Seconds before a node with notice goes at which a run that cannot leave it saves once more.
 LAST_SAVE_SECONDS = 10.0
+#: Parts of a resource that Ray tells apart.
+_UNITS = 10_000
 
 
 def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
@@ -22,7 +24,16 @@ def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
         free: amounts by resource.
         each: of one worker, some of it above 0.
     """
-    return int(min(free.get(name, 0) // amount for name, amount in each.items() if amount))
+    return min(_times(name, free.get(name, 0), amount) for name, amount in each.items() if amount)
+
+
+def _times(name: str, free: float, amount: float) -> int:
+    """How often an amount is in what is free, in Ray's units: five times 0.2 are 1, whatever floats say of it."""
+    have, want = round(free * _UNITS), max(1, round(amount * _UNITS))
+    if name != "GPU" or want >= _UNITS:
+        return have // want
+    # A worker's part is of one GPU: what two have left does not make a third part.
+    return have // _UNITS * (_UNITS // want) + have % _UNITS // want
 
 
 def placed(

@@ -166,7 +166,7 @@ class WatchedGroup:
     def __init__(self, group: Any, pulse: Pulse):
         self._group, self._pulse = group, pulse
         self.rank, self.world_size, self.all_reduce = group.rank, group.world_size, group.all_reduce
-        self.devices = group.devices
+        self.devices, self.route = group.devices, group.route
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         with self._pulse.doing(Activity.TRANSFER if values.nbytes > _LARGE else Activity.COLLECTIVE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -23,7 +23,7 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from raytf import raylets
+from raytf import kinds, raylets
 from raytf.elastic import Move, Resizer, View, fitting
 from raytf.errors import GpuError
 from raytf.exclusion import Exclusion, without
@@ -124,6 +124,7 @@ class Trainer(TensorflowTrainer):
         monitor: handle of the driver's Monitor.
         run_uri: the run's folder.
         flags: of the cluster.
+        keeps_kind: of GPU: another kind would compute other bits than the run promises.
     """
 
     def __init__(
@@ -133,9 +134,11 @@ class Trainer(TensorflowTrainer):
         monitor: Any,
         run_uri: str,
         flags: ClusterSection,
+        keeps_kind: bool = False,
         **kwargs: Any,
     ):
         self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
+        self._keeps_kind = keeps_kind
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
@@ -143,7 +146,7 @@ class Trainer(TensorflowTrainer):
         hangs = self._run_uri if self._flags.hang_seconds else None
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs)
         kwargs["scaling_policy"] = ScalingPolicy(
-            self.scaling_config, self._run, self._monitor, self._run_uri, self._flags
+            self.scaling_config, self._run, self._monitor, self._run_uri, self._flags, self._keeps_kind
         )
         return super()._initialize_and_run_controller(**kwargs)
 
@@ -182,7 +185,8 @@ class ScalingPolicy(ElasticScalingPolicy):
     Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
     of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
     decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
-    workers fail again and again (`Exclusion` decides which). A group that hangs is ended (`Watchdog`).
+    workers fail again and again (`Exclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A group
+    that hangs is ended (`Watchdog`).
 
     Args:
         scaling_config: Ray Train's.
@@ -190,9 +194,12 @@ class ScalingPolicy(ElasticScalingPolicy):
         monitor: a Monitor's handle.
         run_uri: the run's folder.
         flags: of the cluster.
+        keeps_kind: of GPU, once there is one.
     """
 
-    def __init__(self, scaling_config: Any, run: str, monitor: Any, run_uri: str, flags: ClusterSection):
+    def __init__(
+        self, scaling_config: Any, run: str, monitor: Any, run_uri: str, flags: ClusterSection, keeps_kind: bool = False
+    ):
         super().__init__(scaling_config)
         self._run, self._run_monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
         self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
@@ -213,6 +220,12 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._unusable_workers = 0
         self._told_at = float("-inf")
         resources = scaling_config._resources_per_worker_not_none
+        self._has_one_kind = bool(resources.get("GPU")) and not flags.mixed_gpus
+        #: The kind of GPU of the present group and of the next one, and whether that stays; nodes with other kinds.
+        self._kind: str | None = None
+        self._next_kind: str | None = None
+        self._keeps_kind = keeps_kind
+        self._other_kinds = frozenset[str]()
         self._supply = Supply(resources, lambda text: monitor.say.remote(text)) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
@@ -299,6 +312,7 @@ class ScalingPolicy(ElasticScalingPolicy):
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
         self._watchdog = self._watchdog or Watchdog(self._run_monitor, self._run_uri, self._flags.hang_seconds)
         self._watchdog.begin()
+        self._kind = self._next_kind
         self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
         self._noticed = {}
         self._wait_until_free(num_workers)
@@ -330,18 +344,46 @@ class ScalingPolicy(ElasticScalingPolicy):
             if self._flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
-    def _choose(self, usable: dict[str, Any]) -> set[str]:
-        """Nodes to use, out of those that can be: without those that fail, and slow ones that can be replaced."""
+    def _count_possible_workers(self, reserved_resources: Any) -> int:
+        each = self.scaling_config._resources_per_worker_not_none  # Ray's count of parts of a GPU is that of floats
+        room = sum(fitting(has, each) for has in reserved_resources.values())
+        return min(room, self.scaling_config.max_workers)
+
+    def _choose(self, usable: dict[str, Any], nodes: Mapping[str, Any]) -> set[str]:
+        """Nodes to use, out of those that can be: without those that fail, those whose GPUs are of another kind than
+        most, and slow ones that can be replaced.
+
+        Args:
+            usable: what is reserved on each.
+            nodes: what Ray tells of each.
+        """
         unwanted = self._exclusion.excluded(usable, time.monotonic())
-        count = super()._count_possible_workers
-        chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda n: count({i: usable[i] for i in n}))
+        known = {node: kinds.of_node(nodes[node]) for node in usable}
+
+        def of_kind(some: Iterable[str]) -> set[str]:
+            if not self._has_one_kind:
+                return set(some)
+            among = {node: known[node] for node in some}
+            return kinds.nodes_of(among, kinds.one_kind(among, count, self._kind, self._keeps_kind))
+
+        def count(some: Iterable[str]) -> int:
+            return self._count_possible_workers({node: usable[node] for node in some})
+
+        chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda some: count(of_kind(some)))
         for node in set(usable) - chosen - self._excluded:
             why = f"workers failed on it {self._exclusion.count(node, time.monotonic())} times within an hour"
             self._run_monitor.say.remote(f"node {node[:8]} is left out: {why}")
             self._run_monitor.event.remote("exclude", {"node": node, "why": why})
         self._excluded = frozenset(set(usable) - chosen)
-        possible = count({i: usable[i] for i in chosen})
-        return without(chosen, self._slow, possible, lambda n: count({i: usable[i] for i in n}))
+        left, chosen = chosen, of_kind(chosen)
+        self._tell_of_kinds(frozenset(node for node in left - chosen if count([node])), chosen, known)
+        return without(chosen, self._slow, count(chosen), count)
+
+    def _tell_of_kinds(self, others: frozenset[str], chosen: set[str], known: dict[str, str]) -> None:
+        self._next_kind = next((known[node] for node in chosen), None)
+        if others - self._other_kinds:
+            self._run_monitor.say.remote(kinds.said(others, known, self._next_kind or ""))
+        self._other_kinds = others
 
     def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
         """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
@@ -367,17 +409,19 @@ class ScalingPolicy(ElasticScalingPolicy):
         else:
             answers |= {about["NodeID"]: True for about in unasked}
         usable = {node: resources for node, resources in reserved.items() if answers.get(node)}
-        chosen = self._choose(usable)
+        chosen = self._choose(usable, staying)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
-        unwanted = {n: r for n, r in reserved.items() if n not in usable or n in self._slow}
-        unusable = super()._count_possible_workers(unwanted)
+        # In the place of nodes with other GPUs no more are asked for: those might be of any kind, without an end.
+        lost = [n for n in reserved if n not in usable and n not in self._other_kinds]
+        lost += [n for n in self._slow if n in usable]
+        unusable = self._count_possible_workers({n: reserved[n] for n in lost})
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
             self._send_resource_request()
             if known is None:  # a spare node may be reserved now
                 return self._look(knock, answers)
         self._nodes = sorted(usable)
-        return super()._count_possible_workers(usable)
+        return self._count_possible_workers(usable)
 
 
 def _why_to_park(view: View, is_slow: bool, fewest: int) -> str:

@@ -15,7 +15,10 @@ Reduction = Literal["fixed", "float"]
 Notices = Literal["auto", "aws", "gcp", "azure", "off"]
 RateScaling = Literal["none", "linear", "sqrt"]
 Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
-Communication = Literal["auto", "ring", "nccl"]
+Communication = Literal["auto", "ring", "nccl", "host"]
+
+#: The smallest part of a GPU that Ray can give.
+LEAST_GPU = 1e-4
 
 #: Workers where nobody says how many.
 DEFAULT_WORKERS = "2"
@@ -46,9 +49,11 @@ class WorkerSection:
     """Number of workers, or the fewest and the most. Default: 2; or 1 with a --strategy of one worker, which takes no
     other number."""
     use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
-    """One GPU for each worker; by default when the cluster has any."""
+    """Workers compute on GPUs, one each unless --gpus-per-worker says less; by default when the cluster has any."""
     cpus_per_worker: float = 1.0
     """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
+    gpus_per_worker: float = 1.0
+    """GPU for each worker where they compute on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
 
     @property
     def worker_range(self) -> tuple[int, int]:
@@ -74,6 +79,11 @@ class WorkerSection:
         _ = self.worker_range
         if not 0 < self.cpus_per_worker < float("inf"):
             raise ConfigError(f"--cpus-per-worker {self.cpus_per_worker}: expected a number above 0.")
+        if not LEAST_GPU <= self.gpus_per_worker <= 1:
+            raise ConfigError(
+                f"--gpus-per-worker {self.gpus_per_worker}: expected a number above 0 and at most 1. For more "
+                "GPUs, take more --workers."
+            )
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,9 @@ class ClusterSection(WorkerSection):
     saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
     replace_stragglers: bool = False
     """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
+    mixed_gpus: bool = False
+    """Take nodes with GPUs of several kinds into one group of workers. By default a group is on one kind, that on which
+    most workers can run: other kinds compute other last bits."""
     warm_workers: bool = True
     """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
     worker is replaced in half the time. A node with less than 2 GiB of free memory beside them does without."""
@@ -227,8 +240,8 @@ class StrategySection:
     all GPUs of its machine; one-device; central-storage: weights in the host's memory, work on all GPUs;
     parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
     communication: Communication = "auto"
-    """How multi-worker-mirrored adds: ring (all over gRPC), nccl (GPUs), or auto: CPU workers of one host in its
-    memory, the rest as TensorFlow chooses."""
+    """How multi-worker-mirrored adds: ring (all over gRPC), nccl (from GPU to GPU), host (workers of one host in its
+    memory, hosts over gRPC), or auto: nccl where each worker has a GPU of its own, else as host."""
     logical_devices: int | None = None
     """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
     --cpus-per-worker."""

@@ -68,7 +68,13 @@ def on_workers(
     """
     section = workers or WorkerSection()
     section.check()
-    config = TrainConfig.of(workers=section.workers, use_gpu=section.use_gpu, cpus_per_worker=section.cpus_per_worker)
+    config = TrainConfig.of(
+        workers=section.workers,
+        use_gpu=section.use_gpu,
+        cpus_per_worker=section.cpus_per_worker,
+        gpus_per_worker=section.gpus_per_worker,
+        mixed_gpus=True,  # parts do not become one model
+    )
     say = say or _print
     if not len(parts):
         return []
@@ -85,7 +91,7 @@ def on_workers(
             ) from error
         sent = ray.put(function)
         threads = max(1, int(section.cpus_per_worker))
-        actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=int(need.get("GPU", 0)))(_Worker)
+        actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=need.get("GPU", 0))(_Worker)
         options = actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
 
         def start() -> Any:

@@ -307,6 +307,7 @@ def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
         monitor=job.monitor,
         run_uri=run.uri,
         flags=config.cluster,
+        keeps_kind=config.compute.exact,
         backend_config=MwmsConfig(
             max(1, int(cpus)),
             quiet=not verbose,

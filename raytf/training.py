@@ -111,6 +111,8 @@ class Worker:
         place = place_on_node(self.group)
         ranks.take(ranks.Place(self.rank, self.world_size, *place))
         self.reporter = Reporter(job, self.storage, self.rank, self.workers, self.attempt)
+        if self.group.route is not None and self.group.route.why:
+            self.reporter.say(str(self.group.route))
         if self.config.strategy.show_cluster and not self.config.strategy.has_servers:  # the driver shows those
             members.show(self.group, self.config.strategy.strategy, place[0], self.reporter.say)
         watch.start_in_worker(self.config.notices, job.run_uri, self.reporter.say_here, self.reporter.event)
@@ -179,7 +181,8 @@ class Worker:
 
     def _join(self) -> Any:
         """This process's place among the ranks, before anything of TensorFlow."""
-        return choose.make(self.config.strategy)
+        given = ray.get_runtime_context().get_assigned_resources()
+        return choose.make(self.config.strategy, float(given.get("GPU", 0.0)))
 
     @property
     def workers(self) -> int:

@@ -44,7 +44,7 @@ _FREE = (
     *("max_failures", "hang_seconds", "replace_stragglers", "warm_workers", "notices", "notice_url"),
     *("follow_warnings", "steps_per_call", "checkpoint_every_steps", "checkpoint_every_seconds"),
     *("snapshot_every_steps", "keep", "keep_best", "strategy", "communication", "logical_devices", "show_cluster"),
-    *("log_device_placement", "ps", "sync_replicas", "replicas_to_aggregate"),
+    *("log_device_placement", "gpus_per_worker", "mixed_gpus", "ps", "sync_replicas", "replicas_to_aggregate"),
 )
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.

@@ -61,6 +61,20 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
         )
     if strategy.communication == "nccl" and cluster.use_gpu is False:
         raise ConfigError(NCCL_WITHOUT_GPU)
+    share = cluster.gpus_per_worker
+    if strategy.communication == "nccl" and share < 1:
+        raise ConfigError(
+            f"--communication nccl with --gpus-per-worker {share:g}: NCCL refuses two workers on one GPU. Leave out "
+            "one of them; by default workers that share a GPU add their gradients in the host's memory."
+        )
+    if share != 1 and name in ALL_DEVICES:
+        raise ConfigError(
+            f"--gpus-per-worker {share:g} with --strategy {name}: its one worker takes all GPUs of its machine. Leave "
+            "it out, or take --strategy multi-worker-mirrored."
+        )
+    if share != 1 and (cluster.use_gpu is False or strategy.is_without_gpus):
+        why = "--no-use-gpu" if cluster.use_gpu is False else f"--strategy {name} on other devices"
+        raise ConfigError(f"--gpus-per-worker {share:g} with {why}: the workers have no GPU. Give one of them.")
     if name == "tpu" and cluster.use_gpu:
         raise ConfigError("--use-gpu with --strategy tpu: a worker computes on one kind of device. Give one of them.")
     if compute.compress_gradients and compute.reduction == "float":
@@ -72,7 +86,7 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
 
 NCCL_WITHOUT_GPU = (
     "--communication nccl: NCCL adds gradients between GPUs, and the workers have none. Leave it out, or give "
-    "--communication ring."
+    "--communication host."
 )
 
 
@@ -89,7 +103,7 @@ def resources(
     if strategy.strategy == "tpu":
         return each | {"TPU": _most("TPU", nodes)}
     if use_gpu:
-        return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else 1.0}
+        return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else cluster.gpus_per_worker}
     return each
 
 

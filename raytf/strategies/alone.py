@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.values import PerReplica
 
 from raytf.devices import Devices, LocalDevices
+from raytf.routes import Route
 from raytf.wire import Layout
 
 
@@ -20,6 +21,7 @@ class Alone:
     """
 
     rank, world_size = 0, 1
+    route: Route | None = None
 
     def __init__(self, devices: Devices):
         self.devices = devices

@@ -6,11 +6,15 @@ from raytf.sections import StrategySection
 from raytf.strategies.interface import Group
 
 
-def make(section: StrategySection) -> Group:
+def make(section: StrategySection, gpus: float = 0.0) -> Group:
     """The group of a synchronous strategy; before any TensorFlow operation, in a process that `worker.set_up` made.
+
+    Args:
+        gpus: that the cluster has given this process; a fraction where several share one.
 
     Raises:
         ClusterError: the devices are not there.
+        GpuError, WorkerLostError: a worker of multi-worker-mirrored has not got the GPU that it was given.
     """
     match section.strategy:
         case "mirrored":
@@ -32,4 +36,4 @@ def make(section: StrategySection) -> Group:
         case _:
             from raytf.strategies import multi_worker
 
-            return multi_worker.Group(section.communication)
+            return multi_worker.Group(section.communication, promised=gpus)

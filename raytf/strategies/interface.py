@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.devices import Devices
+from raytf.routes import Route
 
 
 class Group(Protocol):
@@ -16,11 +17,15 @@ class Group(Protocol):
     Attributes:
         rank, world_size: of workers.
         devices: of this process.
+        route: the path that gradients take between workers; None where there is but one.
     """
 
     rank: int
     world_size: int
     devices: Devices
+
+    @property
+    def route(self) -> Route | None: ...
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums of tensors of one dtype over all workers; may be traced."""

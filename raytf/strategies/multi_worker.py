@@ -7,34 +7,54 @@ buys: Keras sees no strategy, so compiled losses keep their scale, metrics and c
 collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
 reduced with the gradients instead of diverging.
 
-Workers that share a host add their vectors in its memory first (`host_sum`), and only the first of each host meets
-those of other hosts in a collective. On one host nothing goes over the network.
+What is no gradient goes over CPUs (`control`), and the path of gradients is chosen from where all ranks compute
+(`routes`): from GPU to GPU where each has one of its own, else over the hosts. On one host nothing goes over the
+network then.
 """
 
 from __future__ import annotations
 
-import hashlib
+import os
+import platform
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute import collective_util, cross_device_utils
 from tensorflow.python.eager import context
 
+from raytf import gpus, routes
 from raytf.devices import Devices, OneDevice
+from raytf.errors import GpuError, WorkerLostError
 from raytf.reduce import packed
+from raytf.routes import Path, Route, Seat
 from raytf.sections import Communication
-from raytf.strategies.host_sum import HostSum, PeerLostError, host_identity
+from raytf.strategies.control import Control
+from raytf.strategies.host_sum import HostSum, host_identity
 
 #: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
 #: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
 _HEARTBEAT_TIMEOUT_MS = 6000
-#: Far from those that the strategy gives to its own groups of devices.
-_GROUP_KEY = 1_000_000
-_BITS = 30
+#: Seconds for NCCL to connect all GPUs. Usually it takes one or two; where it cannot, it waits without an end.
+NCCL_SECONDS = 60.0
+
+#: (what tells this process's GPU from all others, its kind), or None where TensorFlow finds none.
+OwnGpu = Callable[[], tuple[str, str] | None]
+
+
+def own_gpu() -> tuple[str, str] | None:
+    """UUID and kind of the GPU on which TensorFlow computes in this process; None where it has none."""
+    if not tf.config.list_logical_devices("GPU"):
+        return None
+    found = gpus.mine()
+    if found:
+        return found[0].uuid, found[0].name
+    # Nobody knows its UUID; on one host no two GPUs have one number.
+    return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
 
 class Group:
@@ -43,15 +63,28 @@ class Group:
     Reads TF_CONFIG, which Ray Train's backend has set; create it before any TensorFlow operation.
 
     Args:
-        communication: how collectives are made; only `auto` adds in the memory of a host.
+        communication: how gradients are added; with `ring` nothing goes through the memory of a host.
         host: what this process has in common with those that can share memory with it; None shares none.
+        promised: GPUs that the cluster has given this worker; a fraction where several share one.
+        gpu: finds this process's.
 
     Attributes:
         rank, world_size: int.
-        on_host: the sum over the workers of this host, where there are several.
+        route: the path that gradients take, and why; None where there is but one worker.
+
+    Raises:
+        GpuError: this worker has not got the GPU that it was promised, or NCCL does not connect the GPUs.
+        WorkerLostError: another worker has not.
+        ConfigError: NCCL was asked for where it cannot be.
     """
 
-    def __init__(self, communication: Communication = "auto", host: Callable[[], str | None] = host_identity) -> None:
+    def __init__(
+        self,
+        communication: Communication = "auto",
+        host: Callable[[], str | None] = host_identity,
+        promised: float = 0.0,
+        gpu: OwnGpu = own_gpu,
+    ) -> None:
         self.devices: Devices = OneDevice()
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         self.rank = int(resolver.task_id or 0)
@@ -64,37 +97,41 @@ class Group:
                 heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
                 coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=self.world_size)],
             )
-        experimental = tf.distribute.experimental
-        options = experimental.CommunicationOptions(
-            implementation=experimental.CommunicationImplementation(communication.upper())
-        )
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-        self.on_host: HostSum | None = None
-        self._over_hosts: cross_device_utils.CollectiveReplicaLauncher | None = None
-        self._hosts = self.world_size
-        self._over_network = tf.function(self._network_sum, reduce_retracing=True, autograph=False)
-        self._sum_vector = tf.function(
-            lambda vector: self.all_reduce([vector])[0], reduce_retracing=True, autograph=False
-        )
-        if self.world_size > 1 and communication == "auto":
-            self._share_memory(host)
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        self.route: Route | None = None
+        self._control: Control | None = None
+        seat = _seat(host(), promised, gpu())
+        if self.world_size == 1:
+            _check_gpus([seat], 0)
+            return
+        self._control = Control(self.rank, self.world_size, f"/job:worker/replica:0/task:{self.rank}/device:CPU:0")
+        self._take_route(communication, seat)
+
+    @property
+    def on_host(self) -> HostSum | None:
+        """The sum over the workers of this host, where there are several."""
+        return None if self._control is None else self._control.on_host
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums over all workers of tensors of one dtype; call it at the same place on every one. May be traced."""
-        if self.world_size == 1:
+        if self._control is None or self.route is None:
             return [tf.identity(t) for t in tensors]
-        if self.on_host is not None:
-            tensors = _by_host(self.on_host.add, tensors)
-        if self._over_hosts is not None:
-            tensors = packed(self._over_hosts.all_reduce)(tensors)
-        elif self._hosts == self.world_size:
-            tensors = packed(self._network_sum)(tensors)
-        if self.on_host is not None and self._hosts > 1:
-            tensors = _by_host(self.on_host.hand_out, tensors)
-        return tensors
+        return packed(self._strategy_sum)(tensors) if self.uses_collective else self._control.add(tensors)
 
-    def _network_sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self.strategy.run(_replica_sum, args=(tensor,))
+    @property
+    def uses_collective(self) -> bool:
+        """Whether gradients are added by the strategy's collective, on the devices that compute: GPUs, if any."""
+        if self._control is None or self.route is None or self.route.path is Path.HOST:
+            return False
+        return self.route.path is not Path.CPU or self._control.hosts == self.world_size
+
+    def _strategy_sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        assert self.route is not None
+        experimental = tf.distribute.experimental
+        name = {Path.NCCL: "NCCL", Path.RING: "RING"}.get(self.route.path, "AUTO")
+        # With the call: the strategy has to be there before the path is known.
+        options = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation[name])
+        return self.strategy.run(_replica_sum, args=(tensor, options))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum of an array over all workers, now.
@@ -102,78 +139,90 @@ class Group:
         Raises:
             tf.errors.UnavailableError: or another of TensorFlow's, when one of them is gone.
         """
-        if self.world_size == 1:
-            return values
-        if self.on_host is not None and self._hosts == 1:
-            try:
-                return self.on_host.add(np.ascontiguousarray(values))[0]
-            except PeerLostError as error:  # in a graph TensorFlow makes it one of its own, too
-                raise tf.errors.UnavailableError(None, None, str(error)) from None
-        return self._sum_vector(tf.convert_to_tensor(values)).numpy()
-
-    def _share_memory(self, host: Callable[[], str | None]) -> None:
-        """Find the workers of this host, and meet them; all workers do so, or none."""
-        identity = None if tf.config.list_logical_devices("GPU") else host()
-        # One that shares nothing is alone on a host of its own.
-        digest = hashlib.sha256((identity or secrets.token_hex()).encode()).digest()
-        mine, name = int.from_bytes(digest[:8]) >> 64 - 2 * _BITS, secrets.randbits(2 * _BITS)
-        table = np.zeros([self.world_size, 4], np.int32)
-        table[self.rank] = [part for number in (mine, name) for part in (number >> _BITS, number & (1 << _BITS) - 1)]
-        table = self._over_network(tf.constant(table)).numpy()
-        hosts: dict[tuple[int, int], list[int]] = {}
-        for rank, row in enumerate(table.tolist()):
-            hosts.setdefault((row[0], row[1]), []).append(rank)
-        if len(hosts) == self.world_size:
-            return
-        own = next(ranks for ranks in hosts.values() if self.rank in ranks)
-        high, low = table[own[0], 2:].tolist()
-        on_host, failed = None, 0
-        if len(own) > 1:
-            try:
-                on_host = HostSum(high << _BITS | low, own.index(self.rank), len(own))
-            except OSError:
-                failed = 1
-        if self._over_network(tf.constant([failed])).numpy()[0]:
-            if on_host is not None:
-                on_host.close()
-            return
-        self.on_host, self._hosts = on_host, len(hosts)
-        if len(hosts) > 1 and self.rank == own[0]:
-            device = self.strategy.extended.worker_devices[0]
-            keys = cross_device_utils.CollectiveKeys(_GROUP_KEY)
-            key = keys.get_group_key([device])
-            options = collective_util.Options()
-            self._over_hosts = cross_device_utils.CollectiveReplicaLauncher(key, len(hosts), keys, device, options)
+        return values if self._control is None else self._control.sum(values)
 
     def share(self, data: bytes) -> bytes:
         """Rank 0's bytes, of any length, on every worker."""
-        if self.world_size == 1:
-            return data
-        length = int(self.sum(np.array([len(data) if self.rank == 0 else 0], np.float64))[0])
-        own = data if self.rank == 0 else bytes(length)
-        return self.broadcast([np.frombuffer(own, np.uint8)])[0].tobytes()
+        return data if self._control is None else self._control.share(data)
 
     def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
-        if self.world_size == 1:
-            return arrays
-        raw = b"".join(np.ascontiguousarray(a).tobytes() for a in arrays)
-        words = np.frombuffer(raw + b"\0" * (-len(raw) % 4), np.int32)
-        # Adding zeros in integers keeps every bit, NaN payloads included.
-        reduced = self.sum(words if self.rank == 0 else np.zeros_like(words)).tobytes()
-        out, begin = [], 0
-        for a in arrays:
-            out.append(np.frombuffer(reduced[begin : begin + a.nbytes], a.dtype).reshape(a.shape))
-            begin += a.nbytes
-        return out
+        return arrays if self._control is None else self._control.broadcast(arrays)
+
+    def _take_route(self, communication: Communication, seat: Seat) -> None:
+        """Tell all workers where this one computes, and go the way that follows from what they say."""
+        assert self._control is not None
+        seats = [Seat.of_row(row) for row in self._control.gather(seat.to_row())]
+        _check_gpus(seats, self.rank)
+        self.route = routes.choose(communication, seats)
+        if self.route.path is not Path.RING:
+            self._control.share_memory([s.host for s in seats], [s.token for s in seats])
+        if self.route.path is Path.NCCL:
+            within(NCCL_SECONDS, self._connect)
+
+    def _connect(self) -> None:
+        """A first sum, with which NCCL connects all GPUs."""
+        first = tf.function(lambda: self.all_reduce([tf.ones([1])])[0], autograph=False)
+        found = float(first()[0])
+        if found != self.world_size:
+            raise GpuError(f"NCCL's sum of {self.world_size} ones is {found:g}. {_WITHOUT_NCCL}")
 
 
-def _replica_sum(tensor: tf.Tensor) -> Any:
+def within(seconds: float, connect: Callable[[], None]) -> None:
+    """Have NCCL connect the GPUs, in so many seconds; it has no limit of its own.
+
+    Raises:
+        GpuError: the time is over. What hangs then ends with the process.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="raytf-nccl")
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise GpuError(f"NCCL has not connected the workers' GPUs in {seconds:g} s. {_WITHOUT_NCCL}", is_doubtful=True)
+    if raised:
+        raise raised[0]
+
+
+_WITHOUT_NCCL = (
+    "NCCL_DEBUG=INFO in the workers' environment shows why, often the network (NCCL_SOCKET_IFNAME); --communication "
+    "host does without NCCL."
+)
+
+
+def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> Seat:
+    token = secrets.token_hex(16)
+    # One that shares nothing is alone on a host of its own.
+    shared = token if host is None else sha256(host.encode()).hexdigest()
+    identity, kind = gpu or (None, "")
+    return Seat(shared, token, platform.node(), promised, identity, kind)
+
+
+def _check_gpus(seats: Sequence[Seat], rank: int) -> None:
+    """
+    Raises:
+        GpuError: this rank has not got the GPU that it was promised.
+        WorkerLostError: another one has not.
+    """
+    lacking = routes.without_gpu(seats)
+    if not lacking:
+        return
+    missing = rank if rank in lacking else lacking[0]
+    text = (
+        f"rank {missing} on {seats[missing].node} was given {seats[missing].promised:g} GPU, and TensorFlow finds none "
+        "there: see the node's driver (nvidia-smi)"
+    )
+    raise GpuError(text) if missing == rank else WorkerLostError(text)
+
+
+def _replica_sum(tensor: tf.Tensor, options: Any) -> Any:
     # The copy is made on the replica's device; the collective asks a tensor for its device, and a traced one has none.
     mine = tf.identity(tensor)
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine)
-
-
-def _by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
-    return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, options=options)

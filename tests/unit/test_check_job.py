@@ -52,3 +52,12 @@ def test_workers_that_fit_beside_the_servers(rooms, workers, helpers, cpus, code
     findings = found(rooms, workers, helpers, cpus)
     assert [c for c, _ in findings] == ([code] if code else [])
     assert not code or words in findings[0][1]
+
+
+@pytest.mark.parametrize(("flags", "workers"), [("--use-gpu", 4), ("--use-gpu --gpus-per-worker 0.5", 8)])
+def test_parts_of_gpus_are_counted(flags: str, workers: int):
+    rooms = [Room("head", 1, 2, 0), Room("n", 2, 16, 2)]
+    need = parse(f"python jobs/mnist.py --workers {workers} {flags} --storage s3://b/r")
+    assert list(check(need, rooms, ("max_workers",))) == []
+    more = parse(f"python jobs/mnist.py --workers {workers + 1} {flags} --storage s3://b/r")
+    assert [f.code for f in check(more, rooms, ("max_workers",))] == ["job-never-starts"]

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.elastic import LAST_SAVE_SECONDS, PATIENCE_SECONDS, SETTLE_SECONDS, Move, Resizer, View, is_preemption
+from raytf.elastic import (
+    LAST_SAVE_SECONDS,
+    PATIENCE_SECONDS,
+    SETTLE_SECONDS,
+    Move,
+    Resizer,
+    View,
+    fitting,
+    is_preemption,
+)
 
 EVERY = 60.0
 
@@ -207,3 +216,21 @@ def test_every_cluster_gets_at_most_one_planned_change_a_minute_and_never_fewer_
         assert last == sizes[-1][0]
     asked = sum(m is Move.PARK for _, m, _ in moved)
     assert asked == sum(m in (Move.RESIZE, Move.RELEASE) for _, m, _ in moved)
+
+
+@pytest.mark.parametrize(
+    ("free", "each", "workers"),
+    [
+        ({"CPU": 8.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 0.5}, 2),
+        ({"CPU": 1.0, "GPU": 1.0}, {"CPU": 0.1, "GPU": 0.2}, 5),  # in floats 1 // 0.2 is 4, and 1 // 0.1 is 9
+        ({"CPU": 8.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 0.4}, 4),  # no part is of two GPUs
+        ({"CPU": 8.0, "GPU": 1.5}, {"CPU": 1.0, "GPU": 0.5}, 3),
+        ({"CPU": 3.0, "GPU": 2.0}, {"CPU": 1.0, "GPU": 0.5}, 3),
+        ({"CPU": 8.0, "GPU": 3.0}, {"CPU": 1.0, "GPU": 1.0}, 3),
+        ({"CPU": 8.0, "GPU": 3.0}, {"CPU": 1.0, "GPU": 2.0}, 1),
+        ({"CPU": 8.0}, {"CPU": 1.0, "GPU": 0.5}, 0),
+        ({"CPU": 8.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 0.3333}, 3),
+    ],
+)
+def test_parts_of_a_gpu_that_fit(free, each, workers):
+    assert fitting(free, each) == workers

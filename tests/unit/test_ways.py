@@ -12,7 +12,7 @@ from raytf.sections import ClusterSection, StrategySection
 #: settings -> words of the message.
 REFUSED = [
     ({"strategy": "horovod"}, ["--strategy horovod", "one of", "mirrored"]),
-    ({"communication": "mpi"}, ["--communication mpi", "auto, ring, nccl"]),
+    ({"communication": "mpi"}, ["--communication mpi", "auto, ring, nccl, host"]),
     ({"strategy": "one-device", "workers": "4"}, ["--workers 4", "one-device", "one worker", "Leave out"]),
     ({"strategy": "mirrored", "workers": "1:2"}, ["--workers 1:2", "mirrored", "multi-worker-mirrored"]),
     ({"strategy": "tpu", "workers": "2"}, ["--workers 2", "tpu"]),
@@ -27,8 +27,19 @@ REFUSED = [
         ["--logical-devices 8", "4 logical shards", "--logical-shards 8"],
     ),
     ({"strategy": "mirrored", "communication": "ring"}, ["--communication ring", "mirrored", "network"]),
-    ({"communication": "nccl", "use_gpu": False}, ["--communication nccl", "GPU", "ring"]),
+    ({"communication": "nccl", "use_gpu": False}, ["--communication nccl", "GPU", "host"]),
     ({"strategy": "tpu", "use_gpu": True}, ["--use-gpu", "tpu"]),
+    ({"strategy": "mirrored", "communication": "host"}, ["--communication host", "mirrored"]),
+    (
+        {"communication": "nccl", "gpus_per_worker": 0.5},
+        ["--communication nccl", "--gpus-per-worker 0.5", "two workers on one GPU", "host's memory"],
+    ),
+    ({"gpus_per_worker": 0.5, "use_gpu": False}, ["--gpus-per-worker 0.5", "--no-use-gpu"]),
+    ({"strategy": "tpu", "gpus_per_worker": 0.5}, ["--gpus-per-worker 0.5", "tpu"]),
+    ({"strategy": "mirrored", "gpus_per_worker": 0.5}, ["--gpus-per-worker 0.5", "mirrored", "all GPUs"]),
+    ({"gpus_per_worker": 0.0}, ["--gpus-per-worker 0.0", "above 0", "more --workers"]),
+    ({"gpus_per_worker": 2.0}, ["--gpus-per-worker 2.0", "at most 1", "more --workers"]),
+    ({"gpus_per_worker": float("nan")}, ["--gpus-per-worker nan"]),
     ({"compress_gradients": True, "reduction": "float"}, ["--compress-gradients", "--reduction float", "order"]),
     (
         {"compress_gradients": True, "logical_shards": 256, "global_batch_size": 256},
@@ -57,6 +68,11 @@ GOOD = [
     {"strategy": "central-storage", "logical_devices": 2, "use_gpu": False},
     {"communication": "ring", "workers": "1:4"},
     {"communication": "nccl"},
+    {"communication": "nccl", "use_gpu": True},
+    {"communication": "host"},
+    {"communication": "host", "use_gpu": True, "gpus_per_worker": 0.5},
+    {"communication": "ring", "gpus_per_worker": 0.5},
+    {"gpus_per_worker": 0.2, "mixed_gpus": True},
 ]
 
 
@@ -89,6 +105,9 @@ NODES = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 64.0, "GPU": 8.0}, {"CPU": 64.0}]
 ASKED = [
     ("multi-worker-mirrored", {}, False, NODES, {"CPU": 1.0}),
     ("multi-worker-mirrored", {}, True, NODES, {"CPU": 1.0, "GPU": 1.0}),
+    ("multi-worker-mirrored", {"gpus_per_worker": 0.25}, True, NODES, {"CPU": 1.0, "GPU": 0.25}),
+    ("multi-worker-mirrored", {"gpus_per_worker": 0.25}, False, NODES, {"CPU": 1.0}),
+    ("one-device", {"gpus_per_worker": 0.5}, True, NODES, {"CPU": 1.0, "GPU": 0.5}),
     ("one-device", {}, True, NODES, {"CPU": 1.0, "GPU": 1.0}),
     ("mirrored", {}, True, NODES, {"CPU": 1.0, "GPU": 8.0}),
     ("central-storage", {}, True, NODES, {"CPU": 1.0, "GPU": 8.0}),

@@ -26,6 +26,7 @@ class Need:
         cpus: of each worker.
         gpu: whether each wants a GPU; None where it takes what the cluster has.
         storage: where its runs are kept.
+        share: of a GPU for each worker that wants one.
         helpers: processes beside the workers, of one CPU each: parameter servers and their coordinator.
     """
 
@@ -35,6 +36,7 @@ class Need:
     gpu: bool | None
     storage: str
     helpers: int = 0
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,10 @@ def parse(command: str) -> Need:
         gpu = False  # logical devices are CPUs; of TPUs a cluster's YAML says nothing here
     try:
         each = float(cpus or cluster.cpus_per_worker) * (way.logical_devices or 1)
-        return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers)
+        share = float(_flag(words, "--gpus-per-worker") or cluster.gpus_per_worker)
+        return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share)
     except ValueError:
-        raise ConfigError(f"--job: --cpus-per-worker {cpus}: expected a number.") from None
+        raise ConfigError("--job: --cpus-per-worker and --gpus-per-worker: expected numbers.") from None
 
 
 def _flag(words: Sequence[str], name: str) -> str | None:
@@ -120,7 +123,7 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
             "Add a type with GPUs, or give the job --no-use-gpu.",
         )
         return
-    fits = {room.name: _workers(room, need.cpus, gpu) for room in rooms}
+    fits = {room.name: _workers(room, need, gpu) for room in rooms}
     if not any(fits.values()):
         each = f"{need.cpus:g} CPUs" + (" and a GPU" if gpu else "")
         yield error(
@@ -170,11 +173,11 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
         )
 
 
-def _workers(room: Room, cpus: float, gpu: bool) -> int:
-    if not (math.isfinite(room.cpus) and math.isfinite(room.gpus) and cpus > 0):
+def _workers(room: Room, need: Need, gpu: bool) -> int:
+    if not (math.isfinite(room.cpus) and math.isfinite(room.gpus) and need.cpus > 0 and 0 < need.share <= 1):
         return 0
-    by_cpu = int(room.cpus / cpus + 1e-9)
-    return min(by_cpu, int(room.gpus)) if gpu else by_cpu
+    by_cpu = int(room.cpus / need.cpus + 1e-9)
+    return min(by_cpu, int(room.gpus) * int(1 / need.share + 1e-9)) if gpu else by_cpu
 
 
 def _reach(rooms: Sequence[Room], fits: dict[str, int], most_nodes: int | None, need: Need) -> int:

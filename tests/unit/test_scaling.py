@@ -1,0 +1,78 @@
+"""Which nodes Ray Train's controller uses where they have GPUs: what Ray would tell of such nodes is made up here."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import ray.train
+
+from raytf import checks
+from raytf.ray_train import ScalingPolicy
+from raytf.sections import ClusterSection
+
+
+class Remote:
+    """In the place of the driver's Monitor, which is a process of Ray: keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.say = types.SimpleNamespace(remote=self.said.append)
+
+
+def node(kind: str, gpus: float, cpus: float = 8.0) -> dict:
+    accelerator = {f"accelerator_type:{kind}": 1.0} if kind else {}
+    return {"Resources": {"CPU": cpus, "GPU": gpus, **accelerator}, "Labels": {}}
+
+
+NODES = {"a1": node("L4", 1), "a2": node("L4", 1), "b1": node("A10G", 1), "c": node("", 0)}
+
+
+def policy(workers: tuple[int, int], keeps: bool = False, share: float = 1.0, **flags) -> tuple[ScalingPolicy, Remote]:
+    each = {"CPU": 1.0, "GPU": share}
+    scaling = ray.train.ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker=each)
+    monitor = Remote()
+    return ScalingPolicy(scaling, "r", monitor, "/r", ClusterSection(warm_workers=False, **flags), keeps), monitor
+
+
+def chosen(made: ScalingPolicy, nodes: dict) -> list[str]:
+    return sorted(n for n in made._choose({n: about["Resources"] for n, about in nodes.items()}, nodes) if n != "c")
+
+
+def test_a_group_is_on_one_kind_and_that_is_said_once():
+    made, monitor = policy((1, 8))
+    assert [chosen(made, NODES) for _ in range(3)] == [["a1", "a2"]] * 3
+    assert [line[:22] for line in monitor.said] == ["left out: b1 (A10G). A"]
+    assert "--mixed-gpus" in monitor.said[0]
+
+
+def test_mixed_gpus_takes_all():
+    made, monitor = policy((1, 8), mixed_gpus=True)
+    assert chosen(made, NODES) == ["a1", "a2", "b1"]
+    assert monitor.said == []
+
+
+@pytest.mark.parametrize(("keeps", "expected"), [(False, ["b1", "b2", "b3"]), (True, ["a1", "a2"])])
+def test_a_run_that_promises_its_bits_stays_on_its_kind(keeps, expected):
+    made, _ = policy((1, 8), keeps)
+    more = NODES | {"b2": node("A10G", 1), "b3": node("A10G", 1)}
+    assert chosen(made, NODES) == ["a1", "a2"]
+    made._kind = made._next_kind  # as when a group starts
+    assert chosen(made, more) == expected
+
+
+def test_a_larger_kind_that_the_run_cannot_use_changes_nothing():
+    made, _ = policy((1, 2))
+    assert chosen(made, NODES) == ["a1", "a2"]
+    made._kind = made._next_kind
+    assert chosen(made, NODES | {"b2": node("A10G", 8)}) == ["a1", "a2"]
+
+
+def test_parts_of_gpus_are_counted_as_ray_gives_them():
+    made, _ = policy((1, 99), share=0.2)
+    assert made._count_possible_workers({"a": {"CPU": 99.0, "GPU": 2.0}, "b": {"CPU": 3.0, "GPU": 1.0}}) == 13
+
+
+def test_before_a_run_starts_one_kind_is_counted_too():
+    nodes = [about["Resources"] for about in NODES.values()]
+    assert checks.of_one_kind(nodes, {"CPU": 1.0, "GPU": 1.0}) == nodes[:2]
