@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
+@pytest.hookimpl(trylast=True)  # of the tests that are left when markers have been looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed."""
     folders = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")

@@ -120,6 +120,7 @@ def test_notice_is_followed_before_the_node_is_gone_and_counts_as_no_failure(ela
     assert attempts(folder)[1]["from_step"] == first[-1] < second[0]
 
 
+@pytest.mark.slow
 def test_a_random_schedule_of_resizes_and_kills_changes_nothing(capsys):
     code = law.main(law.Arguments(schedules=1, seed=3, exact=True, data="digits", epochs=12))
     output = capsys.readouterr().out

@@ -119,6 +119,7 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
     assert disturbed["weights_sha256"] == reference["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_three_faults_a_dead_keeper_and_the_end_of_everything_cost_less_than_a_cadence(tmp_path: Path):
     disturb(tmp_path, epochs=60, faults=3, every=12.0, keeper_before=1)
 

@@ -85,6 +85,7 @@ def test_a_stopped_worker_of_another_node_and_a_frozen_node_are_named(tmp_path: 
     assert [a["world_size"] for a in attempts(tmp_path / "a")] == [2, 2, 1]
 
 
+@pytest.mark.slow
 def test_five_minutes_without_faults_are_left_alone(undisturbed: Job):
     output = undisturbed.wait(540)
     assert " 1 start: 0 alarms" in output
