@@ -36,7 +36,7 @@ worker.set_up(["127.0.0.1:1"], 0, 1, True, False, False, one_worker=True, gpus={
 WARM = """
 import os
 from raytf import warm
-warm._import()
+warm.import_all()
 assert not os.path.exists(os.environ["STUB_LOG"]), "the driver was called"
 """
 #: A worker whose GPU is missing; the time is that of the setting up alone.
