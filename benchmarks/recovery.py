@@ -2,7 +2,7 @@
 
     python benchmarks/recovery.py                              # 20 workers killed, 5 of each peer
     python benchmarks/recovery.py --raylets 5 --frozen 5       # and raylets killed, nodes frozen
-    python benchmarks/recovery.py --load 16 --stopped 5        # beside 16 programs that compute all the while
+    python benchmarks/recovery.py --own-ray --load 6 --stopped 5  # one machine, beside 6 programs that compute
     python benchmarks/recovery.py --quick
 
 All train the CNN of jobs/mnist.py on the same data with two workers. Those on Ray have an elastic cluster of this
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import harness
 from benchmarks.disturbed import Notes, Program, add_node, write_data
 from raytf.testing import ElasticCluster, Job
-from raytf.testing.processes import environment
+from raytf.testing.processes import WORKER, environment
 
 FAULTS = ("worker", "raylet", "frozen", "stopped")
 WORKERS = 2
@@ -72,6 +72,8 @@ class Arguments:
     """SIGSTOPs to one of two workers."""
     load: int = 0
     """Programs that compute all the while beside those that are measured."""
+    own_ray: bool = False
+    """raytf in a Ray that it starts by itself, as on one machine; no peer, no nodes to lose."""
     peer: int | None = None
     """At most so many of each for each peer; 0 leaves them out. By default as many as there are pairs."""
     only: tuple[str, ...] = ()
@@ -131,6 +133,8 @@ def programs(arguments: Arguments) -> dict[str, Program]:
         "often": Program(f"stock Ray, each {arguments.save_every_steps} steps", "peers/stock_ray.py", workers + often),
         "script": Program("script, BackupAndRestore", "peers/backup_and_restore.py", workers + often, on_ray=False),
     }
+    if arguments.own_ray:
+        return {"raytf": found["raytf"]}
     wanted = arguments.only or ("raytf", "often", "script")
     return {key: found[key] for key in found if key in wanted}
 
@@ -147,7 +151,8 @@ class Place:
         self._job, self._cluster = job, cluster
 
     def workers(self) -> list[psutil.Process]:
-        return self._cluster.workers() if self._cluster else self._job.processes("--rank")
+        own = self._job.processes
+        return self._cluster.workers() if self._cluster else own(WORKER) or own("--rank")
 
     def processes(self) -> list[psutil.Process]:
         nodes = self._cluster.nodes if self._cluster else []
@@ -182,7 +187,8 @@ def loaded(count: int) -> Iterator[None]:
     """So many programs compute as long as the `with` statement lasts, and not longer than this process."""
     code = "import os, sys\nparent = int(sys.argv[1])\nwhile os.getppid() == parent:\n    sum(range(1000000))"
     command = [sys.executable, "-c", code, str(os.getpid())]
-    running = [subprocess.Popen(command) for _ in range(count)]
+    # In sessions of their own: Linux shares processors among sessions first, so all of one would count as one.
+    running = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
@@ -192,10 +198,10 @@ def loaded(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def started(program: Program, run: str, data: Path, folder: Path) -> Iterator[tuple[Place, Job, Notes]]:
-    """A program that runs, on a cluster of its own where it wants one."""
+def started(program: Program, run: str, data: Path, folder: Path, own_ray: bool) -> Iterator[tuple[Place, Job, Notes]]:
+    """A program that runs, on a cluster that is made for it where it wants one and starts none itself."""
     with ExitStack() as stack:
-        cluster = stack.enter_context(ElasticCluster()) if program.on_ray else None
+        cluster = stack.enter_context(ElasticCluster()) if program.on_ray and not own_ray else None
         for _ in range(WORKERS + 1 if cluster else 0):
             add_node(cluster)
         notes = Notes(folder / f"{run}.notes")
@@ -271,7 +277,7 @@ def measure(
     """
     run = f"{key}-{round}"
     draw = random.Random(f"recovery {arguments.seed} {run}")
-    with started(program, run, data, folder) as (place, job, notes):
+    with started(program, run, data, folder, arguments.own_ray) as (place, job, notes):
         for fault in faults:
             job.until(lambda: notes.groups() and notes.groups()[-1].calls, PATIENCE_SECONDS)
             pause = time.monotonic() + draw.uniform(*arguments.gap)
@@ -370,7 +376,9 @@ def main(arguments: Arguments) -> int:
         for round in range(rounds):
             for key in list(named)[:: 1 if round % 2 == 0 else -1]:
                 limit = max(wanted.values()) if key == "raytf" else most
-                known = FAULTS if named[key].on_ray else FAULTS[:1]
+                known: Sequence[str] = FAULTS if named[key].on_ray else FAULTS[:1]
+                if arguments.own_ray:
+                    known = ("worker", "stopped")
                 faults = [fault for fault in known for _ in range(min(wanted[fault], limit))]
                 random.Random(f"order {arguments.seed}").shuffle(faults)
                 if faults[round::rounds]:

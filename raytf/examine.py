@@ -153,9 +153,13 @@ def end(run_uri: str, beats: Sequence[Beat]) -> None:
             asked[keeper.do.remote(kill, beat.pid)] = beat
         else:
             _by_task(beat.node, kill, beat.pid)
-    late = ray.wait(list(asked), num_returns=len(asked), timeout=_END_SECONDS)[1] if asked else []
-    for answer in late:
-        _by_task(asked[answer].node, kill, asked[answer].pid)
+    if asked:
+        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_END_SECONDS)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):  # the keeper has died, and has ended nobody
+                ray.get(answer)
+                del asked[answer]
+    for beat in asked.values():
+        _by_task(beat.node, kill, beat.pid)
 
 
 def stopped_here(beats: Sequence[Beat]) -> list[int]:

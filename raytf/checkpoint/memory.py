@@ -158,7 +158,7 @@ def keeper(run_uri: str) -> Any:
     return (
         ray.remote(Keeper)
         .options(
-            name=f"{_prefix(run_uri)}{node}",
+            name=_name(run_uri, node),
             namespace=_NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -173,7 +173,7 @@ def keeper(run_uri: str) -> Any:
 def keeper_on(run_uri: str, node: str) -> Any:
     """The handle of a node's keeper for a run; None where there is none, or Ray cannot say."""
     try:
-        return ray.get_actor(f"{_prefix(run_uri)}{node}", namespace=_NAMESPACE)
+        return ray.get_actor(_name(run_uri, node), namespace=_NAMESPACE)
     except (ValueError, ray.exceptions.RayError):
         return None
 
@@ -261,6 +261,10 @@ def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Che
 
 def _prefix(run_uri: str) -> str:
     return f"raytf-keeper-{hashlib.sha256(run_uri.encode()).hexdigest()[:16]}-"
+
+
+def _name(run_uri: str, node: str) -> str:
+    return f"{_prefix(run_uri)}{node}"
 
 
 def _keepers(run_uri: str) -> dict[str, Any]:

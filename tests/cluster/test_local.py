@@ -92,7 +92,11 @@ def story(cluster: OnPrem, tunnel: None) -> Story:
             raise AssertionError(f"{error}; status {status()}\n{log}") from None
 
     def goes_on(workers: int, step: int) -> None:
-        until(lambda: (s := status())["workers"] == workers and s["step"] > step, f"step {step} of {workers} workers")
+        def trains() -> bool:
+            now = status()
+            return (now["workers"], now["phase"]) == (workers, "training") and now["step"] > step
+
+        until(trains, f"step {step} of {workers} workers")
 
     with cluster.timed("job"):
         with cluster.timed("from the job's submission to step 51"):

@@ -73,6 +73,7 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
         job.process.send_signal(number)
         code = shown(job)
         assert (": saved" in job.output) == saves, job.output
+        assert (restored_step(job) > 0) == (restored > 0), job.output
         assert restored_step(job) >= restored, job.output
         restored = (job.step or 0) if saves else 1
         seen[endings.of_code(code)] = code

@@ -63,7 +63,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert "restored" not in run.output
     assert run.output.count("2 workers, 1 parameter server and the coordinator, parameter-server") == 1
     assert all(f" {task} " in run.output for task in ("chief 0", "ps 0", "worker 0", "worker 1"))
-    assert ", started again" in run.output  # the table of the one that is back
+    run.until(lambda: ", started again" in run.output)  # the table of the one that is back comes after that line
 
     run.until(lambda: manifests(folder)[-1:] >= [402], PATIENCE)
     saved = manifests(folder)[-1]
