@@ -30,6 +30,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf.encoding import EachTensor, Encoding, InBlocks
 from raytf.wire import HOST, AllReduce, Layout, Words, pack, zeros
 
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
@@ -59,11 +60,13 @@ class Reduction(Protocol):
 
     Attributes:
         layout: of the tensors.
-        dtype: of what travels.
+        shapes: of what `encode` makes of a shard's tensors, and
+        dtype: of these.
         extra: columns that `encode` appends to a shard's row.
     """
 
     layout: Layout
+    shapes: list[tuple[int, ...]]
     dtype: tf.DType
     extra: int
 
@@ -98,7 +101,7 @@ class Float:
     extra = 0
 
     def __init__(self, layout: Layout, dtype: tf.DType = tf.float32):
-        self.layout, self.dtype = layout, dtype
+        self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
 
     def state(self) -> dict[str, keras.Variable]:
         return {}
@@ -133,7 +136,7 @@ class Exact:
     """
 
     def __init__(self, layout: Layout, total_shards: int, compressed: int = 0, words: Words = HOST):
-        self.layout, self.extra, self._compressed = layout, len(layout.sizes), compressed
+        self.layout, self.extra = layout, len(layout.sizes)
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
         #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
@@ -143,6 +146,9 @@ class Exact:
         self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
         self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
         self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
+        encoding = InBlocks if words.is_on_gpu else EachTensor
+        self._encoding: Encoding = encoding(layout, compressed, 2.0 ** (15 - spent) - 1, words)
+        self.shapes = self._encoding.shapes
         self._exponents = keras.Variable(
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
         )
@@ -153,21 +159,7 @@ class Exact:
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        values = [tf.cast(t, tf.float32) for t in tensors]
-        # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
-        largest = tf.abs(tf.stack([tf.maximum(tf.reduce_max(v), -tf.reduce_min(v)) for v in values])) * weight
-        # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
-        factors = tf.unstack(scales * weight, len(values))
-        with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
-            products = [v * f for v, f in zip(values, factors, strict=True)]
-        return [self._whole(p, i) for i, p in enumerate(products)], largest
-
-    def _whole(self, product: tf.Tensor, tensor: int) -> tf.Tensor:
-        if tensor >= self._compressed:
-            return self._words.whole(product)
-        # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
-        most = 2.0 ** int(self._bits[tensor]) - 1
-        return self._words.whole(tf.clip_by_value(tf.round(product), -most, most))
+        return self._encoding.encode(tensors, weight, scales)
 
     def reduce(
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
@@ -180,7 +172,7 @@ class Exact:
             flags_sum = words.whole(flags)
             if all_reduce is not None:
                 beside = [words.of_bits(_everyones(matrix, shards, total_shards)), flags_sum]
-                summed, (bits, flags_sum) = words.add(all_reduce, summed, self._compressed, beside)
+                summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
                 matrix = words.bits(bits)
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
@@ -189,7 +181,9 @@ class Exact:
         # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
         start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
         invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
-        travel = self.extra if all_reduce is None else words.travelling(self.extra, self._compressed)
+        encoding, travel = self._encoding, len(self.shapes)
+        if all_reduce is not None:
+            travel = words.travelling(travel, encoding.small)
         sums = [zeros([0], self.dtype)] * travel
         shapes = *invariants, *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
@@ -199,12 +193,12 @@ class Exact:
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
         # What is not finite makes all of its tensor so.
-        steps = tf.unstack(tf.where(finite, power_of_two(used - self._bits), largest), self.extra)
+        steps = tf.where(finite, power_of_two(used - self._bits), largest)
         if all_reduce is not None:
-            sums = words.unpack(sums, self.layout, self._compressed)
-        sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.layout.shapes, strict=True)]
-        parts = zip(sums, steps, self.layout.dtypes, strict=True)
-        tensors = [tf.cast(words.real(part) * step, dtype) for part, step, dtype in parts]
+            sums = words.unpack(sums, Layout(self.shapes), encoding.small)
+        sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
+        decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
+        tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
         return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite))
 
 

@@ -126,7 +126,7 @@ class ServerStep:
             return reduction.encode(tensors, weight, tf.zeros([0]))
 
         like = (
-            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
+            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
             tf.TensorSpec([micro.row_width], tf.float32),
         )
         factors = None

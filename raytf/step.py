@@ -214,7 +214,7 @@ class TrainStep:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         reduction, micro = self.reduction, self.micro
         like = (
-            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.layout.shapes],
+            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
             tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
 

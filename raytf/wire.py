@@ -38,9 +38,11 @@ class Words(Protocol):
 
     Attributes:
         dtype: of the tensors that hold them; `+` adds them.
+        is_on_gpu: whether this is the way of GPUs, where few large operations are better than many small ones.
     """
 
     dtype: tf.DType
+    is_on_gpu: bool
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
         """float32 within int32, rounded towards zero."""
@@ -81,7 +83,7 @@ class Words(Protocol):
 
 
 class _HostWords:
-    dtype = tf.int32
+    dtype, is_on_gpu = tf.int32, False
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
         return tf.cast(values, tf.int32)
@@ -114,7 +116,7 @@ class _HostWords:
 
 class _DeviceWords:
     # Of uint32 a GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum; of int32 it has casts and shifts alone.
-    dtype = tf.uint32
+    dtype, is_on_gpu = tf.uint32, True
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
         return tf.bitcast(tf.cast(values, tf.int32), tf.uint32)

@@ -1,0 +1,111 @@
+"""Tensors as whole numbers times a power of two, a tensor at a time or all in blocks; both give the same numbers.
+
+A tensor at a time reads and writes least, which counts on a CPU. In blocks there are few operations, which counts on a
+GPU: see `blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import tensorflow as tf
+
+from raytf.blocks import Blocks
+from raytf.wire import Layout, Words
+
+
+class Encoding(Protocol):
+    """What the sums of a step are made of.
+
+    Attributes:
+        shapes: of the encoded tensors.
+        small: how many of these, from the first, hold numbers within 16 bits.
+    """
+
+    shapes: list[tuple[int, ...]]
+    small: int
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Whole numbers near tensor * weight * scale, and [tensors] the largest magnitude in each tensor * weight.
+
+        Args:
+            weight: a power of two, or whatever all numbers are to be multiplied by.
+            scales: [tensors] powers of two.
+        """
+        ...
+
+    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        """The tensors as float32: encoded ones, or their sums, times [tensors] steps."""
+        ...
+
+
+class EachTensor:
+    """A tensor at a time.
+
+    Args:
+        layout: of the tensors.
+        compressed: how many of them, from the first, are to be within 16 bits.
+        most: the largest magnitude of these.
+        words: how the device holds whole numbers.
+    """
+
+    def __init__(self, layout: Layout, compressed: int, most: float, words: Words):
+        self.shapes, self.small = layout.shapes, compressed
+        self._most, self._words = most, words
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        values = [tf.cast(t, tf.float32) for t in tensors]
+        # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
+        largest = tf.abs(tf.stack([tf.maximum(tf.reduce_max(v), -tf.reduce_min(v)) for v in values])) * weight
+        # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
+        factors = tf.unstack(scales * weight, len(values))
+        with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
+            products = [v * f for v, f in zip(values, factors, strict=True)]
+        return [_whole(p, i < self.small, self._most, self._words) for i, p in enumerate(products)], largest
+
+    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        each = tf.unstack(steps, len(self.shapes))
+        return [self._words.real(part) * step for part, step in zip(sums, each, strict=True)]
+
+
+class InBlocks:
+    """All in one vector of blocks; in two, where some are to be within 16 bits. See `EachTensor`."""
+
+    def __init__(self, layout: Layout, compressed: int, most: float, words: Words):
+        self._most, self._words = most, words
+        cuts = [0, compressed, len(layout.shapes)]
+        self._ranges = [range(a, b) for a, b in pairwise(cuts) if b > a]
+        self._blocks = [Blocks([layout.shapes[i] for i in part]) for part in self._ranges]
+        self.shapes, self.small = [each.shape for each in self._blocks], int(compressed > 0)
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        factors, encoded, largest = scales * weight, [], []
+        for i, (part, blocks) in enumerate(zip(self._ranges, self._blocks, strict=True)):
+            values = blocks.lay([tensors[t] for t in part])
+            found = blocks.largest(values)
+            with tf.control_dependencies([found]):
+                product = values * blocks.spread(factors[part.start : part.stop])
+            encoded.append(_whole(product, i < self.small, self._most, self._words))
+            largest.append(found)
+        return encoded, tf.concat(largest, 0) * weight
+
+    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for part, blocks, whole in zip(self._ranges, self._blocks, sums, strict=True):
+            found += blocks.tensors(self._words.real(whole) * blocks.spread(steps[part.start : part.stop]))
+        return found
+
+
+def _whole(product: tf.Tensor, is_small: bool, most: float, words: Words) -> tf.Tensor:
+    if is_small:
+        # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
+        product = tf.clip_by_value(tf.round(product), -most, most)
+    return words.whole(product)
