@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -93,12 +94,23 @@ class TrainConfig:
     @property
     def logical_shards(self) -> int:
         """Equal parts of a global batch: as given, else the power of two from the most workers up, at least 4. `fit`
-        takes that of a run that exists already, so that no world size appears in it."""
+        takes that of a run that exists already, so that no world size appears in it, and on GPUs `shards_on_gpus`."""
         if self.batch.logical_shards is not None:
             return self.batch.logical_shards
         if self.strategy.has_servers and not self.strategy.sync_replicas:
             return 1  # one worker computes a whole batch
         most = max(MIN_LOGICAL_SHARDS, self.worker_range[1], self.strategy.logical_devices or 1)
+        return 1 << (most - 1).bit_length()
+
+    def shards_on_gpus(self, each: float) -> int:
+        """Logical shards of a new run on GPUs where none are given: the power of two from the most such GPUs up.
+
+        There is no least: a GPU computes one large part faster than several small ones.
+
+        Args:
+            each: GPUs of a worker.
+        """
+        most = math.ceil(self.worker_range[1] * max(1.0, each))
         return 1 << (most - 1).bit_length()
 
     @property
@@ -173,10 +185,10 @@ class TrainConfig:
                 "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "
                 "Leave out --reduction float, or --exact."
             )
-        if self.compute.exact and self.compute.jit:
+        if self.compute.exact and self.compute.jit and not self.cluster.use_gpu:
             raise ConfigError(
-                "--exact with --jit: XLA may fuse and order the same arithmetic in another way on each machine, which "
-                "changes last bits. Leave out --jit, or --exact."
+                "--exact with --jit: on CPUs XLA may fuse and order the same arithmetic in another way on each machine "
+                "and change last bits. Leave out --jit, or --exact; on GPUs of one kind give --use-gpu, too."
             )
         if not self.run.storage:
             raise ConfigError(f"--storage is empty. {places.EXPECTED}.")

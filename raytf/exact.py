@@ -1,16 +1,17 @@
 """Exact mode: what cannot give the same bits for every number of workers and every history is refused by name.
 
-Three things are looked at before the first step. The settings (no XLA, no float addition: `TrainConfig.check`). The
-traced graph of a micro-batch: an operation that keeps a state of its own (TensorFlow's stateful random numbers, Python
-code, variables that Keras does not know) would make a shard's result depend on what its worker computed before. And
-the machine: every rank computes one micro-batch twice, and its bits must be those of the first time, of the other
-ranks, and of the machines that the run was begun on. Operations without a deterministic kernel TensorFlow refuses when
-they run; see `raytf.worker.set_up`.
+Three things are looked at before the first step. The settings (no XLA on CPUs, no float addition: `TrainConfig.check`).
+The traced graph of a micro-batch: an operation that keeps a state of its own (TensorFlow's stateful random numbers,
+Python code, variables that Keras does not know) would make a shard's result depend on what its worker computed before.
+And the machine: every rank computes one micro-batch twice, on a GPU with its update, and its bits must be those of the
+first time, of the other ranks, and of the machines that the run was begun on. Operations without a deterministic kernel
+TensorFlow refuses when they run; see `raytf.worker.set_up`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from raytf import gpu_exact
 from raytf.callbacks import Ranks
 from raytf.data import tree
 from raytf.data.order import step_seeds
@@ -82,7 +84,8 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
             "--exact: the model has float64 weights or states, and 32 bits of fixed point would be less than they ask "
             "for. Use float32 (keras.config.set_floatx), or train without --exact."
         )
-    refuse_inexact(ops_of(step.probe_function), "the model")
+    # XLA on a GPU has a flag for it (`gpu_exact`), and the probe below; on CPUs nothing says what it fuses.
+    refuse_inexact(ops_of(step.probe_function), "the model", allows_xla=step.is_on_gpu)
     sample = pipeline.sample(pipeline.plan.micro_batch_size)
     if augment is not None:
         traced = tf.function(augment).get_concrete_function(
@@ -92,7 +95,8 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     size = pipeline.plan.micro_batch_size
     leaves = [np.resize(leaf, (size, *leaf.shape[1:])) for _, leaf in tree.flatten(sample)]
     seeds = step_seeds(seed, np.zeros(1, np.int64), np.zeros(1, np.int64), len(step.micro.seeds))[0, 0]
-    first, second = (step.probe(leaves, seeds) for _ in range(2))
+    compute = step.probe_update if step.is_on_gpu else step.probe
+    first, second = (compute(leaves, seeds) for _ in range(2))
     here = machine()
     if first != second:
         raise ExactnessError(
@@ -111,7 +115,11 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
             "software, or train without --exact."
         )
     # Not the machine's name: another one that computes the same bits is as good.
-    return {"arithmetic (a hash of the first gradients on this kind of machine)": mine[0].tobytes().hex()[:16]}
+    found = mine[0].tobytes().hex()[:16]
+    if not step.is_on_gpu:
+        return {"arithmetic (a hash of the first gradients on this kind of machine)": found}
+    settings = gpu_exact.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
+    return {"arithmetic (a hash of the first step on this kind of GPU)": found, **settings}
 
 
 def ops_of(traced: Any) -> list[Op]:
@@ -124,17 +132,18 @@ def ops_of(traced: Any) -> list[Op]:
     return found
 
 
-def refuse_inexact(ops: Iterable[Op], where: str) -> None:
+def refuse_inexact(ops: Iterable[Op], where: str, allows_xla: bool = False) -> None:
     """Refuse operations whose result is no function of their inputs.
 
     Args:
         where: what was traced, for the message.
+        allows_xla: what XLA compiles is no reason.
 
     Raises:
         ExactnessError: names the operation.
     """
     for op in ops:
-        problem = _problem(op)
+        problem = _problem(op, allows_xla)
         if problem:
             raise ExactnessError(
                 f"--exact: {where} cannot be computed exactly because of the operation {op.kind} ({op.name}). "
@@ -165,8 +174,8 @@ def _op(node: Any, compiled: bool = False) -> Op:
     return Op(node.op, node.name, compiled)
 
 
-def _problem(op: Op) -> str | None:
-    if op.compiled:
+def _problem(op: Op, allows_xla: bool) -> str | None:
+    if op.compiled and not allows_xla:
         return "xla"
     if _PYTHON.search(op.kind):
         return "python"

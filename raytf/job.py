@@ -73,7 +73,7 @@ def batch_identity(config: TrainConfig, records: int, own: Precision = precision
         **({"--compress-gradients": "True"} if config.compute.compress_gradients else {}),
         "--exact": str(config.compute.exact),
         # Other numbers of threads cut sums in other places.
-        **({"--cpus-per-worker": f"{config.cluster.cpus_per_worker:g}"} if config.compute.exact else {}),
+        **({"--cpus-per-worker": f"{config.cluster.cpus:g}"} if config.compute.exact else {}),
         **rates.identity(config.rate),
         "training records": str(records),
         **strategy_identity(config),

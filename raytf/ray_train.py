@@ -52,7 +52,8 @@ class MwmsConfig(BackendConfig):
     Ray's own configuration imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
 
     Attributes:
-        threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow.
+        threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow, None is what the
+            worker's node has for each GPU.
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow refuse operations without a deterministic kernel.
         jit: keep what XLA compiled for the next group.
@@ -60,7 +61,7 @@ class MwmsConfig(BackendConfig):
         logical_devices: parts of each worker's CPU that count as devices.
     """
 
-    threads: int = 0
+    threads: int | None = 0
     quiet: bool = True
     exact: bool = False
     jit: bool = False

@@ -50,10 +50,17 @@ class WorkerSection:
     other number."""
     use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
     """Workers compute on GPUs, one each unless --gpus-per-worker says less; by default when the cluster has any."""
-    cpus_per_worker: float = 1.0
-    """CPUs, and threads of TensorFlow, for each worker. Other numbers of threads may change the last bit of a sum."""
+    cpus_per_worker: float | None = None
+    """CPUs, and threads of TensorFlow, for each worker; 1 by default. A worker on a GPU asks Ray for 1 CPU then and has
+    as many threads as its node has CPUs for each GPU; 1 with --exact. Other numbers may change the last bit of a
+    sum."""
     gpus_per_worker: float = 1.0
     """GPU for each worker where they compute on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
+
+    @property
+    def cpus(self) -> float:
+        """That each worker asks Ray for."""
+        return 1.0 if self.cpus_per_worker is None else self.cpus_per_worker
 
     @property
     def worker_range(self) -> tuple[int, int]:
@@ -77,7 +84,7 @@ class WorkerSection:
             ConfigError: says which setting, what was expected and how to mend it.
         """
         _ = self.worker_range
-        if not 0 < self.cpus_per_worker < float("inf"):
+        if not 0 < self.cpus < float("inf"):
             raise ConfigError(f"--cpus-per-worker {self.cpus_per_worker}: expected a number above 0.")
         if not LEAST_GPU <= self.gpus_per_worker <= 1:
             raise ConfigError(

@@ -78,6 +78,26 @@ def share() -> float:
     return min(1.0, float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
 
 
+def threads() -> int:
+    """CPUs of this process's node for each GPU, times those that it was given; 0 without Ray."""
+    if not ray.is_initialized():
+        return 0
+    context = ray.get_runtime_context()
+    node = next((n["Resources"] for n in ray.nodes() if n["NodeID"] == context.get_node_id()), {})
+    own = float(context.get_assigned_resources().get("GPU", 0.0))
+    return threads_of(float(node.get("CPU", 1.0)), float(node.get("GPU", 0.0)), own)
+
+
+def threads_of(cpus: float, gpus: float, own: float) -> int:
+    """Threads for a process, so that a node's CPUs are divided as its GPUs are.
+
+    Args:
+        cpus, gpus: of the node.
+        own: GPUs that the process was given.
+    """
+    return max(1, int(cpus * own / max(gpus, own))) if own else 1
+
+
 def has_tpu() -> bool:
     """Whether Ray gave TPUs to this process."""
     return ray.is_initialized() and bool(ray.get_runtime_context().get_accelerator_ids().get("TPU"))

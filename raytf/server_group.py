@@ -240,7 +240,7 @@ class Group:
     def __init__(self, job: Job, bundles: Any, workers: int, use_gpu: bool, say: Callable[[str], None]):
         self._job, self._say, self.lost = job, say, ""
         cluster, quiet = job.config.cluster, not job.config.run.verbose
-        threads = max(1, int(cluster.cpus_per_worker))
+        threads = max(1, int(cluster.cpus))
         servers = job.config.strategy.ps or 1
 
         def start(kind: type[Process], bundle: int, restarts: int, cpus: float, gpus: float, own_threads: int) -> Any:
@@ -256,7 +256,7 @@ class Group:
 
         self._chief = start(Coordinator, 0, 0, 1, 0, 1)
         self._servers = [start(ParameterServer, 1 + i, 0, 1, 0, 1) for i in range(servers)]
-        each, gpus = cluster.cpus_per_worker, cluster.gpus_per_worker if use_gpu else 0
+        each, gpus = cluster.cpus, cluster.gpus_per_worker if use_gpu else 0
         self._workers = [start(ParameterWorker, 1 + servers + i, -1, each, gpus, threads) for i in range(workers)]
         self._cluster: dict[str, list[str]] = {}
 
@@ -363,7 +363,7 @@ def _placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[Gro
     """A group on as many workers as there is room for; waits where there is too little."""
     config, told_at, began = job.config, float("-inf"), time.monotonic()
     least, most = config.cluster.worker_range
-    each = {"CPU": config.cluster.cpus_per_worker, **({"GPU": config.cluster.gpus_per_worker} if use_gpu else {})}
+    each = {"CPU": config.cluster.cpus, **({"GPU": config.cluster.gpus_per_worker} if use_gpu else {})}
     helpers = config.strategy.helpers
     with contextlib.ExitStack() as stack:
         while True:

@@ -90,8 +90,8 @@ def on_workers(
                 " Create what cannot be pickled (open files, locks, models) inside the function."
             ) from error
         sent = ray.put(function)
-        threads = max(1, int(section.cpus_per_worker))
-        actor = ray.remote(num_cpus=section.cpus_per_worker, num_gpus=need.get("GPU", 0))(_Worker)
+        threads = max(1, int(section.cpus))
+        actor = ray.remote(num_cpus=section.cpus, num_gpus=need.get("GPU", 0))(_Worker)
         options = actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
 
         def start() -> Any:

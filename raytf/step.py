@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from raytf import model as models
 from raytf import reduce, wire
+from raytf.checkpoint.digest import device_sum
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call
 from raytf.data.sources import Spec
@@ -87,10 +88,16 @@ class TrainStep:
         self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
         partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
+        self._lone = tf.function(self._lone_step, autograph=False)
 
     def trace(self) -> None:
         """Make the graph of full steps now, while the state is still on its way, and not in the first call."""
         self._full.get_concrete_function()
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether it is computed in the form of GPUs."""
+        return self._words.is_on_gpu
 
     def functions(self) -> tuple[Any, Any]:
         """The `tf.function` of full steps and that of a partial one, for those who look at their graphs."""
@@ -127,6 +134,24 @@ class TrainStep:
         tensors, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         return b"".join(t.numpy().tobytes() for t in [*tensors, row])
 
+    def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """As `probe`, of a whole step of one micro-batch: in the very body of the loop that computes shards, in fixed
+        point, and with the update. The model and all else that a step changes is as before in the end.
+
+        On a GPU the kernels of a graph are chosen when it runs, so another graph's bits would say little.
+        """
+        micro, others = self.micro, [*self._model.optimizer.variables, *self.reduction.state().values()]
+        changed = [variable.value for variable in (*micro.trainable, *micro.states, *micro.metrics, *others)]
+        before = [tf.identity(v) for v in changed]
+        try:
+            told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
+            # Of the weights a hash, made where they are; it has all of their bits, and does not take them to the host.
+            values = [v.read_value() for v in changed if v.dtype.is_floating]
+            return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
+        finally:
+            for variable, value in zip(changed, before, strict=True):
+                variable.assign(value)
+
     def shard_seconds(self) -> float:
         """How long this machine takes for one full micro-batch: the faster of two, of zeros."""
         leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
@@ -134,7 +159,7 @@ class TrainStep:
         taken = []
         for _ in range(3):  # the first one prepares the graph
             began = time.perf_counter()
-            self.probe(leaves, seeds)
+            self._run_shard(leaves, seeds)
             taken.append(time.perf_counter() - began)
         return min(taken[1:])
 
@@ -147,14 +172,20 @@ class TrainStep:
         leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         if not self._is_probe_ready:
-            self.probe(leaves, seeds)  # the first one prepares the graph
+            self._run_shard(leaves, seeds)  # the first one prepares the graph
             self._is_probe_ready = True
         began, runs = time.perf_counter(), 0
         while not runs or time.perf_counter() - began < seconds:
-            self.probe(leaves, seeds)
+            self._run_shard(leaves, seeds)
             runs += 1
         taken = time.perf_counter() - began
         return taken / runs, taken
+
+    def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
+        """Compute one micro-batch to its end. Of what comes of it the row alone is fetched, a few bytes: gradients
+        would take longer from a GPU than to compute them."""
+        *_, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        row.numpy()
 
     def _make_reduction(self, exact: bool, compress: bool) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
@@ -196,6 +227,13 @@ class TrainStep:
         loss, ok, flags_sum, kept = self._step(rate, batch, seeds[0], flags, counts, total, fixed)
         return loss[None], rate[None], ok[None], flags_sum, kept
 
+    def _lone_step(self, leaves, seeds):
+        """A step as if this worker were the only one and had one shard; its loss and whether all was finite."""
+        fixed = fixed_values(self._devices, self.micro)
+        flags = tf.zeros([1])
+        loss, ok, _, _ = self._step(self._rate.value(), leaves, seeds, flags, None, 0, fixed, is_alone=True)
+        return loss, ok
+
     def _nothing_kept(self) -> list[tf.Tensor]:
         layout, count = self.reduction.layout, len(self.micro.with_gradient) if self._keeps_gradients else 0
         return [tf.zeros(s, d) for s, d in zip(layout.shapes[:count], layout.dtypes[:count], strict=True)]
@@ -210,9 +248,12 @@ class TrainStep:
         return gradients
 
     def _step(
-        self, rate, leaves, seeds, flags, counts, total, fixed
+        self, rate, leaves, seeds, flags, counts, total, fixed, is_alone: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         reduction, micro = self.reduction, self.micro
+        all_reduce, shards, of = self._all_reduce, self._shards, self._plan.shards
+        if is_alone:
+            all_reduce, shards, of = None, range(1), 1
         like = (
             [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
             tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
@@ -242,8 +283,8 @@ class TrainStep:
             return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
 
         with self._devices.at_home():
-            factors = self._factors(leaves, seeds, counts, total)
-            reduced = reduction.reduce(self._all_reduce, compute, flags, self._shards, self._plan.shards)
+            factors = self._factors(leaves, seeds, counts, total, all_reduce)
+            reduced = reduction.reduce(all_reduce, compute, flags, shards, of)
             kept = self._kept(reduced.tensors)  # before the update changes the loss scale
             with self._rate.applied(rate), fused(self._model.optimizer):
                 micro.apply(reduced.tensors)
@@ -252,13 +293,13 @@ class TrainStep:
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
         return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags, kept
 
-    def _factors(self, leaves, seeds, counts, total) -> tf.Tensor | None:
+    def _factors(self, leaves, seeds, counts, total, all_reduce) -> tf.Tensor | None:
         """For losses that are divided by data, of which all workers tell each other first; None without any."""
         micro = self.micro
         if not micro.divided:
             return None
         own = shard_divisors(micro, leaves, seeds, counts, micro.values())
-        every = reduce.everyones(self._all_reduce, own, self._shards, self._plan.shards, self._words)
+        every = reduce.everyones(all_reduce, own, self._shards, self._plan.shards, self._words)
         return shard_factors(own, tf.reduce_sum(every, 0), counts, total, self._plan)
 
 

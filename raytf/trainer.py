@@ -238,8 +238,9 @@ def _train(
     lease: Lease,
     book: Book,
 ) -> dict[str, Any]:
+    resources = checks.check_cluster(job.config, local, display.say)
+    job = _for_gpus(job, sources, resources.get("GPU", 0.0))
     config = job.config
-    resources = checks.check_cluster(config, local, display.say)
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -275,6 +276,18 @@ def _train(
     return document
 
 
+def _for_gpus(job: Job, sources: Sources, each: float) -> Job:
+    """The job of a new run, with fewer logical shards where its workers compute on GPUs and nobody said how many."""
+    config = job.config
+    if not each or config.batch.logical_shards is not None or config.strategy.has_servers:
+        return job
+    config = config.replace(logical_shards=config.shards_on_gpus(each))
+    config.check()
+    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
+    job = dataclasses.replace(job, config=config, plan=plan)
+    return dataclasses.replace(job, identity=identity.of_run(job, sources))
+
+
 def _with_controllers(job: Job, run: Storage, resources: dict[str, float]) -> Any:
     """Train; with another controller of Ray Train where one dies while the run makes progress."""
     reached, fruitless = -1, 0
@@ -298,7 +311,7 @@ def _with_controllers(job: Job, run: Storage, resources: dict[str, float]) -> An
 
 
 def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
-    config, verbose, cpus = job.config, job.config.run.verbose, job.config.cluster.cpus_per_worker
+    config, verbose = job.config, job.config.run.verbose
     filesystem, path = Storage(config.storage_uri).arrow()
     hidden = not resources.keys() & {"GPU", "TPU"}
     return Trainer(
@@ -309,7 +322,7 @@ def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
         flags=config.cluster,
         keeps_kind=config.compute.exact,
         backend_config=MwmsConfig(
-            max(1, int(cpus)),
+            _threads(config, "GPU" in resources),
             quiet=not verbose,
             exact=config.compute.exact,
             jit=config.compute.jit,
@@ -333,6 +346,14 @@ def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
             else None,
         ),
     )
+
+
+def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
+    """Of TensorFlow for each worker; None for what its node has for each GPU."""
+    cluster = config.cluster
+    if on_gpu and cluster.cpus_per_worker is None and not config.compute.exact:
+        return None
+    return max(1, int(cluster.cpus))
 
 
 def _fit(trainer: Trainer, monitor: Any) -> Any:

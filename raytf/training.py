@@ -43,7 +43,7 @@ from raytf.cluster import watch
 from raytf.data.order import StepPlan, assign, imbalance
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.sources import Source, fingerprint
-from raytf.devices import Room, free_bytes
+from raytf.devices import Room, computes_on_gpu, free_bytes
 from raytf.errors import ConfigError, NonFiniteLossError, RunMismatchError, StorageError
 from raytf.evaluation import Evaluator
 from raytf.flags import LENGTH, Flag, vector
@@ -65,6 +65,7 @@ from raytf.state import TrainingState
 from raytf.step import Outcome, TrainStep
 from raytf.storage import Storage
 from raytf.strategies import choose
+from raytf.uploading import Upload
 
 #: Calls gathered ahead of the one that runs.
 _PREFETCH = 2
@@ -615,4 +616,12 @@ class Worker:
             shuffle=training,
             class_weight=self.job.class_weight if training else None,
             augment=self.job.augment if training else None,
+            send=self._send,
         )
+
+    @property
+    def _send(self) -> Callable[[list[np.ndarray]], list[Any]]:
+        """What becomes of a batch that was gathered: it goes to the GPU ahead of its step, where there is one alone."""
+        if self.config.strategy.has_servers or len(self.devices.names) > 1 or not computes_on_gpu(self.devices):
+            return list
+        return Upload(self.devices.names[0] or "GPU:0", _PREFETCH + 1)

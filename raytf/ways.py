@@ -99,7 +99,7 @@ def resources(
         use_gpu: whether workers compute on GPUs.
         nodes: all of each living node.
     """
-    each = {"CPU": cluster.cpus_per_worker * (strategy.logical_devices or 1)}
+    each = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
     if strategy.strategy == "tpu":
         return each | {"TPU": _most("TPU", nodes)}
     if use_gpu:

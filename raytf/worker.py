@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf import gpu_blame, gpu_health, leftovers, scratch, seeing, warm
+from raytf import gpu_blame, gpu_exact, gpu_health, leftovers, scratch, seeing, warm
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.job import Job
 from raytf.phases import Phases
@@ -22,7 +22,7 @@ from raytf.pulse import Pulse
 def set_up(
     addresses: list[str],
     rank: int,
-    threads: int,
+    threads: int | None,
     quiet: bool,
     exact: bool,
     jit: bool,
@@ -35,7 +35,8 @@ def set_up(
     Args:
         addresses: HOST:PORT of every rank's collective server.
         rank: of this worker.
-        threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow.
+        threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow, None is what the node has for what
+            this process was given of its GPUs.
         quiet: silence TensorFlow's messages.
         exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
         jit: XLA compiles; what it compiled stays on the node for the next group.
@@ -68,10 +69,13 @@ def set_up(
         compiled.mkdir(exist_ok=True)
         flags = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
         os.environ["TF_XLA_FLAGS"] = flags.strip()
+    if exact and gpus:
+        gpu_exact.prepare(os.environ, jit)
     import tensorflow as tf
 
     if exact:
         tf.config.experimental.enable_op_determinism()
+    threads = seeing.threads() if threads is None else threads
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # As many threads within an operation as elsewhere, since they cut sums, but one more operation for each device.

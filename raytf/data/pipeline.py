@@ -29,7 +29,7 @@ class Call:
 
     Attributes:
         start, stop: global steps [start, stop), K of them.
-        leaves: each [K, L, b, ...].
+        leaves: each [K, L, b, ...]; arrays, or what the pipeline's `send` makes of them.
         counts: [L] int32 records in each shard; less than b only where K is 1.
         full: whether every shard of every worker is full.
         seeds: [K, L, S, 2] int32.
@@ -38,7 +38,7 @@ class Call:
 
     start: int
     stop: int
-    leaves: list[np.ndarray]
+    leaves: list[Any]
     counts: np.ndarray
     full: bool
     seeds: np.ndarray
@@ -67,6 +67,7 @@ class Pipeline:
         class_weight: weight of each class, multiplied into sample weights, as in Keras.
         augment: applied to each micro-batch with a seed of its own.
         seeds: `step_seeds`, or another function of its arguments.
+        send: what becomes of the leaves of a call, in the background thread.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class Pipeline:
         class_weight: dict[int, float] | None = None,
         augment: Augment | None = None,
         seeds: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray] = step_seeds,
+        send: Callable[[list[np.ndarray]], list[Any]] = list,
     ):
         # A reader of one's own: validation may read the same source while training reads ahead.
         self.source: Source = source.reader(len(shards)) if hasattr(source, "reader") else source
         self.plan, self.shards = plan, shards
-        self._seed, self._shuffle, self._seeds = seed, shuffle, seeds
+        self._seed, self._shuffle, self._seeds, self._send = seed, shuffle, seeds, send
         self._weights = _weight_table(class_weight)
         self._augment = _compile(augment) if augment is not None else None
         self._seeds_per_shard = 0
@@ -152,7 +154,7 @@ class Pipeline:
             self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
         self._read_ahead(order, (inside + steps) * b)
-        return Call(start, stop, shaped, local, full, model_seeds[:, :, :-1], records)
+        return Call(start, stop, self._send(shaped), local, full, model_seeds[:, :, :-1], records)
 
     def _full_rows(self, order: EpochOrder, inside: int, steps: int) -> list[np.ndarray]:
         """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.

@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf import exact
+from raytf import exact, wire
+from raytf.checkpoint.format import variables
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import ArraySource
@@ -40,7 +41,7 @@ class Rank:
         return [self.sum((a if self.rank == 0 else a * 0).astype(np.int32)).astype(a.dtype) for a in arrays]
 
 
-def admit(*extra, world_size: int = 1, augment=None, disturb=None) -> list:
+def admit(*extra, world_size: int = 1, augment=None, disturb=None, words=None) -> list:
     """What each rank gets from `admit`, an error or the identity."""
 
     def factory():
@@ -61,7 +62,7 @@ def admit(*extra, world_size: int = 1, augment=None, disturb=None) -> list:
             kernel.assign(kernel * np.float32(1 + 2**-22))
         own = assign(4, world_size)[rank]
         template, specs = pipeline.template, pipeline.leaf_specs
-        step = TrainStep(model, plan, own, world.all_reduce(rank), template, specs, 1, False, True)
+        step = TrainStep(model, plan, own, world.all_reduce(rank), template, specs, 1, False, True, words=words)
         ranks.append((step, pipeline, 0, Rank(world, rank), augment))
 
     def run(arguments):
@@ -143,6 +144,57 @@ def test_the_usual_layers_pass_with_the_same_identity_for_every_number_of_ranks(
     found = [admit(*usual, world_size=w, augment=augment) for w in (1, 3)]
     assert found[1] == [found[0][0]] * 3
     assert len(found[0][0]) == 1
+
+
+def test_on_gpus_a_whole_step_is_compared_and_what_else_decides_is_told(monkeypatch):
+    monkeypatch.setenv("TF_CUDNN_WORKSPACE_LIMIT_IN_MB", "512")
+    usual = (layers.BatchNormalization, lambda: layers.Dropout(0.3))
+    (alone,), others = (admit(*usual, world_size=w, words=wire.DEVICE) for w in (1, 3))
+    assert others == [alone] * 3
+    assert list(alone) == ["arithmetic (a hash of the first step on this kind of GPU)", "TF32", "cuDNN's workspace"]
+    assert (alone["TF32"], alone["cuDNN's workspace"]) == ("on", "512 MiB")
+    found = admit(world_size=3, disturb=1, words=wire.DEVICE)
+    assert isinstance(found[1], ExactnessError)
+    assert all(isinstance(found[r], WorkerLostError) for r in (0, 2))
+
+
+def test_on_gpus_what_xla_compiles_may_be_and_what_draws_inside_of_it_may_not():
+    assert isinstance(admit(Compiled, words=wire.DEVICE)[0], dict)
+
+    class Drawing(layers.Layer):
+        def call(self, x):
+            return tf.function(lambda a: a + tf.random.uniform(tf.shape(a)), jit_compile=True)(x)
+
+    (error,) = admit(Drawing, words=wire.DEVICE)
+    assert "RandomUniform" in str(error)
+
+
+def test_a_step_that_was_tried_leaves_nothing_behind():
+    def factory():
+        model = keras.Sequential([keras.Input((6,)), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(3)])
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+        return model
+
+    plan = StepPlan(SOURCE.records, 16, 4)
+    pipeline = Pipeline(SOURCE, plan, range(4), 0)
+    model = build(factory, pipeline.sample(), [SOURCE], ComputeSection(), 0)
+    pipeline.prepare(len(seed_states(model)), None)
+    step = TrainStep(model, plan, range(4), None, pipeline.template, pipeline.leaf_specs, 1, False, True)
+    changing = {**variables(model), **step.reduction.state()}
+
+    def state() -> dict[str, bytes]:
+        return {name: np.asarray(v.value).tobytes() for name, v in changing.items()}
+
+    before, call = state(), pipeline.submit(0, 1).result()
+    leaves, seeds = [leaf[0, 0] for leaf in call.leaves], call.seeds[0, 0]
+    told = step.probe_update(leaves, seeds)
+    assert state() == before
+    assert step.probe_update(leaves, seeds) == told
+    assert step.probe_update([leaves[0] + np.float32(1e-6), *leaves[1:]], seeds) != told
+    step(call, np.zeros(1, np.float32))
+    assert all(value != before[name] for name, value in state().items() if "kernel" in name or "exponents" in name)
+    assert step.probe_update(leaves, seeds) != told
+    pipeline.close()
 
 
 def test_a_rank_whose_arithmetic_differs_in_the_last_bits_is_found():

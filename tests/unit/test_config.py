@@ -176,6 +176,14 @@ def test_logical_shards_are_the_same_for_few_workers(workers):
     assert TrainConfig.of(workers=workers).logical_shards == MIN_LOGICAL_SHARDS
 
 
+@pytest.mark.parametrize(
+    ("workers", "each", "shards"),
+    [("1", 1, 1), ("2", 1, 2), ("1:3", 1, 4), ("8", 0.5, 8), ("1:16", 1, 16), ("1", 4, 4), ("1", 6, 8)],
+)
+def test_on_gpus_there_are_no_more_logical_shards_than_gpus_need(workers, each, shards):
+    assert TrainConfig.of(workers=workers).shards_on_gpus(each) == shards
+
+
 def test_logical_shards_grow_with_workers_and_can_be_given():
     assert TrainConfig.of(workers="1:8").logical_shards == 8
     assert TrainConfig.of(workers="1:8", logical_shards=16).logical_shards == 16

@@ -31,6 +31,23 @@ def test_what_a_process_sees(gpus, before, after):
     assert environ == after
 
 
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "own", "threads"),
+    [
+        (8, 1, 1, 8),
+        (96, 8, 1, 12),
+        (4, 1, 0.5, 2),
+        (4, 1, 0.1, 1),
+        (8, 0, 1, 8),
+        (96, 8, 8, 96),
+        (8, 1, 0, 1),
+        (0, 1, 1, 1),
+    ],
+)
+def test_a_node_s_cpus_are_divided_as_its_gpus_are(cpus, gpus, own, threads):
+    assert seeing.threads_of(cpus, gpus, own) == threads
+
+
 def test_a_driver_hides_gpus_only_while_it_loads_tensorflow(monkeypatch):
     monkeypatch.delitem(seeing.sys.modules, "tensorflow", raising=False)
     environ: dict[str, str] = {}

@@ -86,7 +86,7 @@ def parse(command: str) -> Need:
     if way.logical_devices is not None or strategy == "tpu":
         gpu = False  # logical devices are CPUs; of TPUs a cluster's YAML says nothing here
     try:
-        each = float(cpus or cluster.cpus_per_worker) * (way.logical_devices or 1)
+        each = float(cpus or cluster.cpus) * (way.logical_devices or 1)
         share = float(_flag(words, "--gpus-per-worker") or cluster.gpus_per_worker)
         return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share)
     except ValueError:
