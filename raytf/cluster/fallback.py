@@ -24,6 +24,8 @@ MODULES = {f"raytf.cluster.providers.{cloud}.Provider": cloud for cloud in ("aws
 #: Key of the provider: seconds for which a place that was empty is not asked again.
 HOLD = "hold_seconds"
 HOLD_SECONDS = 120.0
+#: Key of the provider: whether nodes may be in several zones, and those of one type of several kinds.
+SPREAD = "spread"
 
 
 @dataclass(frozen=True)

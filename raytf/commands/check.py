@@ -11,7 +11,7 @@ from typing import Any
 
 import tyro
 
-from raytf.cluster.check import job, preflight, sources, surroundings
+from raytf.cluster.check import job, preflight, sources, surroundings, zones
 from raytf.cluster.check.cost import Cost
 from raytf.cluster.check.finding import Finding, Severity, place
 from raytf.cluster.check.preflight import Report
@@ -148,3 +148,8 @@ def _print_cost(cost: Cost, spot: dict[str, float]) -> None:
     cheaper = "; spot nodes cost at most that, as a rule a third to two thirds" if cost.spot and not spot else ""
     unknown = f"; no price is known for {', '.join(cost.unknown)}" if cost.unknown else ""
     say(f"    {cost.least:.2f} to {cost.most:.2f} USD an hour, list prices of {cost.prices_of}{cheaper}{unknown}")
+    if cost.traffic is not None:
+        say(
+            f"    gradients between {cost.traffic.zones} zones: up to {cost.traffic.usd:.2f} USD an hour more, with "
+            f"{cost.traffic.workers} workers, {zones.WEIGHTS / 1e6:g} M weights and {zones.STEPS} steps a second"
+        )

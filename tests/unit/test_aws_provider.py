@@ -68,12 +68,12 @@ def bootstrapped(change: dict[str, Any] | None = None) -> dict[str, Any]:
 class Cluster:
     """A provider as Ray's autoscaler has it, and its node type for GPUs."""
 
-    def __init__(self, config: dict[str, Any], name: str):
+    def __init__(self, config: dict[str, Any], name: str, spread: bool):
         from raytf.cluster.providers.aws import Provider
 
         self.clock = Clock()
         self.node_type = config["available_node_types"]["gpu"]
-        self.provider = Provider(config["provider"], name, clock=self.clock)
+        self.provider = Provider({**config["provider"], "spread": spread}, name, clock=self.clock)
 
     def launch(self, count: int) -> dict[str, Any]:
         tags = {
@@ -94,7 +94,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(cloud, config, request):
-    return Cluster(config, f"raytf-{request.node.name[:40]}")
+    """Its workers may be anywhere."""
+    return Cluster(config, f"raytf-{request.node.name[:40]}", spread=True)
 
 
 def asked(cloud: Cloud, since: int) -> list[tuple[Any, ...]]:
@@ -197,6 +198,38 @@ def test_what_ec2_gave_of_several_is_not_launched_again(cloud, cluster):
     tokens = [call["token"] for call in cloud.calls()]
     assert all(tokens)
     assert len(set(tokens)) == len(tokens)
+
+
+def test_workers_stay_in_one_zone_and_of_one_kind(cloud, config):
+    from ray.autoscaler.node_launch_exception import NodeLaunchException
+
+    cluster = Cluster(config, "raytf-together", spread=False)
+    cloud.empty([{"type": "g6.xlarge", "market": "spot", "zone": "us-west-2a", "code": "InsufficientInstanceCapacity"}])
+    (first,) = cluster.launch(1)
+    cloud.empty([])
+    cluster.clock.now += 3600
+    since = len(cloud.calls())
+    assert len(cluster.launch(1)) == 1
+    assert asked(cloud, since) == [("g6.xlarge", "spot", "b", None)]
+    (tags,) = (i["Tags"] for i in cloud.instances("running") if i["InstanceId"] == first)
+    assert (tags["raytf-place"], tags["raytf-kind"]) == ("us-west-2b", "g6-xlarge")
+
+    # Where their zone has no more, on demand is of their kind; nothing else is asked for.
+    cloud.empty([{"market": "spot", "code": "InsufficientInstanceCapacity"}])
+    since = len(cloud.calls())
+    assert len(cluster.launch(4)) == 2
+    with pytest.raises(NodeLaunchException, match="no capacity anywhere"):
+        cluster.launch(1)
+    assert asked(cloud, since) == [
+        ("g6.xlarge", "spot", "b", "InsufficientInstanceCapacity"),
+        ("g6.xlarge", "on-demand", "b", None),
+    ]
+
+    # A provider that starts anew, as with a head that was restarted, knows them by their tags.
+    cloud.empty([])
+    again, since = Cluster(config, "raytf-together", spread=False), len(cloud.calls())
+    again.launch(1)
+    assert asked(cloud, since) == [("g6.xlarge", "spot", "b", None)]
 
 
 def test_any_other_error_is_ray_s_and_ends_it(cloud, cluster):

@@ -92,7 +92,8 @@ def provider(arm):
     from raytf.cluster.providers.capacity import Empty
 
     here._clock = lambda: 100.0
-    here._empty, here._recent, here._bounded = Empty(120.0, here._clock), {}, threading.Lock()
+    here._empty, here._recent, here._counting = Empty(120.0, here._clock), {}, threading.Lock()
+    here._is_spread = True
     here.cache_stopped_nodes, here.lock = False, threading.RLock()
     here.resource_client, here.compute_client = arm, arm
     return here
@@ -125,6 +126,20 @@ def test_the_last_resort_is_bounded(arm, provider):
     arm.left, arm.code = {SPOT_T4: 0, SPOT_A100: 0}, "SkuNotAvailable"
     assert len(launch(provider, 4)) == 2
     assert [vm.kind for vm in arm.machines.values()] == [T4, T4]
+
+
+def test_workers_are_of_one_kind(arm, provider):
+    from ray.autoscaler.node_launch_exception import NodeLaunchException
+
+    provider._is_spread = False
+    arm.left = {SPOT_T4: 2}
+    launch(provider, 2)
+    provider._empty.put = lambda offer, shortage: None
+    arm.left[T4] = 0
+    with pytest.raises(NodeLaunchException, match="no capacity anywhere"):
+        launch(provider, 1)
+    assert SPOT_A100 not in arm.asked
+    assert {vm.tags["raytf-kind"] for vm in arm.machines.values()} == {"standard-nc4as-t4-v3"}
 
 
 def test_another_error_is_not_taken_for_a_shortage(arm, provider):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.cluster.providers import codes
-from raytf.cluster.providers.capacity import LONG_SECONDS, Empty, NoCapacity, Offer, Shortage, obtain
+from raytf.cluster.providers.capacity import LONG_SECONDS, Empty, NoCapacity, Offer, Shortage, obtain, together
 
 A1, A2, B1, B2 = (Offer(machine, place) for machine in ("a", "b") for place in ("1", "2"))
 SOON, QUOTA = Shortage("Insufficient"), Shortage("Quota", everywhere=True)
@@ -87,6 +87,52 @@ def test_with_nothing_anywhere_it_says_so_once_and_asks_nobody_meanwhile():
     with pytest.raises(NoCapacity, match="asked again in 50 s"):
         world.obtain([A1, B1], 1)
     assert (world.asked, world.said) == ([], said)
+
+
+#: Machines with and without a market, in two zones.
+SPOT_1, SPOT_2, OTHER_1, PAID_1 = (
+    Offer(machine, zone, kind=kind)
+    for machine, zone, kind in (
+        ("g6 spot", "1", "g6"),
+        ("g6 spot", "2", "g6"),
+        ("g5 spot", "1", "g5"),
+        ("g6", "1", "g6"),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("places", "kinds", "left"),
+    [
+        ([], [], [SPOT_1, SPOT_2, OTHER_1, PAID_1]),
+        (["1"], ["g6"], [SPOT_1, PAID_1]),
+        (["2", "2", "1"], ["g6"] * 3, [SPOT_2]),
+        (["1"], [], [SPOT_1, OTHER_1, PAID_1]),  # the one that runs is of another node type
+        (["9"], ["g6"], [SPOT_1, SPOT_2, OTHER_1, PAID_1]),  # of a zone that the config has no more
+    ],
+)
+def test_nodes_stay_together(places, kinds, left):
+    offers = [SPOT_1, SPOT_2, OTHER_1, PAID_1]
+    assert together(offers, places, kinds, Empty(60.0, lambda: 0.0)) == left
+
+
+def test_nodes_of_one_request_stay_together_too():
+    world = World({SPOT_1: 1, SPOT_2: 9, OTHER_1: 9, PAID_1: 1})
+    nodes = obtain(
+        [SPOT_1, SPOT_2, OTHER_1, PAID_1], 4, world.launch, world.empty, lambda o: math.inf, world.said.append, False
+    )
+    assert len(nodes) == 2
+    assert world.asked == ["g6 spot in 1", "g6 in 1"]
+
+
+def test_where_too_few_could_be_had_is_tried_last_when_they_have_gone():
+    world = World({SPOT_1: 1, SPOT_2: 9})
+    offers = [SPOT_1, SPOT_2]
+    obtain(offers, 4, world.launch, world.empty, lambda o: math.inf, world.said.append, False)
+    world.now = 300.0  # they have been idle, and are gone
+    assert together(offers, [], [], world.empty) == [SPOT_2, SPOT_1]
+    world.now = LONG_SECONDS + 1
+    assert together(offers, [], [], world.empty) == offers
 
 
 def test_at_most_so_many_of_a_machine_in_all_places_together():

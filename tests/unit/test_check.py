@@ -176,6 +176,17 @@ def test_cost_of_the_least_and_the_most():
     assert estimate.unknown == ()
 
 
+def test_traffic_between_zones_is_told_where_workers_may_be_in_several(here):
+    spot, own = (ROOT / f"cluster-configs/aws-gpu-{name}.yaml" for name in ("spot", "on-demand"))
+    spread = spot.read_text().replace("  region: us-west-2\n", "  region: us-west-2\n  spread: true\n")
+    several = own.read_text().replace("availability_zone: us-west-2a", "availability_zone: us-west-2a,us-west-2b")
+    found = [preflight.check(text, here).cost.traffic for text in (spot.read_text(), own.read_text(), spread, several)]
+    assert found[:2] == [None, None]
+    # Eight workers send 2 * 7 / 8 of 100 MB each, twice a second, for an hour, at 2 cents a GB.
+    assert (found[2].zones, found[2].workers, found[2].usd) == (3, 8, pytest.approx(8 * 0.175 * 2 * 3600 * 0.02))
+    assert found[3].zones == 2
+
+
 def test_the_most_is_bounded_by_the_cluster():
     (doc,), _ = document.parse(AWS.replace("max_workers: 3", "max_workers: 1"))
     estimate = cost.estimate(doc)

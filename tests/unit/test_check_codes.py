@@ -65,6 +65,7 @@ CASES = [
     ("provider-module", AWS, "providers.aws.Provider", "providers.aws.Providr"),
     ("provider-module", AWS, "  module: raytf.cluster.providers.aws.Provider\n", ""),
     ("wrong-value", AWS, "  region: us-west-2\n", "  region: us-west-2\n  hold_seconds: soon\n"),
+    ("wrong-value", AWS, "  region: us-west-2\n", "  region: us-west-2\n  spread: zones\n"),
     ("unknown-provider-key", AWS, "  region: us-west-2\n", "  region: us-west-2\n  hold_secs: 60\n"),
     (
         "missing-key",

@@ -94,7 +94,13 @@ def compute():
 
 
 @pytest.fixture
-def provider(compute):
+def provider(make):
+    """Its workers may be anywhere."""
+    return make(spread=True)
+
+
+@pytest.fixture
+def make(compute):
     import google.auth.credentials
     import google_auth_httplib2
     import httplib2
@@ -113,7 +119,7 @@ def provider(compute):
             return client, None
 
     config = {"type": "external", "project_id": "p", "region": "r", "availability_zone": "r-a, r-b"}
-    return Here(config, "raytf-c", clock=lambda: 100.0)
+    return lambda **more: Here({**config, **more}, "raytf-c", clock=lambda: 100.0)
 
 
 def launch(provider, count):
@@ -136,6 +142,23 @@ def test_the_next_zone_and_then_the_next_machine(compute, provider):
     (node,) = launch(provider, 1)
     assert compute.instances[node]["machineType"] == "zones/r-a/machineTypes/n1-standard-4"
     assert compute.instances[node]["guestAccelerators"][0]["acceleratorType"].endswith("zones/r-a/acceleratorTypes/t4")
+
+
+def test_workers_stay_in_one_zone_and_of_one_kind(compute, make):
+    from ray.autoscaler.node_launch_exception import NodeLaunchException
+
+    provider = make()
+    compute.left = {("r-a", "g2-standard-4", "SPOT"): 0}
+    (node,) = launch(provider, 1)
+    labels = compute.instances[node]["labels"]
+    assert (labels["raytf-place"], labels["raytf-kind"]) == ("r-b", "g2-standard-4")
+    compute.left = {("r-b", "g2-standard-4", "SPOT"): 1}
+    launch(make(), 2)  # another provider, as of a head that was started again
+    assert {i["zone"] for i in compute.instances.values()} == {"r-b"}
+    assert {i["machineType"] for i in compute.instances.values()} == {"zones/r-b/machineTypes/g2-standard-4"}
+    compute.left = {("r-b", "g2-standard-4", market): 0 for market in ("SPOT", "STANDARD")}
+    with pytest.raises(NodeLaunchException, match="no capacity anywhere"):
+        launch(make(), 1)
 
 
 def test_of_several_those_that_came_up_stay_and_only_the_others_are_asked_for_elsewhere(compute, provider):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from raytf.cluster.check.catalog import PRICES_OF, Machine
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.zones import Traffic
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Cost:
         unknown: machines that the table has no price for; they count as nothing.
         prices_of: month of the prices.
         lines: each type, its price and its bounds.
+        traffic: between zones, where workers with GPUs may be in several; not among the above.
     """
 
     least: float
@@ -29,9 +31,10 @@ class Cost:
     unknown: tuple[str, ...]
     lines: tuple[tuple[str, str, float | None, str, int, int], ...]
     prices_of: str = PRICES_OF
+    traffic: Traffic | None = None
 
 
-def estimate(document: Document) -> Cost | None:
+def estimate(document: Document, traffic: Traffic | None = None) -> Cost | None:
     """The cost of a cluster on a cloud; None where no node has a known machine."""
     types = node_types(document)
     if not any(t.machine for t in types):
@@ -57,6 +60,7 @@ def estimate(document: Document) -> Cost | None:
             )
         ),
         tuple(line for t in types for line in _lines(t, limit)),
+        traffic=traffic,
     )
 
 

@@ -22,7 +22,9 @@ def as_cloud(document: Document) -> Document:
     cloud = fallback.cloud_of(provider) if isinstance(provider, dict) else ""
     if not isinstance(provider, dict) or provider.get("type") != "external" or cloud not in _CLOUDS:
         return document
-    changed = {key: value for key, value in provider.items() if key not in ("module", fallback.HOLD)} | {"type": cloud}
+    changed = {
+        key: value for key, value in provider.items() if key not in ("module", fallback.HOLD, fallback.SPREAD)
+    } | {"type": cloud}
     if cloud == "gcp" and isinstance(provider.get("availability_zone"), str):
         changed["availability_zone"] = provider["availability_zone"].split(",")[0].strip()
     return replace(document, value={**document.value, "provider": changed})
@@ -93,6 +95,15 @@ def _module(document: Document, is_ours: bool) -> Iterator[Finding]:
             f"{fallback.HOLD} is {hold!r}",
             "The provider does not start.",
             f"Give seconds, such as {fallback.HOLD_SECONDS:g}.",
+        )
+    spread = document.get("provider", fallback.SPREAD)
+    if spread is not None and not isinstance(spread, bool):
+        yield error(
+            "wrong-value",
+            ("provider", fallback.SPREAD),
+            f"{fallback.SPREAD} is {spread!r}",
+            "Any text counts as true: workers may be in several zones then, between which traffic is billed.",
+            "Write true or false.",
         )
     for key in _NEEDED:
         if key not in document.mapping():

@@ -21,6 +21,7 @@ from raytf.cluster.check import (
     nodes,
     schema,
     software,
+    zones,
 )
 from raytf.cluster.check import cost as costs
 from raytf.cluster.check.cost import Cost
@@ -75,7 +76,7 @@ def check(text: str, here: Surroundings, need: Need | None = None, working_dir: 
         document = documents[0]
         found += _lines(document, _guarded(partial(_cluster, document, here, need)))
         with contextlib.suppress(*ODD):  # has been said then
-            cost = costs.estimate(fallback.as_cloud(document))
+            cost = costs.estimate(fallback.as_cloud(document), zones.traffic(document))
     if working_dir is not None:
         found += files.working_dir(working_dir, here)
     return Report(tuple(in_order(found)), cost)

@@ -37,12 +37,14 @@ class Provider(Falling, AWSNodeProvider):
         zones = self.provider_config.get(_ZONES, {})
         for machine, candidate in named(node_config, machine_name):
             config = candidate.config
+            kind = str(config.get("InstanceType"))
             # With NetworkInterfaces the subnet is theirs.
             subnets = () if "NetworkInterfaces" in config else dict.fromkeys(config.get("SubnetIds", ()))
             for subnet in subnets:
-                yield Offer(machine, zones.get(subnet, subnet), {**config, "SubnetIds": [subnet]}, candidate.at_most)
+                own = {**config, "SubnetIds": [subnet]}
+                yield Offer(machine, zones.get(subnet, subnet), own, candidate.at_most, kind)
             if not subnets:
-                yield Offer(machine, "", config, candidate.at_most)
+                yield Offer(machine, "", config, candidate.at_most, kind)
 
     def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """One call of RunInstances; should Ray repeat it after an error, AWS knows it by its token."""

@@ -27,7 +27,7 @@ class Provider(Falling, AzureNodeProvider):
         """Each machine."""
         zone = self.provider_config.get("availability_zone")
         return [
-            Offer(machine, place(c.config, zone), c.config, c.at_most)
+            Offer(machine, place(c.config, zone), c.config, c.at_most, kind_name(c.config))
             for machine, c in named(node_config, machine_name)
         ]
 
@@ -64,11 +64,15 @@ class Provider(Falling, AzureNodeProvider):
         return AzureNodeProvider.bootstrap_config(with_defaults(cluster_config, "azure"))
 
 
+def kind_name(config: Mapping[str, Any]) -> str:
+    """Size of a node_config."""
+    return str((config.get("azure_arm_parameters") or {}).get("vmSize", "machine"))
+
+
 def machine_name(config: Mapping[str, Any]) -> str:
     """Size and market of a node_config, for people and for tags."""
-    parameters = config.get("azure_arm_parameters") or {}
-    spot = parameters.get("priority") in ("Spot", "Low")
-    return f"{parameters.get('vmSize', 'machine')} {'spot' if spot else 'on-demand'}"
+    spot = (config.get("azure_arm_parameters") or {}).get("priority") in ("Spot", "Low")
+    return f"{kind_name(config)} {'spot' if spot else 'on-demand'}"
 
 
 def place(config: Mapping[str, Any], zone: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import re
 import sys
 import threading
 import time
@@ -17,13 +16,14 @@ from typing import Any, ClassVar
 from ray.autoscaler._private.cli_logger import cli_logger
 from ray.autoscaler._private.providers import _get_default_config
 from ray.autoscaler.node_launch_exception import NodeLaunchException
-from ray.autoscaler.tags import TAG_RAY_USER_NODE_TYPE
+from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
 from raytf.cluster import fallback
-from raytf.cluster.providers.capacity import Empty, NoCapacity, Offer, obtain
+from raytf.cluster.providers.capacity import Empty, NoCapacity, Offer, obtain, slug, together
 
-#: On each node, which machine it is, so that `at_most` can be kept.
-TAG_MACHINE = "raytf-machine"
+#: On each node, which machine it is, so that `at_most` can be kept; and where it is and of which kind, so that others
+#: can be beside it.
+TAG_MACHINE, TAG_PLACE, TAG_KIND = "raytf-machine", "raytf-place", "raytf-kind"
 #: Within which a new node is in the cloud's list.
 _SEEN_SECONDS = 60.0
 #: Of Ray's defaults, what a provider of type external is to have as well: all but what says which cluster it is.
@@ -50,9 +50,10 @@ class Falling:
         super().__init__(provider_config, cluster_name)  # type: ignore[call-arg]
         self._clock = clock
         self._empty = Empty(float(provider_config.get(fallback.HOLD, fallback.HOLD_SECONDS)), clock)
-        #: Node -> its type, its machine, and until when it may be missing in the cloud's list.
-        self._recent: dict[str, tuple[str, str, float]] = {}
-        self._bounded = threading.Lock()
+        self._is_spread = bool(provider_config.get(fallback.SPREAD, False))
+        #: Node -> its tags, and until when it may be missing in the cloud's list.
+        self._recent: dict[str, tuple[dict[str, str], float]] = {}
+        self._counting = threading.Lock()
 
     def offers(self, node_config: Mapping[str, Any]) -> Sequence[Offer]:
         """What the cloud may be asked for, in order."""
@@ -70,33 +71,47 @@ class Falling:
         """Launch nodes, from the first offers that have any; called by both autoscalers, from several threads."""
         offers = self.offers(node_config)
         node_type = tags.get(TAG_RAY_USER_NODE_TYPE, "")
+        is_spread = self._is_spread or tags.get(TAG_RAY_NODE_KIND) != NODE_KIND_WORKER
+        is_counted = not is_spread or any(offer.at_most for offer in offers)
 
         def launch(offer: Offer, wanted: int) -> Mapping[str, Any]:
-            machine = slug(offer.machine)
-            nodes = self.launch(offer, {**tags, TAG_MACHINE: machine}, wanted)
-            for node in nodes if offer.at_most is not None else ():  # then nobody else is here
-                self._recent[node] = (node_type, machine, self._clock() + _SEEN_SECONDS)
+            own = {TAG_MACHINE: slug(offer.machine), TAG_PLACE: slug(offer.place), TAG_KIND: slug(offer.kind)}
+            nodes = self.launch(offer, {**tags, **own}, wanted)
+            for node in nodes if is_counted else ():  # then nobody else is here
+                self._recent[node] = ({**tags, **own}, self._clock() + _SEEN_SECONDS)
             return nodes
 
         # Only one at a time counts and adds, where nodes are counted.
-        with self._bounded if any(offer.at_most for offer in offers) else nullcontext():
+        with self._counting if is_counted else nullcontext():
+            if not is_spread:
+                offers = self._together(offers, node_type)
             try:
-                return obtain(offers, count, launch, self._empty, lambda offer: self._room(offer, node_type), _say)
+                return obtain(offers, count, launch, self._empty, lambda o: self._room(o, node_type), _say, is_spread)
             except NoCapacity as error:
                 raise NodeLaunchException("NoCapacity", error.description, sys.exc_info()) from None
+
+    def _together(self, offers: Sequence[Offer], node_type: str) -> list[Offer]:
+        workers = [tags for tags in self._tags().values() if tags.get(TAG_RAY_NODE_KIND) == NODE_KIND_WORKER]
+        alike = [tags for tags in workers if tags.get(TAG_RAY_USER_NODE_TYPE) == node_type]
+        places = (tags[TAG_PLACE] for tags in workers if TAG_PLACE in tags)
+        return together(offers, places, (tags[TAG_KIND] for tags in alike if TAG_KIND in tags), self._empty)
 
     def _room(self, offer: Offer, node_type: str) -> float:
         if offer.at_most is None:
             return math.inf
-        wanted, now = (node_type, slug(offer.machine)), self._clock()
-        self._recent = {node: entry for node, entry in self._recent.items() if entry[2] > now}
-        # A node that went within the minute still counts: rather one too few for a while than one too many.
-        there = {node for node, (*kind, _) in self._recent.items() if tuple(kind) == wanted}
+        wanted = (node_type, slug(offer.machine))
+        found = self._tags().values()
+        return offer.at_most - sum((t.get(TAG_RAY_USER_NODE_TYPE), t.get(TAG_MACHINE)) == wanted for t in found)
+
+    def _tags(self) -> dict[str, Mapping[str, str]]:
+        """Of each node that there is. One that went within the minute still counts: rather one too few for a while than
+        one too many."""
+        now = self._clock()
+        self._recent = {node: entry for node, entry in self._recent.items() if entry[1] > now}
+        there: dict[str, Mapping[str, str]] = {node: tags for node, (tags, _) in self._recent.items()}
         for node in self.non_terminated_nodes({}):  # type: ignore[attr-defined]
-            tags = self.node_tags(node)  # type: ignore[attr-defined]
-            if (tags.get(TAG_RAY_USER_NODE_TYPE), tags.get(TAG_MACHINE)) == wanted:
-                there.add(node)
-        return offer.at_most - len(there)
+            there[node] = self.node_tags(node)  # type: ignore[attr-defined]
+        return there
 
 
 def named(
@@ -108,11 +123,6 @@ def named(
         machine = name(candidate.config)
         seen[machine] += 1
         yield machine if seen[machine] == 1 else f"{machine} ({seen[machine]})", candidate
-
-
-def slug(machine: str) -> str:
-    """A machine's name as a label of any cloud."""
-    return re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")[:60]
 
 
 def with_defaults(config: Mapping[str, Any], cloud: str) -> dict[str, Any]:

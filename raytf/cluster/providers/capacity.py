@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +25,14 @@ class Offer:
         place: zone or subnet; empty where the cloud chooses.
         config: node_config to launch.
         at_most: how many nodes of the node type may be of this machine.
+        kind: the machine without its market: what it computes with.
     """
 
     machine: str
     place: str = ""
     config: Mapping[str, Any] = field(default_factory=dict, compare=False)
     at_most: int | None = None
+    kind: str = ""
 
     def __str__(self) -> str:
         return f"{self.machine} in {self.place}" if self.place else self.machine
@@ -67,6 +71,8 @@ class Empty:
 
     def __init__(self, hold_seconds: float, clock: Callable[[], float]):
         self._hold, self._clock = hold_seconds, clock
+        #: When a place last had too few of a kind.
+        self._short_at: dict[tuple[str, str], float] = {}
         self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
         self._lock = threading.Lock()
 
@@ -74,6 +80,7 @@ class Empty:
         """An offer was empty just now."""
         seconds = max(self._hold, LONG_SECONDS) if shortage.lasting else self._hold
         with self._lock:
+            self._short_at[(offer.place, offer.kind)] = self._clock()
             self._until[(offer.machine, None if shortage.everywhere else offer.place)] = (
                 self._clock() + seconds,
                 shortage.code,
@@ -87,12 +94,45 @@ class Empty:
         """What the cloud said of an offer that is not to be asked for."""
         return self._held(offer)[1]
 
+    def was_short(self, offer: Offer) -> bool:
+        """Whether its place had too few of its kind within the last quarter of an hour."""
+        with self._lock:
+            at = self._short_at.get((offer.place, offer.kind))
+            return at is not None and self._clock() - at < LONG_SECONDS
+
     def _held(self, offer: Offer) -> tuple[float, str]:
         with self._lock:
             now = self._clock()
             found = [self._until.get((offer.machine, place), (-math.inf, "")) for place in (offer.place, None)]
         until, code = max(found)
         return max(0.0, until - now), code
+
+
+def slug(text: str) -> str:
+    """A text as a label of any cloud."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
+
+
+def together(offers: Sequence[Offer], places: Iterable[str], kinds: Iterable[str], empty: Empty) -> list[Offer]:
+    """The offers that keep nodes in one place and of one kind, in their order.
+
+    Where no node runs, what had too few of late comes last: the nodes that it gave were not enough, and have gone.
+
+    Args:
+        offers: in the order in which they are tried.
+        places, kinds: those of the nodes that run, as `slug` writes them.
+        empty: what was empty before.
+    """
+    place, kind = _most_common(places), _most_common(kinds)
+    found = [o for o in offers if place in (None, slug(o.place)) and kind in (None, slug(o.kind))]
+    if place is None and kind is None:
+        found.sort(key=empty.was_short)
+    return found or list(offers)  # the cluster's config has changed since
+
+
+def _most_common(names: Iterable[str]) -> str | None:
+    counted = Counter(names).most_common(1)
+    return counted[0][0] if counted else None
 
 
 def obtain(
@@ -102,6 +142,7 @@ def obtain(
     empty: Empty,
     room: Callable[[Offer], float],
     say: Callable[[str], None],
+    is_spread: bool = True,
 ) -> dict[str, Any]:
     """Launch nodes from the first offers that have any.
 
@@ -116,6 +157,7 @@ def obtain(
         empty: what was empty before; what is empty now is added.
         room: how many nodes may be added of an offer's machine.
         say: takes a line for the user.
+        is_spread: whether nodes may come from several places and be of several kinds.
 
     Returns:
         The nodes by their ids: at least one, at most `count`.
@@ -126,7 +168,10 @@ def obtain(
     nodes: dict[str, Any] = {}
     left = {offer.machine: room(offer) for offer in offers}
     first = ""
+    chosen: Offer | None = None
     for offer in offers:
+        if chosen is not None and not is_spread and (offer.place, offer.kind) != (chosen.place, chosen.kind):
+            continue
         wanted = int(min(count - len(nodes), left[offer.machine]))
         if wanted <= 0 or empty.seconds(offer) > 0:
             continue
@@ -142,6 +187,7 @@ def obtain(
             say(f"{len(nodes)} of {count} started; {offer} failed: {one_line(error, 200)}")
             return nodes
         nodes |= given
+        chosen = offer if given else chosen
         left[offer.machine] -= len(given)
         if given and first:
             say(f"{len(given)} x {offer} started instead of {first}")

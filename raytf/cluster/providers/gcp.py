@@ -60,7 +60,7 @@ class Provider(Falling, GCPNodeProvider):
     def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
         """Each machine in each zone."""
         return [
-            Offer(machine, zone, candidate.config, candidate.at_most)
+            Offer(machine, zone, candidate.config, candidate.at_most, kind_name(candidate.config))
             for machine, candidate in named(node_config, machine_name)
             for zone in self._zones
         ]
@@ -113,13 +113,19 @@ def zones_of(provider: Mapping[str, Any]) -> list[str]:
     return [zone.strip() for zone in str(provider["availability_zone"]).split(",") if zone.strip()]
 
 
-def machine_name(config: Mapping[str, Any]) -> str:
-    """Machine, its GPUs and its market, for people and for labels."""
+def kind_name(config: Mapping[str, Any]) -> str:
+    """Machine and its GPUs."""
     machine = str(config.get("machineType") or config.get("acceleratorType") or "machine").rsplit("/", 1)[-1]
     attached = config.get("guestAccelerators") or ()
-    gpus = [f"with {a['acceleratorCount']} {re.sub('^.*/', '', a['acceleratorType'])}" for a in attached]
+    return " ".join(
+        [machine, *(f"with {a['acceleratorCount']} {re.sub('^.*/', '', a['acceleratorType'])}" for a in attached)]
+    )
+
+
+def machine_name(config: Mapping[str, Any]) -> str:
+    """Machine, its GPUs and its market, for people and for labels."""
     scheduling = config.get("scheduling") or config.get("schedulingConfig") or {}
     entries = scheduling if isinstance(scheduling, list) else [scheduling]
     merged = {key: value for entry in entries for key, value in entry.items()}
     spot = merged.get("preemptible") or merged.get("spot") or merged.get("provisioningModel") == "SPOT"
-    return " ".join([machine, *gpus, "spot" if spot else "on-demand"])
+    return f"{kind_name(config)} {'spot' if spot else 'on-demand'}"
