@@ -17,6 +17,9 @@ from raytf.errors import GpuError
 #: What says which GPUs a process may use, and in which order CUDA counts them.
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
+#: What CUDA and its libraries take of a GPU's memory for each process, about; and the least that is left for tensors.
+CONTEXT_MIB, _LEAST_MIB = 600, 256
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -45,6 +48,11 @@ def mine() -> list[Gpu]:
         return []  # not even a look at the driver
     with nvml() as library:
         return [] if library is None else [identity(library, handle) for handle in handles(library)]
+
+
+def part_mib(memory_bytes: int, share: float) -> int:
+    """MiB for the tensors of a process that has a share of a GPU; the rest of its share is CUDA's own."""
+    return max(_LEAST_MIB, int(memory_bytes * share) // (1 << 20) - CONTEXT_MIB)
 
 
 def visible(setting: str) -> list[str]:
