@@ -214,7 +214,7 @@ def test_a_gpu_that_was_promised_and_is_not_there_is_the_fault_of_its_rank():
 
 def test_nccl_that_does_not_connect_is_a_fault_that_says_so():
     end = threading.Event()
-    with pytest.raises(GpuError, match=r"NCCL has not connected the workers' GPUs within 0.01 s. .*--communication h"):
+    with pytest.raises(GpuError, match=r"NCCL has not connected the workers' GPUs in 0.01 s. .*--communication h"):
         within(0.01, lambda: end.wait(PATIENCE_SECONDS))
     end.set()
     with pytest.raises(ValueError, match="of NCCL's own"):
