@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from raytf import quiet
 from raytf.errors import ModelError
-from raytf.serving import api, exchange
+from raytf.serving import api, exchange, memory
 from raytf.serving.api import Call
 from raytf.serving.choice import Policy
 from raytf.serving.limits import Room
@@ -102,6 +102,7 @@ class Replica:
     """Answers requests with the versions that it has loaded; follows the folder of versions by itself."""
 
     def __init__(self, settings: Settings):
+        memory.settle()
         quiet.load_tensorflow()
         from raytf.serving.shelf import Shelf, first_load  # TensorFlow is loaded by now, without its messages
 
