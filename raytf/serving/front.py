@@ -18,9 +18,9 @@ from typing import Any
 
 from starlette.middleware import Middleware
 
-from raytf.serving import api, wire
+from raytf.serving import api, memory, wire
 from raytf.serving.exchange import AGAIN, FRONT, LARGE, SETTINGS, Sender
-from raytf.serving.limits import Limits, Room, is_too_slow, slowest
+from raytf.serving.limits import Limits, Room, in_the_way, is_too_slow
 from raytf.serving.refusals import Refusal
 from raytf.serving.spool import Disk, Spool
 
@@ -43,6 +43,7 @@ _JSON = (b"content-type", b"application/json")
 
 def middlewares() -> list[Middleware]:
     """Called by each of Ray Serve's HTTP proxies when it starts, before it listens."""
+    memory.settle()
     limits = Limits()
     wire.install(limits)
     return [Middleware(Front, limits=limits)]
@@ -228,10 +229,7 @@ class Front:
     @contextlib.asynccontextmanager
     async def _arriving(self, timeout: asyncio.Timeout) -> AsyncIterator[_Body]:
         now = self._clock()
-        if len(self._bodies) >= self._limits.bodies:
-            victim = slowest(self._bodies, now, self._limits)
-            if victim is None:
-                raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "Too many requests at once. Try again in a second.")
+        for victim in in_the_way(self._bodies, now, self._limits):
             self._end(victim)
         body = _Body(now, timeout, now)
         self._bodies.add(body)
@@ -245,6 +243,8 @@ class Front:
 
     def _look(self) -> None:
         now = self._clock()
+        for victim in in_the_way(self._bodies, now, self._limits):
+            self._end(victim)
         for body in [body for body in self._bodies if now - body.seen_at > self._limits.grace_seconds]:
             if is_too_slow(body, now, self._limits):
                 self._end(body)

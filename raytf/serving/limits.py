@@ -21,8 +21,9 @@ class Limits:
         header_bytes: of a request's line and headers; more is a 431.
         header_seconds: for them to arrive, and for the first byte of a connection; later is a 408.
         connections: at the same time; beyond, one that asks nothing is closed, those that never asked anything first.
-        bodies: that are still arriving, at the same time; beyond, the slowest one that is older than `patience_seconds`
-            is refused.
+        bodies: that are still arriving after `patience_seconds`, at the same time; beyond, the slowest of them are
+            refused. Younger ones do not count, so that nobody who sends all at once is ever refused for others; there
+            are no more of them than `connections`.
         body_rate: bytes a second that a body must arrive with, on average of each `grace_seconds`; slower is a 408.
         body_seconds: for a whole body.
         intake_rate: bytes a second, unpacked, that are taken of all bodies together that are not small: reading them at
@@ -96,10 +97,11 @@ def is_too_slow(body: Arriving, now: float, limits: Limits) -> bool:
     return body.got - body.seen < least * (now - body.seen_at)
 
 
-def slowest(bodies: Iterable[A], now: float, limits: Limits) -> A | None:
-    """The body that makes room for another one; None where all have just begun."""
+def in_the_way(bodies: Iterable[A], now: float, limits: Limits) -> list[A]:
+    """The slowest bodies, which make room for another one; none as long as there is some."""
     old = [body for body in bodies if now - body.began >= limits.patience_seconds]
-    return min(old, key=lambda body: (body.got / (now - body.began), body.began), default=None)
+    old.sort(key=lambda body: (body.got / (now - body.began), body.began))
+    return old[: max(0, len(old) - limits.bodies + 1)]
 
 
 def least_missed(connections: Iterable[W]) -> W | None:

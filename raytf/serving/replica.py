@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 
 from raytf import quiet, seeing
 from raytf.errors import ModelError
-from raytf.serving import api, exchange
+from raytf.serving import api, exchange, memory
 from raytf.serving.api import Call
 from raytf.serving.choice import Policy
 from raytf.serving.limits import Room
@@ -103,6 +103,7 @@ class Replica:
 
     def __init__(self, settings: Settings):
         seeing.hide_unless_given()
+        memory.settle()
         quiet.load_tensorflow()
         from raytf.serving.shelf import Shelf, first_load  # TensorFlow is loaded by now, without its messages
 

@@ -68,7 +68,7 @@ def test_everything_that_is_told_arrives_once(ray: Any):
         heard: list[str] = []
         killed: set[int] = set()
         deadline = time.monotonic() + PATIENCE
-        while len(heard) < 2 * WORDS or len(killed) < KILLS:
+        while len(heard) < 2 * WORDS or len(book) < 2 * WORDS or len(killed) < KILLS:
             assert time.monotonic() < deadline, (len(heard), len(book), killed)
             heard += ear.read(PATIENCE)[1]
             if len(heard) > len(killed) * 2 * WORDS // (KILLS + 1):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from raytf.serving.limits import Limits, Room, is_too_slow, least_missed, slowest
+from raytf.serving.limits import Limits, Room, in_the_way, is_too_slow, least_missed
 
-LIMITS = Limits(grace_seconds=5, body_rate=1000, patience_seconds=1)
+LIMITS = Limits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
 
 
 @dataclass(eq=False)
@@ -42,13 +42,14 @@ def test_a_body_is_too_slow_below_the_lowest_rate(seconds, seen, got, is_slow):
     assert is_too_slow(Body(0, got, 100, seen), 100 + seconds, LIMITS) == is_slow
 
 
-def test_the_slowest_body_makes_room_but_none_that_has_just_begun():
+def test_the_slowest_bodies_make_room_but_none_that_has_just_begun():
     new, slow, fast = Body(99.5, 0), Body(90, 10), Body(0, 100_000)
-    assert slowest([new, slow, fast], 100, LIMITS) is slow
-    assert slowest([new, fast], 100, LIMITS) is fast
-    assert slowest([new], 100, LIMITS) is None
+    assert in_the_way([new, slow, fast], 100, LIMITS) == [slow]
+    assert in_the_way([new, fast], 100, LIMITS) == []
+    assert in_the_way([new] * 1000, 100, LIMITS) == []
     older = Body(80, 0)
-    assert slowest([Body(90, 0), older], 100, LIMITS) is older
+    assert in_the_way([fast, Body(90, 0), older, slow], 100, LIMITS)[0] is older
+    assert in_the_way([slow, older, fast], 100, LIMITS) == [older, slow]
 
 
 def test_a_connection_that_never_asked_makes_room_before_one_that_did():
