@@ -146,8 +146,8 @@ class Exact:
         self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
         self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
         self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
-        encoding = InBlocks if words.is_on_gpu else EachTensor
-        self._encoding: Encoding = encoding(layout, compressed, 2.0 ** (15 - spent) - 1, words)
+        encoding: Callable[[Layout, int, float, Words], Encoding] = InBlocks if words.is_on_gpu else EachTensor
+        self._encoding = encoding(layout, compressed, 2.0 ** (15 - spent) - 1, words)
         self.shapes = self._encoding.shapes
         self._exponents = keras.Variable(
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"

@@ -83,7 +83,7 @@ def threads() -> int:
     if not ray.is_initialized():
         return 0
     context = ray.get_runtime_context()
-    node = next((n["Resources"] for n in ray.nodes() if n["NodeID"] == context.get_node_id()), {})
+    node: dict[str, float] = next((n["Resources"] for n in ray.nodes() if n["NodeID"] == context.get_node_id()), {})
     own = float(context.get_assigned_resources().get("GPU", 0.0))
     return threads_of(float(node.get("CPU", 1.0)), float(node.get("GPU", 0.0)), own)
 

@@ -616,11 +616,11 @@ class Worker:
             shuffle=training,
             class_weight=self.job.class_weight if training else None,
             augment=self.job.augment if training else None,
-            send=self._send,
+            send=self._upload,
         )
 
     @property
-    def _send(self) -> Callable[[list[np.ndarray]], list[Any]]:
+    def _upload(self) -> Callable[[list[np.ndarray]], list[Any]]:
         """What becomes of a batch that was gathered: it goes to the GPU ahead of its step, where there is one alone."""
         if self.config.strategy.has_servers or len(self.devices.names) > 1 or not computes_on_gpu(self.devices):
             return list
