@@ -7,7 +7,6 @@ GPU: see `blocks`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Protocol
 
 import tensorflow as tf
@@ -22,10 +21,12 @@ class Encoding(Protocol):
     Attributes:
         shapes: of the encoded tensors.
         small: how many of these, from the first, hold numbers within 16 bits.
+        parts: of each range of tensors that it was made for, which of these are its own.
     """
 
     shapes: list[tuple[int, ...]]
     small: int
+    parts: list[range]
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -51,23 +52,31 @@ class EachTensor:
         compressed: how many of them, from the first, are to be within 16 bits.
         most: the largest magnitude of these.
         words: how the device holds whole numbers.
+        ranges: of tensors that travel together, in order; none has compressed ones and others.
     """
 
-    def __init__(self, layout: Layout, compressed: int, most: float, words: Words):
-        self.shapes, self.small = layout.shapes, compressed
+    def __init__(self, layout: Layout, compressed: int, most: float, words: Words, ranges: Sequence[range]):
+        self.shapes, self.small, self.parts = layout.shapes, compressed, list(ranges)
         self._most, self._words = most, words
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        values = [tf.cast(t, tf.float32) for t in tensors]
+        found = [self._encode(part, tensors, weight, scales) for part in self.parts]
+        return [each for encoded, _ in found for each in encoded], tf.concat([largest for _, largest in found], 0)
+
+    def _encode(
+        self, part: range, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        values = [tf.cast(tensors[i], tf.float32) for i in part]
         # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
         largest = tf.abs(tf.stack([tf.maximum(tf.reduce_max(v), -tf.reduce_min(v)) for v in values])) * weight
         # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
-        factors = tf.unstack(scales * weight, len(values))
+        factors = tf.unstack(scales[part.start : part.stop] * weight, len(values))
         with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
             products = [v * f for v, f in zip(values, factors, strict=True)]
-        return [_whole(p, i < self.small, self._most, self._words) for i, p in enumerate(products)], largest
+        whole = [_whole(p, i < self.small, self._most, self._words) for i, p in zip(part, products, strict=True)]
+        return whole, largest
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
         each = tf.unstack(steps, len(self.shapes))
@@ -75,14 +84,14 @@ class EachTensor:
 
 
 class InBlocks:
-    """All in one vector of blocks; in two, where some are to be within 16 bits. See `EachTensor`."""
+    """All of a range in one vector of blocks. See `EachTensor`."""
 
-    def __init__(self, layout: Layout, compressed: int, most: float, words: Words):
-        self._most, self._words = most, words
-        cuts = [0, compressed, len(layout.shapes)]
-        self._ranges = [range(a, b) for a, b in pairwise(cuts) if b > a]
+    def __init__(self, layout: Layout, compressed: int, most: float, words: Words, ranges: Sequence[range]):
+        self._most, self._words, self._ranges = most, words, list(ranges)
         self._blocks = [Blocks([layout.shapes[i] for i in part]) for part in self._ranges]
-        self.shapes, self.small = [each.shape for each in self._blocks], int(compressed > 0)
+        self.shapes: list[tuple[int, ...]] = [each.shape for each in self._blocks]
+        self.small = sum(part.stop <= compressed for part in self._ranges)
+        self.parts = [range(i, i + 1) for i in range(len(self._ranges))]
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from raytf import dividing, reduce, wire
 from raytf import model as models
+from raytf.buckets import Buckets
 from raytf.data import tree
 from raytf.data.order import StepPlan
 from raytf.devices import Devices
@@ -212,6 +213,7 @@ def loop_shards(
     values: Values,
     alike: bool = True,
     factors: tf.Tensor | None = None,
+    early: Buckets | None = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
 
@@ -229,6 +231,7 @@ def loop_shards(
         values: of the model; all shards start from them.
         alike: whether a shard's bits may not depend on the number of shards.
         factors: [L, n] of the losses that are divided by data.
+        early: sums of the tensors over all workers, which begin as soon as this one knows a part of its own.
     """
     size = seeds.shape[0]
 
@@ -244,18 +247,26 @@ def loop_shards(
     def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
         return [wire.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
 
-    if size == 1 and counts is None and not alike:
+    if size == 1 and counts is None and not alike and (early is None or early.rounds == 1):
         tensors, row = one(tf.constant(0))
-        return tensors, row[None]
+        return tensors if early is None else early(None, tensors), row[None]
 
-    def body(i: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray) -> tuple[Any, Any, Any]:
-        more, row = one(i) if counts is None else tf.cond(counts[i] > 0, lambda: one(i), nothing)
-        return i + 1, [a + b for a, b in zip(summed, more, strict=True)], rows.write(i, row)
+    rounds = size if early is None else early.rounds
+    idle = rounds - size
 
-    rows = tf.TensorArray(tf.float32, size, element_shape=like[1].shape)
+    def body(k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray) -> tuple[Any, Any, Any]:
+        i = tf.maximum(k - idle, 0) if early else k
+        conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
+        more, row = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        summed = [a + b for a, b in zip(summed, more, strict=True)]
+        if early is not None:
+            summed = early(tf.equal(k, rounds - 1), summed)
+        return k + 1, summed, rows.write(k, row)
+
+    rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
     start = (tf.constant(0), nothing()[0], rows)
-    _, summed, rows = tf.while_loop(lambda i, *_: i < size, body, start, parallel_iterations=1)
-    return summed, tf.ensure_shape(rows.stack(), [size, *like[1].shape])
+    _, summed, rows = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
+    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape])
 
 
 def spread_shards(
@@ -271,11 +282,13 @@ def spread_shards(
     fixed: Sequence[Values],
     alike: bool = True,
     factors: tf.Tensor | None = None,
+    early: Buckets | None = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
 
     Args:
         fixed: for each device, its copies of what no step changes.
+        early: as for `loop_shards`; for a worker with one device.
     """
     summed, rows = [], []
     for device, (own, known) in enumerate(zip(devices.spread(seeds.shape[0]), fixed, strict=False)):
@@ -286,7 +299,7 @@ def spread_shards(
             at = micro.values(known)
             own_factors = None if factors is None else factors[part]
             tensors, row = loop_shards(
-                micro, encode, like, batch, seeds[part], mine, total, plan, at, alike, own_factors
+                micro, encode, like, batch, seeds[part], mine, total, plan, at, alike, own_factors, early
             )
             summed.append(tensors)
             rows.append(row)

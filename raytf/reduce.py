@@ -24,12 +24,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf import buckets
+from raytf.buckets import Buckets, Overlap, after
 from raytf.encoding import EachTensor, Encoding, InBlocks
 from raytf.wire import HOST, AllReduce, Layout, Words, pack, zeros
 
@@ -41,8 +44,9 @@ _SMALL_HEADROOM, _SMALL_SLACK = 1, 2
 #: Exponents below this round to zero; it keeps the scale a normal float32.
 _LEAST, _MOST = -90, 128
 
-#: scales -> (encoded tensors summed over this worker's shards, rows [L, M + extra]).
-Compute = Callable[[tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
+#: (scales, sums over workers that begin meanwhile) -> (encoded tensors summed over this worker's shards, or over those
+#: of all workers where there are such sums; rows [L, M + extra]).
+Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor]]
 
 
 class Reduced(NamedTuple):
@@ -96,12 +100,20 @@ class Reduction(Protocol):
 
 
 class Float:
-    """Plain float addition: one pass, and last bits that depend on the number of workers."""
+    """Plain float addition: one pass, and last bits that depend on the number of workers.
+
+    Args:
+        layout: what travels.
+        dtype: as which.
+        overlap: add over workers in buckets, while gradients are computed; by default all at once.
+    """
 
     extra = 0
 
-    def __init__(self, layout: Layout, dtype: tf.DType = tf.float32):
+    def __init__(self, layout: Layout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
         self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
+        sizes = [size * dtype.size for size in layout.sizes]
+        self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
 
     def state(self) -> dict[str, keras.Variable]:
         return {}
@@ -114,12 +126,19 @@ class Float:
     def reduce(
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
     ) -> Reduced:
-        summed, rows = compute(tf.zeros([0]))
         if all_reduce is None:
+            summed, rows = compute(tf.zeros([0]), None)
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
             return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed))
-        rows = tf.cast(_everyones(rows, shards, total_shards), self.dtype)
-        *tensors, matrix, flags_sum = all_reduce([*summed, rows, tf.cast(flags, self.dtype)])
+        early = None
+        if self._overlap is not None:
+            early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
+        summed, rows = compute(tf.zeros([0]), early)
+        beside = [tf.cast(_everyones(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
+        if early is None:
+            *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
+        else:
+            tensors, (matrix, flags_sum) = summed, all_reduce(after(summed, beside))
         finite = all_finite(tensors)
         tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
         return Reduced(tensors, tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32), finite)
@@ -133,10 +152,19 @@ class Exact:
         total_shards: V.
         compressed: how many of the tensors, from the first, travel as 16 bits.
         words: how the devices hold whole numbers; the sums have the same bits with any.
+        overlap: add over workers in buckets, while gradients are computed; the sums have the same bits. By default all
+            at once, when they all are known.
     """
 
-    def __init__(self, layout: Layout, total_shards: int, compressed: int = 0, words: Words = HOST):
-        self.layout, self.extra = layout, len(layout.sizes)
+    def __init__(
+        self,
+        layout: Layout,
+        total_shards: int,
+        compressed: int = 0,
+        words: Words = HOST,
+        overlap: Overlap | None = None,
+    ):
+        self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
         #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
@@ -146,8 +174,9 @@ class Exact:
         self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
         self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
         self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
-        encoding: Callable[[Layout, int, float, Words], Encoding] = InBlocks if words.is_on_gpu else EachTensor
-        self._encoding = encoding(layout, compressed, 2.0 ** (15 - spent) - 1, words)
+        together = buckets.of_kinds(layout.sizes, compressed, overlap.bytes if overlap else None)
+        make: Callable[..., Encoding] = InBlocks if words.is_on_gpu else EachTensor
+        self._encoding = make(layout, compressed, 2.0 ** (15 - spent) - 1, words, together)
         self.shapes = self._encoding.shapes
         self._exponents = keras.Variable(
             np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
@@ -165,14 +194,20 @@ class Exact:
         self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
+        early = None
+        if self._overlap is not None and all_reduce is not None:
+            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, matrix = compute(power_of_two(self._bits - used))
+            summed, matrix = compute(power_of_two(self._bits - used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
                 beside = [words.of_bits(_everyones(matrix, shards, total_shards)), flags_sum]
-                summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
+                if early is None:
+                    summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
+                else:
+                    _, (bits, flags_sum) = words.add(all_reduce, [], 0, after(summed, beside))
                 matrix = words.bits(bits)
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
@@ -182,7 +217,8 @@ class Exact:
         start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
         invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
         encoding, travel = self._encoding, len(self.shapes)
-        if all_reduce is not None:
+        is_packed = all_reduce is not None and early is None
+        if is_packed:
             travel = words.travelling(travel, encoding.small)
         sums = [zeros([0], self.dtype)] * travel
         shapes = *invariants, *([tf.TensorShape(None)] * travel)
@@ -194,12 +230,17 @@ class Exact:
         finite = tf.math.is_finite(largest)
         # What is not finite makes all of its tensor so.
         steps = tf.where(finite, power_of_two(used - self._bits), largest)
-        if all_reduce is not None:
+        if is_packed:
             sums = words.unpack(sums, Layout(self.shapes), encoding.small)
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
         return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite))
+
+    def _add_bucket(self, all_reduce: Callable, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
+        small = len(own) if self._encoding.parts[place].stop <= self._encoding.small else 0
+        sums, _ = self._words.add(all_reduce, own, small, [])
+        return self._words.unpack(sums, Layout([t.shape for t in own]), small)
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:

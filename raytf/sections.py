@@ -216,6 +216,9 @@ class ComputeSection:
     compress_gradients: bool = False
     """Send gradients as 16 instead of 32 bits, in fixed point: half the bytes, and still the same for every number of
     workers."""
+    overlap: bool = False
+    """Add gradients over the workers in buckets of up to 32 MiB, each as soon as it is known, while others are still
+    computed; the sums have the same bits."""
     steps_per_call: int = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
 

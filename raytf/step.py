@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from raytf import model as models
 from raytf import reduce, wire
+from raytf.buckets import Buckets, Overlap
 from raytf.checkpoint.digest import device_sum
 from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call
@@ -49,6 +50,7 @@ class TrainStep:
         rate: the optimizer's learning rate; by default as it is.
         keeps_gradients: tell those of a call's last step.
         words: how the devices hold whole numbers, the same on all workers; by default as these devices do best.
+        overlap: add gradients over workers in buckets, while the others are still computed; by default all at once.
 
     Attributes:
         reduction: how gradients are added; its state must be saved.
@@ -71,6 +73,7 @@ class TrainStep:
         rate: LearningRate | None = None,
         keeps_gradients: bool = False,
         words: wire.Words | None = None,
+        overlap: Overlap | None = None,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
         self._devices = devices or OneDevice()
@@ -78,7 +81,8 @@ class TrainStep:
         self._rate, self._keeps_gradients = rate or LearningRate(model.optimizer, None), keeps_gradients
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         self._specs, self._is_probe_ready = specs, False
-        self.reduction = self._make_reduction(exact, compress)
+        self._has_overlap = overlap is not None
+        self.reduction = self._make_reduction(exact, compress, overlap)
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
@@ -187,7 +191,7 @@ class TrainStep:
         *_, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         row.numpy()
 
-    def _make_reduction(self, exact: bool, compress: bool) -> reduce.Reduction:
+    def _make_reduction(self, exact: bool, compress: bool, overlap: Overlap | None) -> reduce.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
@@ -201,9 +205,12 @@ class TrainStep:
                     "--compress-gradients: the model has float64 weights or states, and 16 bits would be less than "
                     "they ask for. Use float32 (keras.config.set_floatx), or leave it out."
                 )
-            return reduce.Float(layout, tf.float64)  # 32 bits of fixed point would be less than such a model asked for
+            # 32 bits of fixed point would be less than such a model asked for.
+            return reduce.Float(layout, tf.float64, overlap)
+        if not exact:
+            return reduce.Float(layout, overlap=overlap)
         compressed = len(self.micro.with_gradient) if compress else 0
-        return reduce.Exact(layout, self._plan.shards, compressed, self._words) if exact else reduce.Float(layout)
+        return reduce.Exact(layout, self._plan.shards, compressed, self._words, overlap)
 
     def _full_steps(self, leaves, seeds, flags):
         steps = tf.shape(seeds)[0]
@@ -260,9 +267,10 @@ class TrainStep:
         )
 
         is_float, plan = isinstance(reduction, reduce.Float), self._plan
-        is_even = is_float and counts is None  # a sum times the weight that all shards have
+        # A sum times the weight that all shards have; one that other workers have added to already comes too late.
+        is_even = is_float and counts is None and not self._has_overlap
 
-        def compute(scales: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
@@ -279,6 +287,7 @@ class TrainStep:
                 fixed,
                 alike=not is_float,
                 factors=factors,
+                early=early,
             )
             return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
 

@@ -21,6 +21,7 @@ import ray
 
 from raytf import (
     architecture,
+    buckets,
     exact,
     export,
     gpu_product,
@@ -34,6 +35,7 @@ from raytf import (
     warm,
 )
 from raytf import model as models
+from raytf.buckets import Overlap
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
 from raytf.checkpoint.digest import Digest
@@ -264,6 +266,7 @@ class Worker:
             self.devices,
             self._make_rate(),
             keeps_gradients=self.config.run.histograms_every > 0,
+            overlap=Overlap(buckets.BYTES, -(-self.plan.shards // self.world_size)) if compute.overlap else None,
         )
 
     def _make_rate(self) -> LearningRate:

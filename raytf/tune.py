@@ -42,7 +42,7 @@ _NEEDED = ("workers", "cpus_per_worker", *_OURS)
 _FREE = (
     *("run", "storage", "status_file", "histograms_every", "verbose", "workers", "use_gpu", "resize_every_seconds"),
     *("max_failures", "hang_seconds", "replace_stragglers", "warm_workers", "notices", "notice_url"),
-    *("follow_warnings", "steps_per_call", "checkpoint_every_steps", "checkpoint_every_seconds"),
+    *("follow_warnings", "steps_per_call", "overlap", "checkpoint_every_steps", "checkpoint_every_seconds"),
     *("snapshot_every_steps", "keep", "keep_best", "strategy", "communication", "logical_devices", "show_cluster"),
     *("log_device_placement", "gpus_per_worker", "mixed_gpus", "ps", "sync_replicas", "replicas_to_aggregate"),
 )

@@ -59,6 +59,11 @@ def check(strategy: StrategySection, cluster: ClusterSection, compute: ComputeSe
             f"--communication {strategy.communication} with --strategy {name}: only multi-worker-mirrored adds "
             "gradients over the network. Leave out --communication."
         )
+    if compute.overlap and name != "multi-worker-mirrored":
+        raise ConfigError(
+            f"--overlap with --strategy {name}: only multi-worker-mirrored adds gradients over workers while they are "
+            "computed. Leave out --overlap."
+        )
     if strategy.communication == "nccl" and cluster.use_gpu is False:
         raise ConfigError(NCCL_WITHOUT_GPU)
     share = cluster.gpus_per_worker

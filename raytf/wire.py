@@ -141,6 +141,8 @@ class _DeviceWords:
         vector = _lay(sent + others)
         (total,) = all_reduce([widen(vector)])
         sums, end = narrow(total, vector.shape[0]), _even_size(sizes)
+        if not others:
+            return [sums], []
         beside = _take(sums[end:], [t.shape.num_elements() for t in others])
         return [sums[:end]], [tf.reshape(b, o.shape) for b, o in zip(beside, others, strict=True)]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from raytf.buckets import Overlap
 from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
 from raytf.data.sources import Source
@@ -73,6 +74,7 @@ def train(
     compress: bool = False,
     devices: Devices | None = None,
     words: Words | None = None,
+    overlap: Overlap | None = None,
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
@@ -81,7 +83,8 @@ def train(
     ranks = []
     for rank in range(world_size):
         own, all_reduce = assign(shards, world_size)[rank], world.all_reduce(rank) if world_size > 1 else None
-        options = {"exact": exact, "compress": compress, "words": words, "shuffle": shuffle, **pipeline_options}
+        options = {"exact": exact, "compress": compress, "words": words, "overlap": overlap}
+        options |= {"shuffle": shuffle, **pipeline_options}
         ranks.append(Rank(factory, source, plan, own, all_reduce, compute, devices, **options))
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(lambda rank: (rank.model, rank.train(0, steps, call_steps)), ranks))
@@ -107,6 +110,7 @@ class Rank:
         exact: bool = True,
         compress: bool = False,
         words: Words | None = None,
+        overlap: Overlap | None = None,
         **pipeline_options: Any,
     ):
         compute, devices, self._plan = compute or ComputeSection(), devices or OneDevice(), plan
@@ -116,7 +120,18 @@ class Rank:
         self._pipeline.prepare(len(seed_states(self.model)), None)
         leaves = self._pipeline.template, self._pipeline.leaf_specs
         self.step = TrainStep(
-            self.model, plan, own, all_reduce, *leaves, 1, compute.jit, exact, compress, devices, words=words
+            self.model,
+            plan,
+            own,
+            all_reduce,
+            *leaves,
+            1,
+            compute.jit,
+            exact,
+            compress,
+            devices,
+            words=words,
+            overlap=overlap,
         )
 
     def train(self, begin: int, end: int, call_steps: int = 3) -> np.ndarray:

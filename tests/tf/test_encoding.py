@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.blocks import SIZE, Blocks
+from raytf.buckets import of_kinds
 from raytf.encoding import EachTensor, InBlocks
 from raytf.wire import DEVICE, HOST, Layout
 
@@ -30,8 +31,8 @@ def layout_of(shapes: list[tuple[int, ...]]) -> Layout:
 
 
 @settings(deadline=None, max_examples=30)
-@given(SHAPES, st.integers(0, 5), st.integers(0, 2**16))
-def test_blocks_and_single_tensors_give_the_same_numbers(shapes, compressed, seed):
+@given(SHAPES, st.integers(0, 5), st.integers(0, 2**16), st.sampled_from([None, 40, 4000]))
+def test_blocks_and_single_tensors_give_the_same_numbers(shapes, compressed, seed, bucket):
     layout, compressed = layout_of(shapes), min(compressed, len(shapes))
     tensors, weight = drawn(shapes, seed), tf.constant(0.25)
     exponents = np.array([np.frexp(np.abs(t.numpy()).max())[1] for t in tensors])
@@ -40,7 +41,7 @@ def test_blocks_and_single_tensors_give_the_same_numbers(shapes, compressed, see
     steps = tf.constant((1 / scales.numpy()).astype(np.float32))
     found = []
     for make, words in ((EachTensor, HOST), (InBlocks, DEVICE)):
-        encoding = make(layout, compressed, 2.0**12 - 1, words)
+        encoding = make(layout, compressed, 2.0**12 - 1, words, of_kinds(layout.sizes, compressed, bucket))
         encoded, largest = encoding.encode(tensors, weight, scales)
         assert [tuple(e.shape) for e in encoded] == encoding.shapes
         found.append((largest.numpy(), [t.numpy() for t in encoding.decode(encoded, steps)]))
@@ -67,7 +68,7 @@ def test_what_is_not_finite_is_seen_in_its_own_tensor_alone(wrong, place):
 def test_the_graph_in_blocks_does_not_grow_by_operations_of_a_tensor_as_the_other_one_does():
     def operations(make, words, tensors: int) -> int:
         layout = layout_of([(7, 3)] * tensors)
-        encoding = make(layout, 0, 1.0, words)
+        encoding = make(layout, 0, 1.0, words, of_kinds(layout.sizes, 0, None))
 
         def both(*values):
             encoded, _ = encoding.encode(values, tf.constant(1.0), tf.ones([tensors]))

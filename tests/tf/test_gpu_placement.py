@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 from jobs import mnist, transformer_text
+from raytf.buckets import Overlap
 from raytf.data import tree
 from raytf.data.order import StepPlan
 from raytf.data.sources import Spec
@@ -80,6 +81,7 @@ def traced(
     words: Words | None = DEVICE,
     all_reduce: Any = OVER_GPUS,
     devices: Devices | None = None,
+    overlap: Overlap | None = None,
 ) -> TrainStep:
     devices = devices or OneDevice()
     x, y = BATCHES[build]
@@ -94,9 +96,8 @@ def traced(
     total = shards if all_reduce is None else 2 * shards
     plan = StepPlan(1024, total * RECORDS, total)
     is_exact, is_small = mode != "float", mode == "compressed"
-    return TrainStep(
-        model, plan, range(shards), all_reduce, template, specs, 9, False, is_exact, is_small, devices, words=words
-    )
+    asked = (9, False, is_exact, is_small, devices)
+    return TrainStep(model, plan, range(shards), all_reduce, template, specs, *asked, words=words, overlap=overlap)
 
 
 def of_full_steps(step: TrainStep) -> list[Finding]:
@@ -123,6 +124,16 @@ def test_nor_in_the_last_step_of_an_epoch(mode):
     # Shards have as many records as are left, at most RECORDS, which the graph does not know.
     _, partial = traced(normalized, mode, 4).functions()
     assert findings(partial.get_concrete_function(), GRADIENT_SIZE, unknown=RECORDS) == []
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("mode", ["fixed", "compressed", "float"])
+def test_nor_where_it_is_added_while_others_are_computed(mode, shards):
+    step = traced(normalized, mode, shards, overlap=Overlap(2000, 4))
+    assert of_full_steps(step) == []
+    # One for each bucket, and one for rows and flags.
+    full, _ = step.functions()
+    assert sum(op.type == "CollectiveReduceV2" for op, *_ in operations(full.get_concrete_function().graph)) > 3
 
 
 @pytest.mark.parametrize("name", ["mirrored", "one-device"])

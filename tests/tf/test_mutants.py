@@ -133,8 +133,8 @@ class LocalRounding(Exact):
             unit = tf.cast(2 ** tf.maximum(tf.math.floor(tf.math.log(magnitude) / np.log(2)) - 15, 0), tensor.dtype)
             return tensor // unit * unit
 
-        def rounded(scales: tf.Tensor):
-            summed, rows = compute(scales)
+        def rounded(scales: tf.Tensor, early: None):
+            summed, rows = compute(scales, early)
             return tf.nest.map_structure(local, summed), rows
 
         return super().reduce(all_reduce, rounded, *more)
@@ -152,7 +152,7 @@ def add_over_ranks(reduction: Callable[[Layout, int], Reduction], values: np.nda
     def rank(r: int) -> bytes:
         own, made = assign(shards, world_size)[r], reduction(layout, shards)
 
-        def compute(scales: tf.Tensor):
+        def compute(scales: tf.Tensor, early: None):
             parts = [made.encode([tf.constant(values[v])], tf.constant(1 / shards, tf.float32), scales) for v in own]
             summed = [tf.add_n(list(tensors)) for tensors in zip(*(tensors for tensors, _ in parts), strict=True)]
             return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])

@@ -27,7 +27,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
     sent: list[list[tf.Tensor]] = []
 
     def run(own: range, all_reduce) -> np.ndarray:
-        def compute(scales):
+        def compute(scales, early):
             parts = [reduction.encode([tf.constant(values[v])], tf.constant(1.0), scales) for v in own]
             rows = [tf.concat([tf.zeros([1]), extra], 0) for _, extra in parts]
             return [tf.add_n([tensors[0] for tensors, _ in parts])], tf.stack(rows)
@@ -120,7 +120,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
     reduction = Exact(layout, 2) if kind is Exact else Float(layout)
     values = [[1.0, bad, 2.0], [0.5, 0.25]]
 
-    def compute(scales):
+    def compute(scales, early):
         parts = [reduction.encode([tf.constant(v) for v in values], tf.constant(0.5), scales) for _ in range(2)]
         summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
         return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
@@ -138,7 +138,7 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
     calls = []
 
     def step(value: float) -> float:
-        def compute(scales):
+        def compute(scales, early):
             calls.append(value)
             tensors, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
             return tensors, tf.concat([tf.zeros([1]), extra], 0)[None]
@@ -212,7 +212,7 @@ def test_the_loop_gives_the_same_in_a_graph(words, all_reduce):
 
     @tf.function(autograph=False)
     def step(x):
-        def compute(scales):
+        def compute(scales, early):
             parts = [reduction.encode([x[v]], tf.constant(1.0), scales) for v in range(2)]
             return [parts[0][0][0] + parts[1][0][0]], tf.stack(
                 [tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]
@@ -233,7 +233,7 @@ def test_one_worker_that_packs_nothing_has_the_bits_of_several():
     for all_reduce, words in ((packed(tf.identity), HOST), (packed(tf.identity), DEVICE), (None, HOST), (None, DEVICE)):
         reduction = Exact(Layout([(3, 5), (7,)], [tf.float32] * 2), 2, compressed=1, words=words)
 
-        def compute(scales, reduction=reduction):
+        def compute(scales, early, reduction=reduction):
             parts = [reduction.encode([tf.constant(v[s]) for v in values], tf.constant(0.5), scales) for s in range(2)]
             summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
             return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])

@@ -165,7 +165,7 @@ def test_what_is_not_finite_changes_no_bit_of_its_neighbours(bad):
     def reduced(words, all_reduce):
         exact = Exact(Layout([v.shape for v in values], [tf.float32] * 3), 4, 0, words)
 
-        def compute(scales):
+        def compute(scales, early):
             parts = [exact.encode([tf.constant(v) for v in values], tf.constant(0.25), scales) for _ in range(4)]
             summed = [tf.add_n(list(each)) for each in zip(*(tensors for tensors, _ in parts), strict=True)]
             return summed, tf.stack([tf.concat([tf.constant([0.1]), extra], 0) for _, extra in parts])

@@ -19,12 +19,16 @@ from raytf.wire import DEVICE, HOST
 from tests.tf import before_wire
 from tests.tf.ranks import Rank, World
 
-#: How workers communicate, the host of each, and the form of whole numbers.
-ORDINARY = ("auto", ["a"], "host")
+#: How workers communicate, the host of each, the form of whole numbers, and bytes in a bucket.
+ORDINARY = ("auto", ["a"], "host", None)
 GROUPS = [
-    ("auto", ["a", "a"], "device"),  # through the memory of a host
-    ("auto", ["a", "b", "a"], "device"),  # through it and over the network
-    ("ring", ["a", "b", "c", "d"], "device"),  # over the network alone
+    ("auto", ["a", "a"], "device", None),  # through the memory of a host
+    ("auto", ["a", "b", "a"], "device", None),  # through it and over the network
+    ("ring", ["a", "b", "c", "d"], "device", None),  # over the network alone
+    ("auto", ["a", "a"], "host", 100),  # in buckets, beside the backward pass
+    ("auto", ["a", "b", "a"], "device", 100),
+    ("ring", ["a", "b", "c"], "device", 100),
+    ("ring", ["a", "b"], "host", 100),
 ]
 
 
@@ -36,7 +40,7 @@ def test_workers_with_the_words_of_gpus_end_with_the_weights_of_the_ordinary_pat
     assert ended.returncode == 0, ended.stderr
     found = {(number, rank): told for number, rank, told in json.loads(ended.stdout)}
     assert sorted(found) == [
-        (n, rank) for n, (_, hosts, _) in enumerate([ORDINARY, *GROUPS]) for rank in range(len(hosts))
+        (n, rank) for n, (_, hosts, *_) in enumerate([ORDINARY, *GROUPS]) for rank in range(len(hosts))
     ]
     whole, compressed = ordinary = found[0, 0]
     assert whole != compressed

@@ -1,8 +1,9 @@
 """Workers of MultiWorkerMirroredStrategy that train with some form of whole numbers, each a process of its own.
 
-    python -m tests.tf.wire_ranks '[["auto", ["a", "a"], "device"], ["ring", ["a", "b"], "host"]]'
+    python -m tests.tf.wire_ranks '[["auto", ["a", "a"], "device", null], ["ring", ["a", "b"], "host", 100]]'
 
-For each group: how it communicates, the host of each worker, and the form. One worker has no group. Tells, in a line of
+For each group: how it communicates, the host of each worker, the form, and bytes in a bucket where gradients are added
+in such while others are computed. One worker has no group. Tells, in a line of
 JSON, of each worker [number of the group, rank, `weights_sha256` and losses, without compression and with it]. All of
 them are forked from this process once it has imported TensorFlow, which takes longer than the training.
 """
@@ -22,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from raytf.buckets import Overlap
 from raytf.data.order import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.model import weights_sha256
@@ -47,30 +49,34 @@ def build() -> keras.Model:
     return model
 
 
-def outcomes(own: range, all_reduce: Any, form: str) -> list[str]:
+def outcomes(own: range, all_reduce: Any, form: str, overlap: Overlap | None) -> list[str]:
     data, told = source(), []
     for compress in (False, True):
         plan = StepPlan(data.records, BATCH, SHARDS)
-        rank = Rank(build, data, plan, own, all_reduce, compress=compress, words=WORDS[form])
+        options: dict[str, Any] = {"compress": compress, "words": WORDS[form], "overlap": overlap}
+        rank = Rank(build, data, plan, own, all_reduce, **options)
         losses = rank.train(0, STEPS)
         told.append(f"{weights_sha256(rank.model)} {losses.astype('<f4').tobytes().hex()}")
     return told
 
 
-def work(communication: Any, hosts: list[str], form: str, rank: int, addresses: list[str]) -> list[str]:
+def work(
+    communication: Any, hosts: list[str], form: str, bucket: int | None, rank: int, addresses: list[str]
+) -> list[str]:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     if len(hosts) == 1:
-        return outcomes(range(SHARDS), None, form)
+        return outcomes(range(SHARDS), None, form, None)
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
     group = Group(communication, lambda: hosts[rank])
-    return outcomes(assign(SHARDS, len(hosts))[rank], group.all_reduce, form)
+    overlap = Overlap(bucket, -(-SHARDS // len(hosts))) if bucket else None
+    return outcomes(assign(SHARDS, len(hosts))[rank], group.all_reduce, form, overlap)
 
 
-def main(groups: list[tuple[str, list[str], str]]) -> None:
+def main(groups: list[tuple[str, list[str], str, int | None]]) -> None:
     reading, writing = os.pipe()
     children = []
-    for number, (communication, hosts, form) in enumerate(groups):
+    for number, (communication, hosts, form, bucket) in enumerate(groups):
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in hosts]
         addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
         for s in sockets:
@@ -79,7 +85,7 @@ def main(groups: list[tuple[str, list[str], str]]) -> None:
             child = os.fork()
             if not child:
                 try:
-                    told: Any = work(communication, hosts, form, rank, addresses)
+                    told: Any = work(communication, hosts, form, bucket, rank, addresses)
                 except BaseException:
                     told = traceback.format_exc()[-2000:]
                 os.write(writing, json.dumps([number, rank, told]).encode() + b"\n")

@@ -40,6 +40,8 @@ REFUSED = [
     ({"gpus_per_worker": 0.0}, ["--gpus-per-worker 0.0", "above 0", "more --workers"]),
     ({"gpus_per_worker": 2.0}, ["--gpus-per-worker 2.0", "at most 1", "more --workers"]),
     ({"gpus_per_worker": float("nan")}, ["--gpus-per-worker nan"]),
+    ({"strategy": "mirrored", "overlap": True}, ["--overlap", "--strategy mirrored", "Leave out"]),
+    ({"strategy": "parameter-server", "overlap": True}, ["--overlap", "--strategy parameter-server", "Leave out"]),
     ({"compress_gradients": True, "reduction": "float"}, ["--compress-gradients", "--reduction float", "order"]),
     (
         {"compress_gradients": True, "logical_shards": 256, "global_batch_size": 256},

@@ -1,0 +1,115 @@
+"""Gradients in buckets, each added over the workers as soon as it is known, while the others are still computed.
+
+A backward pass finds the gradients of the last layers first, so the buckets go from the last tensor to the first (Li et
+al., PyTorch Distributed, VLDB 2020). The sums are begun in the body of the loop over a worker's shards, with its last
+one: so the loop's body is the same for every number of shards, as bits ask for.
+
+All workers add the buckets one after the other in the same order, which NCCL and the memory of a host need. All their
+loops have as many rounds, since TensorFlow matches the parts of a collective by the round, too; workers with fewer
+shards have nothing to do in the first ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import tensorflow as tf
+
+#: Bytes on the wire up to which a bucket is filled. A single tensor may be larger.
+BYTES = 32 << 20
+
+
+class Overlap(NamedTuple):
+    """How gradients are added while others are computed, alike on all workers.
+
+    Attributes:
+        bytes: on the wire, up to which a bucket is filled.
+        rounds: of each worker's loop over its shards: those of the worker that has most.
+    """
+
+    bytes: int
+    rounds: int
+
+
+#: (place of the bucket, its tensors summed over this worker's shards) -> these summed over all workers.
+AddBucket = Callable[[int, list[tf.Tensor]], list[tf.Tensor]]
+
+
+def cut(sizes: Sequence[int], most: int) -> list[range]:
+    """Which neighbours make a bucket, from the first one to the last.
+
+    Buckets are filled from the last tensor on, so what is left, and small, is the first one: it is known last, and
+    nothing is computed beside its sum.
+
+    Args:
+        sizes: of the tensors, in bytes on the wire.
+        most: bytes in a bucket, if it is not a single tensor.
+    """
+    found: list[range] = []
+    end, held = len(sizes), 0
+    for i in reversed(range(len(sizes))):
+        if i + 1 < end and held + sizes[i] > most:
+            found.append(range(i + 1, end))
+            end, held = i + 1, 0
+        held += sizes[i]
+    return [*([range(end)] if end else []), *reversed(found)]
+
+
+def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[range]:
+    """Which tensors travel together, in order.
+
+    Args:
+        numbers: in each tensor.
+        compressed: how many tensors, from the first, travel as 2 bytes a number and not as 4; never beside the others.
+        most: bytes in a bucket; None for one of each kind.
+    """
+    found = []
+    for begin, end in pairwise([0, compressed, len(numbers)]):
+        sizes = [n * (2 if end <= compressed else 4) for n in numbers[begin:end]]
+        parts = cut(sizes, sum(sizes) if most is None else most)
+        found += [range(begin + part.start, begin + part.stop) for part in parts]
+    return found
+
+
+def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors, but not before the others are known.
+
+    In the data, not in the context in which a sum is traced: the strategy may trace it in another one.
+    """
+    with tf.control_dependencies(others):
+        return [tf.identity(t) for t in tensors]
+
+
+class Buckets:
+    """The sums over workers of a step's buckets.
+
+    Args:
+        parts: of each bucket, its tensors among those of a shard.
+        add: sums a bucket over all workers.
+        rounds: of the loop over shards.
+    """
+
+    def __init__(self, parts: Sequence[range], add: AddBucket, rounds: int):
+        self._parts, self._add, self.rounds = parts, add, rounds
+
+    def __call__(self, is_last: tf.Tensor | None, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors as they are, or summed over the workers after the last shard.
+
+        Args:
+            is_last: whether they hold this worker's last shard; None where there is no loop.
+            tensors: summed over the shards up to now.
+        """
+        found: dict[int, list[tf.Tensor]] = {}
+        for place in reversed(range(len(self._parts))):
+            part = self._parts[place]
+            # Each waits for the sum before it, not for all gradients.
+            own = after(found.get(place + 1, []), tensors[part.start : part.stop])
+            found[place] = self._one(place, is_last, own)
+        return [tensor for place in range(len(self._parts)) for tensor in found[place]]
+
+    def _one(self, place: int, is_last: tf.Tensor | None, own: list[tf.Tensor]) -> list[tf.Tensor]:
+        if is_last is None:
+            return self._add(place, own)
+        return list(tf.cond(is_last, lambda: self._add(place, own), lambda: own))
