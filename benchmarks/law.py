@@ -50,6 +50,8 @@ class Arguments:
     """Train with --exact and compare weights to the last bit."""
     reduction: str = "fixed"
     """fixed or float."""
+    overlap: bool = False
+    """Train with --overlap; the run without faults, of one worker, has nothing to overlap."""
     data: str = "auto"
     """As in jobs/mnist.py: auto, mnist, digits, or a path of IDX files."""
     epochs: int = 4
@@ -106,7 +108,7 @@ def run(arguments: Arguments, model: str, name: str, plan: FaultPlan, cluster: E
     command += ["--checkpoint-every-steps", "25", "--resize-every-seconds", "5", "--reduction", arguments.reduction]
     command += ["--pause", str(PAUSE_SECONDS if plan.faults else 0)]
     command += ["--storage", str(folder), "--run", name, "--status-file", str(status)]
-    command += ["--exact"] if arguments.exact else []
+    command += [*(["--exact"] if arguments.exact else []), *(["--overlap"] if arguments.overlap else [])]
     report = plan.run(command, status, folder / f"{name}.log", cluster, folder=Path.cwd(), most_nodes=MOST_NODES)
     if report.code:
         raise AssertionError(f"schedule {name} ended with exit code {report.code}:\n{report.output}")

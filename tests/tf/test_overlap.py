@@ -19,6 +19,7 @@ from raytf.data.sources import ArraySource
 from raytf.model import weights_sha256
 from raytf.wire import DEVICE, HOST, Words
 from tests.tf.ranks import Rank, train
+from tests.tf.wire_ranks import build
 
 SIZES = st.lists(st.integers(0, 50), max_size=12)
 
@@ -48,14 +49,6 @@ RANDOM = np.random.default_rng(0)
 # 70 records in batches of 24: the third step of an epoch has shards of fewer records.
 SOURCE = ArraySource(RANDOM.normal(size=(70, 7)).astype("float32"), RANDOM.integers(0, 3, 70))
 SHARDS, BATCH, STEPS = 4, 24, 7
-
-
-def build() -> keras.Model:
-    stack = [layers.Dense(9), layers.BatchNormalization(momentum=0.9), layers.Dropout(0.3), layers.Dense(3)]
-    model = keras.Sequential([keras.Input((7,)), *stack])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
-    return model
 
 
 def ends(world_size: int, overlap: Overlap | None, **options) -> set[str]:
