@@ -232,9 +232,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     mixed = cluster.mixed_gpus or strategy.strategy != "multi-worker-mirrored"
     fits = _fits(need, most, helpers, mixed)
     if use_gpu and cluster.use_gpu is None and fits < wanted <= _fits(cpu, most, helpers):
-        too_few = f"too few for {wanted} workers" if need["GPU"] <= 1 else "with too few CPUs beside them"
-        mend = f"--workers {fits or 1} uses it" if need["GPU"] <= 1 else "fewer --cpus-per-worker use them"
-        say(f"this cluster has {gpus:g} GPU, {too_few}: training on CPUs; {mend}")
+        say(f"this cluster has {gpus:g} GPU, {why_on_cpus(wanted, fits, _fits(need, most, helpers), need['GPU'])}")
         use_gpu, need = False, cpu
         fits = _fits(need, most, helpers)
     if strategy.communication == "nccl" and not use_gpu:
@@ -265,6 +263,25 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
             f"do. For a new run, --logical-shards {need['GPU']:g} uses them all"
         )
     return need
+
+
+def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
+    """Why GPUs that there are stay idle, and what would use them.
+
+    Args:
+        wanted: workers.
+        fits: those for whom there are GPUs of one kind.
+        of_all_kinds: those for whom there are GPUs of any.
+        each: GPUs of a worker.
+    """
+    if of_all_kinds >= wanted:
+        return (
+            f"of several kinds, too few of one for {wanted} workers: training on CPUs; --mixed-gpus takes them all, "
+            f"--workers {fits or 1} those of one kind"
+        )
+    if each <= 1:
+        return f"too few for {wanted} workers: training on CPUs; --workers {fits or 1} uses it"
+    return "with too few CPUs beside them: training on CPUs; fewer --cpus-per-worker use them"
 
 
 def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from raytf import gpus, needs
+from raytf import gpus, needs, seeing
 from raytf.data.order import assign
 from raytf.errors import GpuError
 
@@ -100,7 +100,7 @@ class Room:
     It is looked at once, at the first copy: later numbers would count what is held.
 
     Args:
-        size: bytes of the whole state.
+        size: bytes that may be held at a time.
         free: bytes of the device that nobody has taken; None where that is not known.
         say: told what was decided, where that is to wait.
     """
@@ -117,18 +117,42 @@ class Room:
             if not self._may:
                 found = "nobody knows how much is free" if free is None else f"{free / 1e9:,.1f} GB are free"
                 self._say(
-                    f"the device has no memory to hold the state twice ({self._size / 1e9:,.1f} GB, and {found}): "
+                    f"the device has no memory for copies of the state ({self._size / 1e9:,.1f} GB, and {found}): "
                     "training waits while it is copied"
                 )
         return self._may
 
 
 def free_bytes() -> int | None:
-    """Of this process's first GPU, by its driver; None where the driver does not say."""
+    """Of this process's first GPU, by its driver; None where the driver does not say, or others are on that GPU."""
+    if seeing.share() < 1:  # TensorFlow was given a part, of which the driver does not know how much is free
+        return None
     with suppress(GpuError), gpus.nvml() as library:
         own = [] if library is None else gpus.handles(library)
         return int(library.nvmlDeviceGetMemoryInfo(own[0]).free) if own else None
     return None
+
+
+def set_memory(share: float, config: Any = tf.config, mine: Callable[[], list[gpus.Gpu]] = gpus.mine) -> None:
+    """GPU memory of this process, where TensorFlow has not begun yet: as it is needed, and at most a share of one that
+    it has with others, of which TensorFlow would otherwise leave them nothing.
+
+    Args:
+        share: part of its GPU, up to 1.
+        config: TensorFlow's.
+        mine: finds out who the GPUs are.
+    """
+    devices = config.list_physical_devices("GPU")
+    found = mine() if devices and share < 1 else []
+    try:
+        for i, device in enumerate(devices):
+            if i < len(found):
+                parts = [config.LogicalDeviceConfiguration(memory_limit=gpus.part_mib(found[i].memory_bytes, share))]
+                config.set_logical_device_configuration(device, parts)
+            else:
+                config.experimental.set_memory_growth(device, True)
+    except RuntimeError:
+        pass  # it has
 
 
 def _kind(device: str) -> str:

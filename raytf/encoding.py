@@ -70,7 +70,7 @@ class EachTensor:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         values = [tf.cast(tensors[i], tf.float32) for i in part]
         # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
-        largest = tf.abs(tf.stack([tf.maximum(tf.reduce_max(v), -tf.reduce_min(v)) for v in values])) * weight
+        largest = tf.abs(tf.stack([_largest(v) for v in values])) * weight
         # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
         factors = tf.unstack(scales[part.start : part.stop] * weight, len(values))
         with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
@@ -111,6 +111,11 @@ class InBlocks:
         for part, blocks, whole in zip(self._ranges, self._blocks, sums, strict=True):
             found += blocks.tensors(self._words.real(whole) * blocks.spread(steps[part.start : part.stop]))
         return found
+
+
+def _largest(values: tf.Tensor) -> tf.Tensor:
+    # Where there is no number, TensorFlow's largest is minus infinity.
+    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values)) if all(values.shape) else tf.constant(0.0)
 
 
 def _whole(product: tf.Tensor, is_small: bool, most: float, words: Words) -> tf.Tensor:

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from raytf import gpu_exact
+from raytf import gpu_exact, identity
 from raytf.callbacks import Ranks
 from raytf.data import tree
 from raytf.data.order import step_seeds
@@ -117,9 +117,9 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     # Not the machine's name: another one that computes the same bits is as good.
     found = mine[0].tobytes().hex()[:16]
     if not step.is_on_gpu:
-        return {"arithmetic (a hash of the first gradients on this kind of machine)": found}
+        return {identity.FIRST_GRADIENTS: found}
     settings = gpu_exact.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
-    return {"arithmetic (a hash of the first step on this kind of GPU)": found, **settings}
+    return {identity.FIRST_STEP: found, **settings}
 
 
 def ops_of(traced: Any) -> list[Op]:

@@ -44,15 +44,15 @@ class Exclusion:
 
 
 class Launches:
-    """Kernels that failed, by node: on one node it may be the GPU, on a second one it is the code."""
+    """Kernels that failed, by node: on one node it may be the GPU, on a second one within an hour it is the code."""
 
     def __init__(self) -> None:
-        self._nodes: set[str] = set()
+        self._failed_at: dict[str, float] = {}
 
-    def failed(self, nodes: Collection[str]) -> bool:
+    def failed(self, nodes: Collection[str], now: float) -> bool:
         """Note that kernels failed on these nodes; whether that is so on two nodes by now."""
-        self._nodes.update(nodes)
-        return len(self._nodes) > 1
+        self._failed_at |= dict.fromkeys(nodes, now)
+        return sum(now - at < MEMORY_SECONDS for at in self._failed_at.values()) > 1
 
 
 def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:

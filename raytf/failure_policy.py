@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import time
 from typing import Any
 
 import ray
@@ -25,12 +26,21 @@ class Verdict:
     nodes: list[str]
 
 
-def judge_launch(failure: Failure, nodes: list[str], launches: Launches) -> Failure:
+def judge_launch(failure: Failure, nodes: list[str], launches: Launches, now: float) -> Failure:
     """A failure as it is, or the job's own where kernels have failed on these nodes and on another one."""
-    if not failure.is_launch or not launches.failed(nodes):
+    if not failure.is_launch or not launches.failed(nodes, now):
         return failure
     text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
     return dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
+
+
+def blamed(failure: Failure, of_ranks: set[str], error: Any) -> list[str]:
+    """Nodes to blame: those of the ranks to blame, and those whose GPU failed.
+
+    Where a rank is dead, or hangs, others may say of their own GPUs what they only have of that.
+    """
+    told = {e.node for e in gpu_errors(error) if e.node} if failure.cause is Cause.GPU else set()
+    return sorted(of_ranks | told)
 
 
 class FailurePolicy(DefaultFailurePolicy):
@@ -58,9 +68,8 @@ class FailurePolicy(DefaultFailurePolicy):
         if failure.cause is not Cause.ERROR and self._is_preemption(error):
             error.raytf_verdict = Verdict(0.0, [])
             return FailureDecision.RETRY  # its node had notice: that is no failure, and counts as none
-        told = {e.node for e in gpu_errors(error) if e.node}
-        nodes = sorted({s.beat.node for s in sightings if s.beat.rank in ranks} | told)
-        failure = judge_launch(failure, nodes, self._launches)
+        nodes = blamed(failure, {s.beat.node for s in sightings if s.beat.rank in ranks}, error)
+        failure = judge_launch(failure, nodes, self._launches, time.monotonic())
         self._reached = max(self._ask("reached", self._reached), failure.step or 0)
         decided = self._retry.decide(failure, self._reached)
         goes_on = decided.retry and super().make_decision(error) is FailureDecision.RETRY

@@ -27,9 +27,10 @@ def explain(
     text = str(error)
     if sort(text, Facts()) is None:  # on CPUs, as ever
         return None
-    whose = sort(text, (look or facts)())
+    found = (look or facts)()
+    whose = sort(text, found)
     address, node = seeing.here()
-    if seeing.given() == []:  # a coordinator hears of a worker's GPU, and not of which
+    if found.is_told:  # a coordinator hears of a worker's GPU, and not of which
         address, node = "of a worker", ""
     said = f"{type(error).__name__}: {one_line(text, _TEXT)}"
     match whose:
@@ -53,6 +54,8 @@ def explain(
 
 def facts() -> Facts:
     """What NVML and Ray know, in a worker that has begun to compute."""
+    if seeing.given() == []:
+        return Facts(is_told=True)
     others = None
     with contextlib.suppress(GpuError):
         counts = [reading.processes for reading in gpu_health.read_mine(computes=True)]
@@ -66,4 +69,4 @@ def load_of(batch: int, shards: int, is_mixed: bool) -> Load:
     with contextlib.suppress(GpuError):
         mine = [reading.gpu for reading in gpu_health.read_mine()]
         gpu = (mine[0].name, mine[0].memory_bytes) if mine else None
-    return Load(batch, shards, gpu, is_mixed)
+    return Load(batch, shards, gpu, is_mixed, seeing.share())

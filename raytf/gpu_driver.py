@@ -23,18 +23,26 @@ LIBRARIES = (
     "libcusparse.so.12",
     "libcudnn.so.9",
 )
-#: Seconds in which a driver that works answers; one that hangs never does.
-_ANSWER_SECONDS = 6.0
+#: Seconds in which a driver that works answers; one that hangs never does. For each GPU of the machine there are more:
+#: where no process holds the driver, it initializes all of them first (NVIDIA, Driver Persistence: 1 to 3 s each).
+_ANSWER_SECONDS, _GPU_SECONDS = 6.0, 3.0
 
 
-def trouble(ask: Callable[[], str] | None = None, seconds: float = _ANSWER_SECONDS) -> str:
+def answer_seconds(devices: Path = Path("/dev")) -> float:
+    """For how long a driver may be asked on this machine."""
+    return _ANSWER_SECONDS + _GPU_SECONDS * len(list(devices.glob("nvidia[0-9]*")))
+
+
+def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
     """What is wrong with this machine's driver, for people; empty where it has a GPU for this process.
 
     Args:
         ask: by default `cuInit` and a count of GPUs.
-        seconds: for the answer. The thread that waits for one that never comes is left behind.
+        seconds: for the answer; by default those of this machine. The thread that waits for one that never comes is
+            left behind.
     """
     answers: list[str] = []
+    seconds = answer_seconds() if seconds is None else seconds
     thread = threading.Thread(target=lambda: answers.append((ask or _ask)()), daemon=True, name="raytf-cuda")
     thread.start()
     thread.join(seconds)

@@ -12,6 +12,8 @@ from collections.abc import MutableMapping
 #: What TensorFlow asks for the memory that cuDNN may work in (tensorflow/core/kernels/gpu_utils.cc), its unit is MiB.
 WORKSPACE = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 WORKSPACE_MIB = 512
+#: In a run's identity.
+TF32, CUDNN = "TF32", "cuDNN's workspace"
 _XLA, _DETERMINISTIC = "XLA_FLAGS", "--xla_gpu_deterministic_ops"
 
 
@@ -34,6 +36,6 @@ def identity(environ: MutableMapping[str, str], tf32: bool) -> dict[str, str]:
         tf32: whether TensorFlow may multiply float32 with 10 bits after the point.
     """
     return {
-        "TF32": "on" if tf32 else "off",
-        "cuDNN's workspace": f"{environ.get(WORKSPACE, 'any')} MiB",
+        TF32: "on" if tf32 else "off",
+        CUDNN: f"{environ.get(WORKSPACE, 'any')} MiB",
     }

@@ -35,11 +35,13 @@ class Facts:
         others: processes other than this one on the GPU; None where nobody can tell.
         is_divided: the run itself puts several workers on a GPU.
         elsewhere: kernels have failed on another node before.
+        is_told: this process has no GPU, and hears from others of theirs.
     """
 
     others: int | None = None
     is_divided: bool = False
     elsewhere: bool = False
+    is_told: bool = False
 
 
 def _any(*texts: str) -> re.Pattern[str]:
@@ -48,6 +50,8 @@ def _any(*texts: str) -> re.Pattern[str]:
 
 #: That rank does not speak of its own GPU: TensorFlow passes on what made another one give up.
 _PASSED_ON = _any(r"\[_Derived_\]", "from remote target", "Collective ops is aborted by")
+#: Where the user's names are: of operations, and of lines of code.
+_NAMES = re.compile(r"\[\[.*?\]\]|\{\{.*?\}\}|Detected at node .*?(?=\n|$)|node: ?'[^']*'")
 _REFUSED = _any(
     r"does not support datatype",
     r"CollectiveImplementation does not support",
@@ -73,6 +77,9 @@ _MEMORY = _any(
     r"(CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)_(STATUS_)?ALLOC_FAILED",
     r"CUDNN failed to allocate the scratch space",
     r"Failed to allocate memory for convolution redzone",
+    r"cuda[SG]etDevice\(\).* failed\. Status: out of memory",
+    r"Dst tensor is not initialized",  # a copy to the device for which there was no memory
+    r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
 #: Libraries that cannot start on a GPU that is full say no more than that.
 _STARTING = _any(
@@ -86,25 +93,27 @@ _STARTING = _any(
     r"cudnn library could not create a handle",
     r"cuDNN failed to initialize",
     r"CU(DNN|BLAS|SOLVER)_STATUS_NOT_INITIALIZED",
-    r"CUDNN_STATUS_INTERNAL_ERROR",
+    r"CUDNN_STATUS_INTERNAL_ERROR\b",
 )
 _NODE = _any(
     r"CUDA_ERROR_ECC_UNCORRECTABLE|uncorrectable ECC error",
     r"CUDA_ERROR_NVLINK_UNCORRECTABLE|uncorrectable NVLink error",
     r"CUDA_ERROR_CONTAINED|CUDA_ERROR_HARDWARE_STACK_ERROR",
     r"cudaError(ECCUncorrectable|NoDevice|DevicesUnavailable|InsufficientDriver|InitializationError|Unknown)\b",
-    r"GPU is lost|f[ae]ll(en)? off the bus|\bXid\b",
+    r"GPU is lost|f[ae]ll(en)? off the bus",
+    r"cuda[SG]etDevice\(\).* failed\. Status: (?!out of memory)",
     r"CUDA_ERROR_(NO_DEVICE|DEVICE_UNAVAILABLE|DEVICE_NOT_LICENSED|NOT_INITIALIZED|DEINITIALIZED|UNKNOWN)\b",
     r"CUDA_ERROR_(OPERATING_SYSTEM|SYSTEM_NOT_READY|SYSTEM_DRIVER_MISMATCH|EXTERNAL_DEVICE)\b",
     r"CUDA_ERROR_(INVALID_DEVICE|STUB_LIBRARY|COMPAT_NOT_SUPPORTED_ON_DEVICE|MPS_\w+)\b",
     r"no CUDA-capable device is detected",
     r"CUDA driver version is insufficient",
-    r"CUDA-capable devices are busy or unavailable|no kernel image is available",
+    r"CUDA-capable device(s|\(s\))? (is/)?are busy or unavailable|no kernel image is available",
     r"CUDA_ERROR_NO_BINARY_FOR_GPU|CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
     r"failed call to cuInit",
     r"Failed to initialize GPU device #",
     r"Loaded runtime CuDNN library",
     r"CUDNN_STATUS_(ARCH_MISMATCH|RUNTIME_PREREQUISITE_MISSING|LICENSE_ERROR|(SUB)?LIBRARY_VERSION_MISMATCH)",
+    r"CUDNN_STATUS_(SUB)?LIBRARY_LOADING_FAILED",
 )
 _LAUNCH = _any(
     r"CUDA_ERROR_(ILLEGAL_ADDRESS|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC|ILLEGAL_INSTRUCTION)\b",
@@ -132,10 +141,11 @@ def sort(text: str, facts: Facts) -> Whose | None:
     Args:
         text: of TensorFlow's error.
     """
+    text = _NAMES.sub("", text)
     if _REFUSED.search(text):
         return Whose.REFUSED
     own = _of_own(text, facts)
-    return Whose.PEER if own is not None and _PASSED_ON.search(text) else own
+    return Whose.PEER if own is not None and not facts.is_told and _PASSED_ON.search(text) else own
 
 
 def _of_own(text: str, facts: Facts) -> Whose | None:
@@ -180,6 +190,7 @@ class Load:
         batch: records of a global batch.
         shards: logical shards that it is cut into.
         gpu: name and bytes of the GPU, None where nobody knows.
+        share: of it that this worker was given.
         is_mixed: the model computes in half of float32's bytes already.
     """
 
@@ -187,19 +198,22 @@ class Load:
     shards: int
     gpu: tuple[str, int] | None = None
     is_mixed: bool = False
+    share: float = 1.0
 
 
 def advise(text: str, load: Load) -> str:
     """What a person reads whose model needs more memory than the GPU has."""
     asked = asked_bytes(text)
     lacking = f"{asked / 2**20:,.1f} MiB more could not be had" if asked else "no more could be had"
-    gpu = f"the {load.gpu[1] / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"
+    gpu = f"the {load.gpu[1] * load.share / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"
+    gpu += f" that a worker has with --gpus-per-worker {load.share:g}" if load.share < 1 else ""
     records = -(-load.batch // load.shards)
     mends = [] if load.is_mixed else ["--mixed-precision bfloat16"]
     if records > 1:
         more, fewer = 2 * load.shards, max(1, records // 2)
         mends.append(f"for a new run, --logical-shards {more}, which computes {fewer} records at a time")
         mends.append(f"for a new run, --global-batch-size below {load.batch}")
+    mends += ["fewer workers on a GPU (--gpus-per-worker)"] * (load.share < 1)
     mends.append("a GPU with more memory")
     return (
         f"the model and a step of {records} records (--global-batch-size {load.batch} in {load.shards} logical shards) "

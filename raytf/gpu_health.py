@@ -147,10 +147,14 @@ def read_mine(computes: bool = False) -> list[Reading]:
 
 
 def _read(library: Any, handle: Any, computes: bool) -> Reading:
+    # Some of these are what a driver says of a question that makes no sense for a part of a GPU (MIG).
+    names = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument")
+    unknown = tuple(getattr(library, f"NVMLError_{name}") for name in names)
+
     def ask(question: Callable[..., Any], *args: Any) -> Any:
         try:
             return question(handle, *args)
-        except (library.NVMLError_NotSupported, library.NVMLError_NoPermission, library.NVMLError_FunctionNotFound):
+        except unknown:
             return None
 
     rows = ask(library.nvmlDeviceGetRemappedRows)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from raytf import gpu_exact
 from raytf.canonical import plainly
 from raytf.data import tree
 from raytf.data.sources import ArraySource, Source, fingerprint
@@ -26,7 +27,9 @@ _LATER = (STRUCTURE, "model loss weights", "contents of the training data")
 METRICS = "model compiled metrics"
 _ANSWERS = ("validation data", "test data", METRICS, CODE)
 #: What only workers know, of their machines; the same weights come from others, too, in the result of a finished run.
-_OF_WORKERS = ("arithmetic (a hash of the first gradients on this kind of machine)", "updates")
+FIRST_GRADIENTS = "arithmetic (a hash of the first gradients on this kind of machine)"
+FIRST_STEP = "arithmetic (a hash of the first step on this kind of GPU)"
+_OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, gpu_exact.TF32, gpu_exact.CUDNN, "updates")
 #: Arrays of so many bytes are read as a whole; of larger ones so many parts.
 _WHOLE_BYTES, _PARTS, _PART_BYTES = 128 << 20, 512, 128 << 10
 

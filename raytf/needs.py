@@ -21,6 +21,17 @@ def may_hold(free: int | None, size: int) -> bool:
     return free is not None and size + DEVICE_SPARE <= free
 
 
+def held(state: int, ranks: int, keeps_best: bool) -> int:
+    """Bytes of a rank's device that copies of the state may hold at a time, each of its share at another step.
+
+    There is one that is on its way into memory, one on its way to storage, and with `--keep-best` one that waits.
+
+    Args:
+        state: bytes of the whole state.
+    """
+    return max(state, (3 if keeps_best else 2) * state // ranks)
+
+
 @dataclass(frozen=True)
 class Needs:
     """Host memory that a run's state needs on one node, in bytes.

@@ -409,7 +409,7 @@ class ScalingPolicy(ElasticScalingPolicy):
             answers |= {node: answer is Answer.LIVES for node, answer in raylets.ask(unasked).items()}
         else:
             answers |= {about["NodeID"]: True for about in unasked}
-        usable = {node: resources for node, resources in reserved.items() if answers.get(node)}
+        usable = {node: resources for node, resources in reserved.items() if answers.get(node) and node in staying}
         chosen = self._choose(usable, staying)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
         # In the place of nodes with other GPUs no more are asked for: those might be of any kind, without an end.

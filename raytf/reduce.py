@@ -195,7 +195,7 @@ class Exact:
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
-        if self._overlap is not None and all_reduce is not None:
+        if self._overlap is not None:  # with one worker, too: the loop's body is to be the same for every number
             early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -237,7 +237,9 @@ class Exact:
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
         return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite))
 
-    def _add_bucket(self, all_reduce: Callable, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
+        if all_reduce is None:
+            return own
         small = len(own) if self._encoding.parts[place].stop <= self._encoding.small else 0
         sums, _ = self._words.add(all_reduce, own, small, [])
         return self._words.unpack(sums, Layout([t.shape for t in own]), small)

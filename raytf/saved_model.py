@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ import tensorflow as tf
 from google.protobuf import json_format, text_format
 from tensorflow.core.protobuf import saved_model_pb2
 
-from raytf import gpus, seeing
+from raytf import seeing
+from raytf.devices import set_memory
 from raytf.errors import ModelError, one_line
 from raytf.signature import DEFAULT, Signature, TensorSpec
 from raytf.versions import GRAPHS
@@ -92,28 +93,6 @@ def set_threads(threads: int) -> None:
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
-    except RuntimeError:
-        pass  # it has
-
-
-def set_memory(share: float, config: Any = tf.config, mine: Callable[[], list[gpus.Gpu]] = gpus.mine) -> None:
-    """GPU memory of this process, where TensorFlow has not begun yet: as it is needed, and at most a share of one that
-    it has with others, of which TensorFlow would otherwise leave them nothing.
-
-    Args:
-        share: part of its GPU, up to 1.
-        config: TensorFlow's.
-        mine: finds out who the GPUs are.
-    """
-    devices = config.list_physical_devices("GPU")
-    found = mine() if devices and share < 1 else []
-    try:
-        for i, device in enumerate(devices):
-            if i < len(found):
-                parts = [config.LogicalDeviceConfiguration(memory_limit=gpus.part_mib(found[i].memory_bytes, share))]
-                config.set_logical_device_configuration(device, parts)
-            else:
-                config.experimental.set_memory_growth(device, True)
     except RuntimeError:
         pass  # it has
 

@@ -341,7 +341,9 @@ class Saving:
         state, callbacks = self._state, self._callbacks
         if not self._is_copy_sealed and self._copied_step != state.step:
             # A rank that gave up its older copy while the newer one of another does not count yet would leave none.
+            began = time.perf_counter()
             self._settle()
+            self._snapshots.costs_also(time.perf_counter() - began)
         self._copied_step, self._is_copy_sealed = state.step, False
         if share_rank_zero:
             own = (*callbacks.state(), self._reporter.pack_files()) if self._group.rank == 0 else None

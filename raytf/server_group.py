@@ -78,8 +78,10 @@ class Process:
 
         devices = tf.config.list_physical_devices("GPU")
         seeing.demand(gpus, devices)
-        for device in devices:
-            tf.config.experimental.set_memory_growth(device, True)
+        if devices:
+            from raytf.devices import set_memory
+
+            set_memory(seeing.share())
 
     def address(self) -> str:
         """HOST:PORT for its TensorFlow server, from now on.

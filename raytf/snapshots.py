@@ -143,6 +143,8 @@ class Snapshots:
         """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
         if self._every == 0 or self._group.rank != 0:
             return 0.0
+        if self._every is None and not self.is_sealed:
+            return 0.0  # training would wait for the one that is on its way from the device
         cost = 0.0
         if self._costs:
             copying, sharing = zip(*self._costs, strict=True)
@@ -176,6 +178,7 @@ class Snapshots:
         """
         began = time.perf_counter()
         if not self._ready() or self._source is None:
+            self._book(0.0)  # what was done for it, and will be the next time
             return
         if self._share == 0 and self._slow[0] != slow_key:
             self._slow = (slow_key, json.dumps(slow()).encode())
@@ -198,10 +201,13 @@ class Snapshots:
         first = self.copied is None
         self._slots.reverse()
         self.copied = step
-        copying = time.perf_counter() - began + self._aside_seconds
+        self._book(time.perf_counter() - began, counts=not first)  # that pays for memory that is touched the first time
+
+    def _book(self, seconds: float, counts: bool = True) -> None:
+        copying = seconds + self._aside_seconds
         sharing, self._sharing_seconds, self._aside_seconds = self._sharing_seconds, 0.0, 0.0
         self.seconds += copying + sharing
-        if not first:  # it pays for memory that is touched for the first time
+        if counts:
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
 
     def costs_also(self, seconds: float) -> None:
@@ -212,6 +218,7 @@ class Snapshots:
         """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
         if self._slots and self.copied is not None:
             self._slots.reverse()
+            self.copied = -1  # a copy of the same step is no copy over itself: that place holds an older one now
 
     @property
     def is_sealed(self) -> bool:

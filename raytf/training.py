@@ -165,7 +165,8 @@ class Worker:
                 self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
-        room = Room(format.size_of(self.named), free_bytes, self.reporter.say)
+        most = needs.held(format.size_of(self.named), self.world_size, self.config.checkpoints.keep_best is not None)
+        room = Room(most, free_bytes, self.reporter.say)
         self._source = functools.partial(format.Variables, self.named, may_hold=room)
         self.snapshots.begin(format.sizes(self.named), self._source)
         pulse.also(self.snapshots.look)
@@ -353,10 +354,12 @@ class Worker:
         """What compares the ranks' weights; None where they have none of their own."""
         if self.world_size == 1 or self.config.strategy.has_servers:
             return None
+        # Another slot of the optimizer shows in the weights, but later: too late for who promises each bit.
+        hashed = ("model/", "optimizer/") if self.config.compute.exact else ("model/",)
         return Replicas(
             self.group,
             self.named,
-            Digest([v.value for name, v in self.named.items() if name.startswith("model/")]).value,
+            Digest([v.value for name, v in self.named.items() if name.startswith(hashed)]).value,
             self.config.compute.exact,
             self.reporter.say,
             self.reporter.event,

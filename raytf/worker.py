@@ -86,8 +86,10 @@ def set_up(
         tf.config.set_logical_device_configuration(cpu, parts)
     devices = tf.config.list_physical_devices("GPU")
     seeing.demand(gpus, devices)
-    for device in devices:
-        tf.config.experimental.set_memory_growth(device, True)
+    if devices:
+        from raytf.devices import set_memory
+
+        set_memory(seeing.share())
     _phases.mark("tensorflow")
 
 

@@ -62,7 +62,9 @@ def start(provider: Any, config: dict[str, Any], name: str, count: int = 1) -> N
 
 
 def test_the_config_goes_from_spot_to_the_next_size_and_market_and_leaves_nothing(azure: Azure) -> None:
-    provider, config = ray_up.prepare(filled_in())
+    filled = filled_in()
+    filled["provider"]["spread"] = True  # workers would else be of the size of the first
+    provider, config = ray_up.prepare(filled)
     assert azure.group["tags"] == {"project": "raytf"}
     (rules,) = [group["properties"]["securityRules"] for group in azure.of("Microsoft.Network/networkSecurityGroups")]
     assert [rule["properties"]["destinationPortRange"] for rule in rules] == ["22"]

@@ -62,6 +62,11 @@ def filled_in(name: str) -> dict[str, Any]:
     return ray_up.filled_in((CONFIGS / name).read_text().replace("your-project", PROJECT))
 
 
+def spread(config: dict[str, Any]) -> dict[str, Any]:
+    """The same, with nodes wherever there are any: else they would stay in the zone of the first."""
+    return config | {"provider": config["provider"] | {"spread": True}}
+
+
 def bring_up(config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """What `ray up` prepares, and the head; the provider, and the config that goes to the head."""
     provider, config = ray_up.prepare(config)
@@ -93,7 +98,7 @@ def end_all(provider: Any) -> None:
 
 
 def test_the_gpu_config_goes_from_spot_to_the_next_zone_machine_and_market(google: Google) -> None:
-    provider, config = bring_up(filled_in("gcp-gpu-spot.yaml"))
+    provider, config = bring_up(spread(filled_in("gcp-gpu-spot.yaml")))
 
     def next_one() -> tuple[str, str, dict[str, Any]]:
         before = set(google.instances)
@@ -141,6 +146,21 @@ def test_the_gpu_config_goes_from_spot_to_the_next_zone_machine_and_market(googl
     assert google.metadata["items"][0]["value"].startswith("ubuntu:ssh-rsa ")
     end_all(provider)
     assert google.instances == {}
+
+
+def test_workers_of_the_gpu_config_stay_in_one_zone_and_of_one_kind(google: Google) -> None:
+    provider, config = bring_up(filled_in("gcp-gpu-spot.yaml"))
+    google.empty = {("a", "g2-standard-4", True)}
+    start(provider, config, "gpu")
+    google.empty = {("b", "g2-standard-4", True)}
+    start(provider, config, "gpu")  # in zone a and in zone c there are machines on Spot
+    workers = [made for made in google.instances.values() if made["labels"]["ray-node-kind"] == "worker"]
+    assert [(made["zone"][-1], made["scheduling"]["provisioningModel"]) for made in workers] == [
+        ("b", "SPOT"),
+        ("b", "STANDARD"),
+    ]
+    assert len({made["machineType"].rsplit("/", 1)[-1] for made in workers}) == 1
+    end_all(provider)
 
 
 def test_ray_starts_each_type_of_the_tpu_config_and_leaves_nothing(google: Google) -> None:

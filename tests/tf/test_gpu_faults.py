@@ -42,8 +42,30 @@ CUDNN = (
 )
 ALONE, SHARED = Facts(others=0), Facts(others=1)
 
+COPY = "Failed copying input tensor from {0} to {1} in order to run _EagerConst: Dst tensor is not initialized."
+
 #: Class, text, verdict where nothing else is on the GPU.
 TEXTS = [
+    # tensorflow/core/common_runtime/gpu/gpu_device.cc, as contexts are made
+    (E.InternalError, "cudaSetDevice() on GPU:0 failed. Status: initialization error", Whose.NODE),
+    (
+        E.InternalError,
+        "cudaSetDevice() on GPU:0 failed. Status: CUDA-capable device(s) is/are busy or unavailable",
+        Whose.NODE,
+    ),
+    (E.InternalError, "cudaSetDevice() on GPU:0 failed. Status: out of memory", Whose.MEMORY),
+    # tensorflow/core/common_runtime/copy_tensor.cc and eager/kernel_and_device.cc (tensorflow#7025)
+    (E.InternalError, COPY.format("/job:localhost/replica:0/task:0/device:CPU:0", GPU), Whose.MEMORY),
+    # cudnn_graph.h, cudnnStatus_t
+    (E.InternalError, CUDNN.format("CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED"), Whose.NODE),
+    (E.InternalError, CUDNN.format("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), Whose.MEMORY),
+    # the user's names are no texts of TensorFlow's
+    (
+        E.InvalidArgumentError,
+        "indices[0] = 5 is not in [0, 3) [[{{node functional_1/ECC_UNCORRECTABLE/GatherV2}}]]",
+        None,
+    ),
+    (E.InvalidArgumentError, "indices[0] = 5 is not in [0, 3) [[{{node functional_1/xid/GatherV2}}]]", None),
     # tensorflow/core/common_runtime/base_collective_executor.cc, BaseCollectiveExecutor::CreateCollective
     (E.InternalError, INT32, Whose.REFUSED),
     (E.InternalError, "CollectiveImplementation does not support datatype DT_UINT32", Whose.REFUSED),
@@ -287,10 +309,19 @@ def test_what_a_worker_raises_for_it(kind, text, whose):
         (ILLEGAL, Facts(elsewhere=True), Whose.CODE),
         (ECC, Facts(others=3, elsewhere=True), Whose.NODE),
         (INT32, Facts(others=3, elsewhere=True), Whose.REFUSED),
+        (OOM + GRPC, ALONE, Whose.PEER),
+        (OOM + GRPC, Facts(is_told=True), Whose.MEMORY),  # a coordinator, of a worker's GPU
+        (ECC + GRPC, Facts(is_told=True), Whose.NODE),
     ],
 )
 def test_what_is_known_beside_the_text_counts(text, facts, whose):
     assert sort(text, facts) is whose
+
+
+def test_a_worker_with_a_part_of_a_gpu_is_told_what_it_has():
+    text = advise(OOM, Load(64, 4, ("NVIDIA L4", 24 << 30), share=0.5))
+    assert "the 12.0 GiB of this NVIDIA L4 that a worker has with --gpus-per-worker 0.5" in text
+    assert "fewer workers on a GPU" in text
 
 
 def test_another_process_on_the_gpu_is_a_fault_of_the_node():

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from raytf.devices import set_memory
 from raytf.gpus import Gpu, part_mib
-from raytf.saved_model import set_memory
 
 GIB = 1 << 30
 L4 = Gpu("GPU-1", "NVIDIA L4", 24 * GIB)

@@ -116,6 +116,35 @@ def test_nodes_stay_together(places, kinds, left):
     assert together(offers, places, kinds, Empty(60.0, lambda: 0.0)) == left
 
 
+def test_others_are_tried_where_what_is_beside_has_had_none_for_a_quarter_of_an_hour():
+    world, offers = World({SPOT_2: 9}), [SPOT_1, SPOT_2, OTHER_1, PAID_1]
+    full = {PAID_1}
+
+    def tried() -> list[Offer]:
+        return together(offers, ["1"], ["g6"], world.empty, lambda o: 0 if o in full else math.inf)
+
+    beside = [SPOT_1, PAID_1]
+    for world.now in (0.0, 300.0, 600.0, LONG_SECONDS - 1):
+        assert tried() == beside
+        with pytest.raises(NoCapacity, match="no capacity beside them"):
+            obtain([SPOT_1], 1, world.launch, world.empty, lambda o: 1, world.said.append, False, "beside them")
+    world.now = LONG_SECONDS
+    assert tried() == [*beside, SPOT_2, OTHER_1]  # of the same kind first
+    # While there is room for the last machine on demand, that is asked first.
+    full.clear()
+    assert tried() == beside
+    full.add(PAID_1)
+    # It has some again; and nobody asked for long.
+    world.has[SPOT_1], world.now = 9, LONG_SECONDS + 100
+    world.obtain([SPOT_1], 1)
+    assert tried() == beside
+    world.has[SPOT_1], world.now = 0, 2000.0
+    with pytest.raises(NoCapacity):
+        world.obtain([SPOT_1], 1)
+    world.now = 9000.0
+    assert tried() == beside
+
+
 def test_nodes_of_one_request_stay_together_too():
     world = World({SPOT_1: 1, SPOT_2: 9, OTHER_1: 9, PAID_1: 1})
     nodes = obtain(

@@ -7,7 +7,7 @@ import pytest
 from raytf import checks
 from raytf.checkpoint import manifest
 from raytf.checkpoint.policy import name_of
-from raytf.checks import cpus_here
+from raytf.checks import cpus_here, why_on_cpus
 from raytf.config import TrainConfig
 from raytf.errors import CheckpointError, ClusterError, DamagedFileError
 from raytf.storage import Storage
@@ -96,3 +96,16 @@ def test_the_identity_is_that_of_the_newest_checkpoint_that_can_be_read(tmp_path
     save(run, 3)
     run.put(f"checkpoints/{name_of(4, 'a')}/MANIFEST.json", b"{")
     assert checks.stored_identity(run) == {"--seed": "1"}
+
+
+@pytest.mark.parametrize(
+    ("fits", "of_all_kinds", "each", "words"),
+    [
+        (1, 2, 1.0, ["of several kinds", "--mixed-gpus", "--workers 1 those of one kind"]),
+        (1, 1, 1.0, ["too few for 2 workers", "--workers 1 uses it"]),
+        (0, 0, 4.0, ["too few CPUs", "--cpus-per-worker"]),
+    ],
+)
+def test_why_gpus_stay_idle_says_what_would_use_them(fits, of_all_kinds, each, words):
+    text = why_on_cpus(2, fits, of_all_kinds, each)
+    assert all(word in text for word in [*words, "training on CPUs"])

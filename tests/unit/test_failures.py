@@ -25,7 +25,7 @@ from raytf.errors import (
     WorkerLostError,
 )
 from raytf.exclusion import Launches
-from raytf.failure_policy import judge_launch
+from raytf.failure_policy import blamed, judge_launch
 from raytf.failures import classify, gpu_errors
 from raytf.retry import Cause, Failure, Retry
 
@@ -110,6 +110,20 @@ def test_a_gpu_that_is_missing_at_the_start_is_told_with_its_node():
     assert failure.text == "node x: cuInit: no device"
 
 
+def test_nodes_of_gpus_are_blamed_for_gpus_alone():
+    nccl = GpuError("node b: NCCL: unhandled system error", "b", is_doubtful=True)
+    for errors, nodes in (
+        (
+            {0: nccl, 1: RayActorError(error_msg="The actor died unexpectedly")},
+            ["a"],
+        ),  # a is the node of the rank that died
+        ({0: nccl, 1: LOST}, ["a", "b"]),
+        ({0: nccl, 1: GpuError("node c: ECC", "c")}, ["a", "c"]),
+    ):
+        error = WorkerGroupError("x", errors)
+        assert blamed(classify(error)[1], {"a"}, error) == nodes
+
+
 def test_a_kernel_that_failed_is_told_apart():
     launch = GpuError("illegal address", "n1", is_launch=True)
     assert classify(WorkerGroupError("x", {0: launch, 1: LOST}))[1].is_launch
@@ -119,10 +133,10 @@ def test_a_kernel_that_failed_is_told_apart():
 def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
     failure, launches, retry = Failure(Cause.GPU, "illegal address", is_launch=True), Launches(), Retry()
     for nodes in (["a"], ["a"]):
-        assert judge_launch(failure, nodes, launches) == failure
+        assert judge_launch(failure, nodes, launches, 0.0) == failure
         assert retry.decide(failure, 5).retry
-    assert judge_launch(Failure(Cause.GPU, "ECC"), ["b"], launches).cause is Cause.GPU
-    final = judge_launch(failure, ["b"], launches)
+    assert judge_launch(Failure(Cause.GPU, "ECC"), ["b"], launches, 0.0).cause is Cause.GPU
+    final = judge_launch(failure, ["b"], launches, 3599.0)
     assert (final.cause, final.is_final) == (Cause.ERROR, True)
     assert final.text == "illegal address. That has happened on another node's GPU as well: it is the job's own code"
     assert not retry.decide(final, 9).retry

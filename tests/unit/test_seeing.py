@@ -115,4 +115,11 @@ def test_libraries_are_looked_for_where_nvidias_packages_put_them(tmp_path, monk
 )
 def test_kernels_that_fail_on_two_nodes_are_the_codes_fault(faults, again):
     launches = Launches()
-    assert [launches.failed(nodes) for nodes in faults][-1] is again
+    assert [launches.failed(nodes, 0.0) for nodes in faults][-1] is again
+
+
+def test_a_kernel_that_failed_an_hour_ago_says_nothing_of_the_code():
+    launches = Launches()
+    assert not launches.failed(["a"], 0.0)
+    assert not launches.failed(["b"], 3600.0)
+    assert launches.failed(["c"], 3601.0)

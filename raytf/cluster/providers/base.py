@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 from ray.autoscaler._private.cli_logger import cli_logger
@@ -83,20 +84,23 @@ class Falling:
 
         # Only one at a time counts and adds, where nodes are counted.
         with self._counting if is_counted else nullcontext():
+            where, room = "anywhere", partial(self._room, node_type)
             if not is_spread:
-                offers = self._together(offers, node_type)
+                beside = self._together(offers, node_type, room)
+                where = "anywhere" if len(beside) == len(offers) else "beside the workers that run"
+                offers = beside
             try:
-                return obtain(offers, count, launch, self._empty, lambda o: self._room(o, node_type), _say, is_spread)
+                return obtain(offers, count, launch, self._empty, room, _say, is_spread, where)
             except NoCapacity as error:
                 raise NodeLaunchException("NoCapacity", error.description, sys.exc_info()) from None
 
-    def _together(self, offers: Sequence[Offer], node_type: str) -> list[Offer]:
+    def _together(self, offers: Sequence[Offer], node_type: str, room: Callable[[Offer], float]) -> list[Offer]:
         workers = [tags for tags in self._tags().values() if tags.get(TAG_RAY_NODE_KIND) == NODE_KIND_WORKER]
         alike = [tags for tags in workers if tags.get(TAG_RAY_USER_NODE_TYPE) == node_type]
         places = (tags[TAG_PLACE] for tags in workers if TAG_PLACE in tags)
-        return together(offers, places, (tags[TAG_KIND] for tags in alike if TAG_KIND in tags), self._empty)
+        return together(offers, places, (tags[TAG_KIND] for tags in alike if TAG_KIND in tags), self._empty, room)
 
-    def _room(self, offer: Offer, node_type: str) -> float:
+    def _room(self, node_type: str, offer: Offer) -> float:
         if offer.at_most is None:
             return math.inf
         wanted = (node_type, slug(offer.machine))

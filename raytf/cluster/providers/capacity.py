@@ -74,17 +74,36 @@ class Empty:
         #: When a place last had too few of a kind.
         self._short_at: dict[tuple[str, str], float] = {}
         self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
+        #: Since when an offer has given too few each time, and when it was asked last.
+        self._lacking: dict[Offer, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
     def put(self, offer: Offer, shortage: Shortage) -> None:
         """An offer was empty just now."""
         seconds = max(self._hold, LONG_SECONDS) if shortage.lasting else self._hold
         with self._lock:
-            self._short_at[(offer.place, offer.kind)] = self._clock()
+            now = self._clock()
+            self._short_at[(offer.place, offer.kind)] = now
+            self._lacking[offer] = (self._since(offer, now), now)
             self._until[(offer.machine, None if shortage.everywhere else offer.place)] = (
                 self._clock() + seconds,
                 shortage.code,
             )
+
+    def gave(self, offer: Offer) -> None:
+        """An offer had all that was asked for just now."""
+        with self._lock:
+            self._lacking.pop(offer, None)
+
+    def lacking_seconds(self, offer: Offer) -> float:
+        """For how long an offer that is asked again and again has given too few; 0 where nobody asked of late."""
+        with self._lock:
+            now = self._clock()
+            return now - self._since(offer, now)
+
+    def _since(self, offer: Offer, now: float) -> float:
+        first, last = self._lacking.get(offer, (now, now))
+        return first if now - last <= 2 * max(self._hold, LONG_SECONDS) else now
 
     def seconds(self, offer: Offer) -> float:
         """For how long an offer is not to be asked for; 0 where it may be now."""
@@ -113,20 +132,32 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60]
 
 
-def together(offers: Sequence[Offer], places: Iterable[str], kinds: Iterable[str], empty: Empty) -> list[Offer]:
+def together(
+    offers: Sequence[Offer],
+    places: Iterable[str],
+    kinds: Iterable[str],
+    empty: Empty,
+    room: Callable[[Offer], float] = lambda offer: math.inf,
+) -> list[Offer]:
     """The offers that keep nodes in one place and of one kind, in their order.
 
     Where no node runs, what had too few of late comes last: the nodes that it gave were not enough, and have gone.
+    Where nodes run, and what would be beside them has had none for a quarter of an hour, the others come after it: a
+    run would else wait, and pay, for as long as a node runs.
 
     Args:
         offers: in the order in which they are tried.
         places, kinds: those of the nodes that run, as `slug` writes them.
         empty: what was empty before.
+        room: how many nodes may be added of an offer's machine.
     """
     place, kind = _most_common(places), _most_common(kinds)
     found = [o for o in offers if place in (None, slug(o.place)) and kind in (None, slug(o.kind))]
     if place is None and kind is None:
         found.sort(key=empty.was_short)
+    elif found and all(room(offer) <= 0 or empty.lacking_seconds(offer) >= LONG_SECONDS for offer in found):
+        others = [offer for offer in offers if offer not in found]
+        found += sorted(others, key=lambda offer: kind not in (None, slug(offer.kind)))
     return found or list(offers)  # the cluster's config has changed since
 
 
@@ -143,6 +174,7 @@ def obtain(
     room: Callable[[Offer], float],
     say: Callable[[str], None],
     is_spread: bool = True,
+    where: str = "anywhere",
 ) -> dict[str, Any]:
     """Launch nodes from the first offers that have any.
 
@@ -158,6 +190,7 @@ def obtain(
         room: how many nodes may be added of an offer's machine.
         say: takes a line for the user.
         is_spread: whether nodes may come from several places and be of several kinds.
+        where: in which places the offers are, for people.
 
     Returns:
         The nodes by their ids: at least one, at most `count`.
@@ -191,7 +224,9 @@ def obtain(
         left[offer.machine] -= len(given)
         if given and first:
             say(f"{len(given)} x {offer} started instead of {first}")
-        if lack is not None or len(given) < wanted:
+        if lack is None and len(given) >= wanted:
+            empty.gave(offer)
+        else:
             shortage = lack.shortage if lack is not None else Shortage("fewer than asked for")
             empty.put(offer, shortage)
             first = first or str(offer)
@@ -205,7 +240,7 @@ def obtain(
         say(f"{len(nodes)} of {count} started; {again}")
         return nodes
     reasons = {str(o): empty.code(o) if o in allowed else f"{o.at_most} run, at_most is {o.at_most}" for o in offers}
-    text = f"no capacity anywhere; {again}: " + ", ".join(f"{name} ({why})" for name, why in reasons.items())
+    text = f"no capacity {where}; {again}: " + ", ".join(f"{name} ({why})" for name, why in reasons.items())
     if first:
         say(text)
     raise NoCapacity(Shortage("NoCapacity"), text)
