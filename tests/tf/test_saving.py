@@ -34,7 +34,7 @@ class Memory:
     def __init__(self):
         self.copied: list[int] = []
         self.is_sealed, self.is_empty = True, False
-        self.settled = 0
+        self.settled = self.waits = 0
 
     def wish(self, stop: int, step_seconds: float) -> float:
         return 1.0
@@ -44,6 +44,9 @@ class Memory:
 
     def settle(self) -> None:
         self.settled += 1
+
+    def costs_also(self, seconds: float) -> None:
+        self.waits += 1
 
 
 class SlowSaver(durable.Saver):

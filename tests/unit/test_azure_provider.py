@@ -136,7 +136,7 @@ def test_workers_are_of_one_kind(arm, provider):
     launch(provider, 2)
     provider._empty.put = lambda offer, shortage: None
     arm.left[T4] = 0
-    with pytest.raises(NodeLaunchException, match="no capacity anywhere"):
+    with pytest.raises(NodeLaunchException, match="no capacity beside the workers that run"):
         launch(provider, 1)
     assert SPOT_A100 not in arm.asked
     assert {vm.tags["raytf-kind"] for vm in arm.machines.values()} == {"standard-nc4as-t4-v3"}

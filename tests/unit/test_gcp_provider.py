@@ -157,7 +157,7 @@ def test_workers_stay_in_one_zone_and_of_one_kind(compute, make):
     assert {i["zone"] for i in compute.instances.values()} == {"r-b"}
     assert {i["machineType"] for i in compute.instances.values()} == {"zones/r-b/machineTypes/g2-standard-4"}
     compute.left = {("r-b", "g2-standard-4", market): 0 for market in ("SPOT", "STANDARD")}
-    with pytest.raises(NodeLaunchException, match="no capacity anywhere"):
+    with pytest.raises(NodeLaunchException, match="no capacity beside the workers that run"):
         launch(make(), 1)
 
 
