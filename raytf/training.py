@@ -35,7 +35,6 @@ from raytf import (
     warm,
 )
 from raytf import model as models
-from raytf.buckets import Overlap
 from raytf.callbacks import Callbacks
 from raytf.checkpoint import format
 from raytf.checkpoint.digest import Digest
@@ -267,8 +266,12 @@ class Worker:
             self.devices,
             self._make_rate(),
             keeps_gradients=self.config.run.histograms_every > 0,
-            overlap=Overlap(buckets.BYTES, -(-self.plan.shards // self.world_size)) if compute.overlap else None,
+            overlap=self._overlap(),
         )
+
+    def _overlap(self) -> buckets.Overlap | None:
+        most_shards = -(-self.plan.shards // self.world_size)  # of a worker
+        return buckets.Overlap(buckets.BYTES, most_shards) if self.config.compute.overlap else None
 
     def _make_rate(self) -> LearningRate:
         """The rate of the model's optimizer, which is scaled by this; that of a checkpoint comes after."""

@@ -141,8 +141,6 @@ class _DeviceWords:
         vector = _lay(sent + others)
         (total,) = all_reduce([widen(vector)])
         sums, end = narrow(total, vector.shape[0]), _even_size(sizes)
-        if not others:
-            return [sums], []
         beside = _take(sums[end:], [t.shape.num_elements() for t in others])
         return [sums[:end]], [tf.reshape(b, o.shape) for b, o in zip(beside, others, strict=True)]
 
@@ -247,6 +245,8 @@ def _even_size(sizes: list[int]) -> int:
 
 
 def _split(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
+    if not sizes:
+        return []
     if vector.dtype != tf.uint32:
         return tf.split(vector, sizes)
     # As float32, which costs nothing: a GPU splits those. Nothing is computed with them, so they keep their bits.

@@ -112,11 +112,9 @@ def test_a_gpu_that_is_missing_at_the_start_is_told_with_its_node():
 
 def test_nodes_of_gpus_are_blamed_for_gpus_alone():
     nccl = GpuError("node b: NCCL: unhandled system error", "b", is_doubtful=True)
+    died = RayActorError(error_msg="The actor died unexpectedly")  # on node a
     for errors, nodes in (
-        (
-            {0: nccl, 1: RayActorError(error_msg="The actor died unexpectedly")},
-            ["a"],
-        ),  # a is the node of the rank that died
+        ({0: nccl, 1: died}, ["a"]),
         ({0: nccl, 1: LOST}, ["a", "b"]),
         ({0: nccl, 1: GpuError("node c: ECC", "c")}, ["a", "c"]),
     ):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.needs import DEVICE_SPARE, NODE_SPARE, Needs, may_hold, refusal
+from raytf.needs import DEVICE_SPARE, NODE_SPARE, Needs, held, may_hold, refusal
 
 GB = 10**9
 #: 350 M weights with Adam, on one worker with a GPU.
@@ -66,3 +66,11 @@ def test_what_fits_is_never_refused_and_what_does_not_always(needs, node):
     for wants in (False, True):
         fits = (needs.total if wants else needs.rest) <= room
         assert (refusal(needs, node, wants) is None) == fits
+
+
+@pytest.mark.parametrize(
+    ("ranks", "keeps_best", "times"),
+    [(1, False, 2), (1, True, 3), (2, False, 1), (2, True, 1.5), (4, True, 1)],  # the whole state at least
+)
+def test_copies_that_a_device_may_hold_are_one_for_each_place_that_they_go_to(ranks, keeps_best, times):
+    assert held(4 * GB, ranks, keeps_best) == times * 4 * GB

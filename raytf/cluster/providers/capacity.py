@@ -85,10 +85,7 @@ class Empty:
             now = self._clock()
             self._short_at[(offer.place, offer.kind)] = now
             self._lacking[offer] = (self._since(offer, now), now)
-            self._until[(offer.machine, None if shortage.everywhere else offer.place)] = (
-                self._clock() + seconds,
-                shortage.code,
-            )
+            self._until[(offer.machine, None if shortage.everywhere else offer.place)] = now + seconds, shortage.code
 
     def gave(self, offer: Offer) -> None:
         """An offer had all that was asked for just now."""
