@@ -25,7 +25,7 @@ LIBRARIES = (
 )
 #: Seconds in which a driver that works answers; one that hangs never does. For each GPU of the machine there are more:
 #: where no process holds the driver, it initializes all of them first (NVIDIA, Driver Persistence: 1 to 3 s each).
-_ANSWER_SECONDS, _GPU_SECONDS = 6.0, 3.0
+_ANSWER_SECONDS, _GPU_SECONDS = 5.0, 3.0
 
 
 def answer_seconds(devices: Path = Path("/dev")) -> float:
