@@ -74,7 +74,7 @@ def batch_identity(config: TrainConfig, records: int, own: Precision = precision
         "--exact": str(config.compute.exact),
         # Other numbers of threads cut sums in other places.
         **({"--cpus-per-worker": f"{config.cluster.cpus:g}"} if config.compute.exact else {}),
-        **rates.identity(config.rate),
+        **rates.rate_identity(config.rate),
         "training records": str(records),
         **strategy_identity(config),
     }

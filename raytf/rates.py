@@ -43,7 +43,7 @@ def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> R
     return RateLaw(factor, steps) if factor != 1 or steps > 0 else None
 
 
-def identity(section: RateSection) -> dict[str, str]:
+def rate_identity(section: RateSection) -> dict[str, str]:
     """What must not change when a run is resumed; nothing where no flag is given, as in runs of earlier versions."""
     asked: dict[str, str] = {}
     if section.scale_learning_rate != "none":
