@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from raytf.config import TrainConfig
 from raytf.errors import ConfigError
 from raytf.job import batch_identity
-from raytf.rates import RateLaw, identity, law
+from raytf.rates import RateLaw, rate_identity, law
 from raytf.sections import RateSection
 
 LAWS = st.builds(RateLaw, st.floats(0.01, 100), st.integers(0, 1000))
@@ -61,9 +61,9 @@ def test_no_number_of_workers_appears_in_it(workers: int, scaling: str, epochs: 
 
 
 def test_only_flags_that_were_given_are_part_of_the_identity():
-    assert identity(RateSection()) == identity(RateSection(base_batch_size=7)) == {}
+    assert rate_identity(RateSection()) == rate_identity(RateSection(base_batch_size=7)) == {}
     given_flags = RateSection("linear", base_batch_size=32, warmup_epochs=2)
-    assert identity(given_flags) == {
+    assert rate_identity(given_flags) == {
         "--scale-learning-rate": "linear from --base-batch-size 32",
         "--warmup-epochs": "2",
     }
