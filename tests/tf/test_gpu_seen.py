@@ -39,7 +39,7 @@ from raytf import warm
 warm.import_all()
 assert not os.path.exists(os.environ["STUB_LOG"]), "the driver was called"
 """
-#: A worker whose GPU is missing. Its time begins where it is given its rank: a process of Ray's has imported Ray by then.
+#: A worker whose GPU is missing. Its time begins where it is given its rank: by then, Ray is imported.
 PROMISED = """
 import time
 from raytf import worker
