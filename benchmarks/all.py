@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import tyro
 
-from raytf.signals import told_to_stop
+from raytf._process import told_to_stop
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"

@@ -1,4 +1,4 @@
-"""raytf's side of benchmark 4: raytf.saving with its two tiers, one rank, and what a copy and a disk do beside it.
+"""raytf's side of benchmark 4: its checkpointer with two tiers, one rank, and what a copy and a disk do beside it.
 
 python benchmarks/checkpoint_raytf.py ADDRESS
 """
@@ -23,18 +23,18 @@ import ray
 
 from benchmarks.peers.checkpoint_model import Watch, build, folder_bytes
 from benchmarks.turns import follow
-from raytf.callbacks import Callbacks
-from raytf.checkpoint import format, memory, policy
+from raytf.checkpoint import commit, memory_keeper, variables
 from raytf.checkpoint.durable import Saver
 from raytf.checkpoint.manifest import FOLDER
-from raytf.flags import Flag, vector
-from raytf.runlog import StepLog
-from raytf.saving import Saving
-from raytf.sections import CheckpointSection
-from raytf.snapshots import Snapshots
-from raytf.state import TrainingState
-from raytf.storage import Storage
-from raytf.strategies.alone import Alone
+from raytf.checkpoint.snapshots import Snapshots
+from raytf.checkpoint.training_state import TrainingState
+from raytf.config.sections import CheckpointSection
+from raytf.distributed.group import Alone
+from raytf.distributed.step_flags import Flag, vector
+from raytf.runs.run_log import StepLog
+from raytf.storage.storage import Storage
+from raytf.training.callbacks import Callbacks
+from raytf.training.checkpointer import Saving
 
 _ATTEMPT = "20260101T000000.000-aaaaaa"
 
@@ -57,14 +57,14 @@ class Run:
     def __init__(self, megabytes: int, folder: str):
         self.folder, self.uri = folder, tempfile.mkdtemp(prefix="raytf-run-", dir=folder)
         model, self.update = build(megabytes)
-        named = format.variables(model)
+        named = variables.variables(model)
         group: Any = Alone(None)  # type: ignore[arg-type]
         storage, self.state = Storage(self.uri), TrainingState()
         monitor = ray.remote(Monitor).options(num_cpus=0).remote()
         self._monitor = monitor
         self.snapshots = Snapshots(self.uri, group, _ATTEMPT, 10, monitor, print, (0, 1))
-        make = functools.partial(format.Variables, named)
-        self.snapshots.begin(format.sizes(named), make)
+        make = functools.partial(variables.Variables, named)
+        self.snapshots.begin(variables.sizes(named), make)
         self.saver = Saver(storage, 0, 1, _ATTEMPT, 1, print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
@@ -117,7 +117,7 @@ class Run:
         watch = Watch(self.update)
         self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
         watch.goes_on()
-        while self.saver.phase is not policy.Phase.IDLE:
+        while self.saver.phase is not commit.Phase.IDLE:
             self.saving.act(vector(self.saving._save_votes()))
             time.sleep(0.001)
         watch.is_durable(folder_bytes(f"{self.uri}/{FOLDER}/{self.saver.name}"))
@@ -147,7 +147,7 @@ class Run:
         return {"durable": taken}
 
     def close(self) -> None:
-        memory.dismiss(self.uri)
+        memory_keeper.dismiss(self.uri)
         shutil.rmtree(self.uri)
 
 

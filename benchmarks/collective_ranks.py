@@ -29,7 +29,7 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
     """
     import tensorflow as tf
 
-    from raytf import reduce
+    from raytf.distributed import wire
 
     experimental = tf.distribute.experimental
 
@@ -49,8 +49,8 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
         return tf.concat([plain(part) for part in tf.split(tensor, [*sizes, count - sum(sizes)])], 0)
 
     def in_16_bits(tensor: Any) -> Any:
-        words = reduce.join(tf.cast(tf.round(tensor / QUANTUM), tf.int32))
-        return tf.cast(reduce.part(plain(words), count), tf.float32) * QUANTUM
+        words = wire.join(tf.cast(tf.round(tensor / QUANTUM), tf.int32))
+        return tf.cast(wire.part(plain(words), count), tf.float32) * QUANTUM
 
     return {
         "gRPC": plain,
@@ -63,14 +63,14 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
 
 
 def tensorflow_rank(program: common.Program) -> None:
-    from raytf.worker import set_up
+    from raytf.training.worker import set_up
 
     task = json.loads(os.environ["TF_CONFIG"])
     rank = task["task"]["index"]
     set_up(task["cluster"]["worker"], rank, program.threads, quiet=True, exact=False, jit=False)
     import tensorflow as tf
 
-    from raytf.strategies.multi_worker import Group
+    from raytf.distributed.multi_worker import Group
 
     group = Group()
     known: dict[tuple[str, int], Any] = {}

@@ -4,8 +4,8 @@
     python benchmarks/exact_cost.py --workers 1 --profile         # the operations in which the difference is spent
 
 Real processes, MultiWorkerMirroredStrategy over the network of this machine, one TensorFlow thread a worker. Both
-groups of workers are there all the time, set up as `raytf.worker` does it for each mode, and take turns in blocks of
-steps (A B, B A, A B, ...). CPU time is rank 0's and varies less than the clock.
+groups of workers are there all the time, set up as `raytf.training.worker` does it for each mode, and take turns in
+blocks of steps (A B, B A, A B, ...). CPU time is rank 0's and varies less than the clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CALL, CALLS = 8, 12
 WARM = 8
 #: What a worker's command begins with; its group, number, model and mode follow as JSON.
 AS_RANK = "--rank"
-#: As many as `raytf.worker` sends.
+#: As many as `raytf.training.worker` sends.
 FLAGS = 9
 #: Of exact against float.
 GOAL = 1 / 1.15
@@ -87,10 +87,10 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
-    from raytf.worker import set_up
+    from raytf.training.worker import set_up
 
     set_up(addresses, rank, 1, quiet=True, exact=MODES[mode], jit=False)
-    from raytf.strategies.multi_worker import Group
+    from raytf.distributed.multi_worker import Group
 
     group = Group()
     began = time.perf_counter()
@@ -115,12 +115,13 @@ class Run:
     def __init__(self, name: str, group: Any, exact: bool):
         import tensorflow as tf
 
-        from raytf.data.order import StepPlan, assign
+        from raytf.checkpoint.variables import seed_states
+        from raytf.config.sections import ComputeSection
         from raytf.data.pipeline import Pipeline
+        from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
-        from raytf.model import build, seed_states
-        from raytf.sections import ComputeSection
-        from raytf.step import TrainStep
+        from raytf.training.model import build
+        from raytf.training.step import TrainStep
 
         source = ArraySource(*images(BATCH * CALL * CALLS))
         plan = StepPlan(source.records, BATCH, SHARDS)

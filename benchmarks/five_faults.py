@@ -20,8 +20,8 @@ from pathlib import Path
 
 import tyro
 
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger, timeline
+from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Fault, FaultPlan, Kind
 
 ROOT = Path(__file__).parents[1]
@@ -107,7 +107,7 @@ def judge(run: str, outside: float, html: Path) -> int:
     """Show a run and draw its page; 0 where the ledger's sum is within 1 % of the clock outside."""
     for command in (["show", run], ["report", run, "--html", str(html)]):
         subprocess.run([str(Path(sys.executable).with_name("raytf")), *command], check=True)
-    booked = sum(ledger.account(ledger.timeline(ledger.read(Storage(run)))).values())
+    booked = sum(timeline.account(timeline.timeline(ledger.read(Storage(run)))).values())
     print(f"the ledger's sum is {booked:.2f} s; the clock outside says {outside:.2f} s: {booked / outside - 1:+.2%}")
     return 0 if abs(booked - outside) <= 0.01 * outside else 1
 

@@ -41,8 +41,8 @@ from benchmarks import fault_trace, harness
 from benchmarks.disturbed import Group, Notes, Program, write_data
 from benchmarks.fault_play import Account, Played, Player, account, steady
 from benchmarks.fault_trace import Trace
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger, timeline
+from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job
 from raytf.testing.processes import environment
 
@@ -191,13 +191,13 @@ def _get_ready(job: Job, notes: Notes, workers: int, patience: float) -> None:
 
 def _ledger_shares(run: Path) -> Callable[[float, float], float]:
     """What raytf's ledger says went into new steps between two moments of the monotonic clock."""
-    spans, offset = ledger.timeline(ledger.read(Storage(str(run)))), time.time() - time.monotonic()
+    spans, offset = timeline.timeline(ledger.read(Storage(str(run)))), time.time() - time.monotonic()
 
     def share(begin: float, end: float) -> float:
         begin, end = begin + offset, end + offset
         inside = [s for s in spans if s.end > begin and s.begin < end]
         cut = [dataclasses.replace(s, begin=max(s.begin, begin), end=min(s.end, end)) for s in inside]
-        return ledger.goodput(ledger.account(cut))
+        return timeline.goodput(timeline.account(cut))
 
     return share
 

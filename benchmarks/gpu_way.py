@@ -79,15 +79,15 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     """A worker's step, alone; `host_bytes` is what the traced step would keep in host memory, a step."""
     import tensorflow as tf
 
-    from raytf.data.order import StepPlan
+    from raytf.checkpoint.variables import seed_states
+    from raytf.config.sections import ComputeSection
     from raytf.data.pipeline import Pipeline
+    from raytf.data.plan import StepPlan
     from raytf.data.sources import ArraySource
-    from raytf.devices import OneDevice, computes_on_gpu
-    from raytf.model import build as built
-    from raytf.model import seed_states
-    from raytf.sections import ComputeSection
-    from raytf.step import TrainStep
-    from raytf.testing.placement import findings
+    from raytf.distributed.devices import OneDevice, computes_on_gpu
+    from raytf.testing.gpu_placement import findings
+    from raytf.training.model import build as built
+    from raytf.training.step import TrainStep
 
     if arguments.way == "exact":
         tf.config.experimental.enable_op_determinism()
@@ -156,17 +156,17 @@ def by_loop(arguments: Arguments) -> dict[str, Any]:
 
 def by_copies(arguments: Arguments) -> dict[str, Any]:
     """What training waits for a copy of the state, and what the copy takes until it is whole."""
-    from raytf.checkpoint import format, policy, slots
+    from raytf.checkpoint import generations, snapshot_slot, variables
 
     model = build(arguments.model)
     model.optimizer.build(model.trainable_variables)
     named = {f"v{i}": v for i, v in enumerate([*model.trainable_variables, *model.optimizer.variables])}
-    source = format.Variables(named, list(named))
+    source = variables.Variables(named, list(named))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = f"{folder}/slot"
         Path(path).touch()
-        slot = slots.Slot(path)
-        share = policy.Share(1, "20260101T000000.000-aaaaaa", 0, 1)
+        slot = snapshot_slot.Slot(path)
+        share = generations.Share(1, "20260101T000000.000-aaaaaa", 0, 1)
         waits, seconds = [], []
         for _ in range(arguments.blocks + 1):
             began = time.perf_counter()

@@ -36,7 +36,7 @@ from benchmarks import harness, input_data
 from benchmarks.input_data import BATCH
 from benchmarks.turns import Conductor, follow
 
-#: Steps of a call, and calls that are asked for ahead, as in raytf.training.
+#: Steps of a call, and calls that are asked for ahead, as in raytf.training.loop.
 CALL, AHEAD = 8, 2
 PEERS = {"tf.data by hand": "input_tf_data", "Ray Data": "input_ray_data"}
 GOALS = {"arrays": 100_000.0, "Parquet": 50_000.0}
@@ -65,8 +65,8 @@ def batches(kind: str, place: str) -> Iterator[int]:
     import tensorflow as tf
 
     from raytf.data import ArraySource, ParquetSource, TFRecordSource
-    from raytf.data.order import StepPlan
     from raytf.data.pipeline import Call, Pipeline
+    from raytf.data.plan import StepPlan
 
     source: Any
     if kind == "arrays":

@@ -36,8 +36,8 @@ def arrays(records: int) -> tuple[np.ndarray, np.ndarray]:
 def make(folder: Path, records: int) -> None:
     """Write x.npy, y.npy, and folders `parquet` and `tfrecord` as `raytf data convert` does, in four files or so."""
     from raytf.data import ArraySource
-    from raytf.data.sources.writing import Layout, write
-    from raytf.storage import Storage
+    from raytf.data.sources.writer import Layout, write
+    from raytf.storage.storage import Storage
 
     images, labels = arrays(records)
     np.save(folder / "x.npy", images)

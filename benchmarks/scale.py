@@ -40,10 +40,11 @@ from benchmarks.scale_parts import (
     stragglers,
     written,
 )
-from raytf import flags
-from raytf.checkpoint import codec, manifest, policy
-from raytf.data.order import EpochOrder, StepPlan, assign, step_seeds
+from raytf.checkpoint import codec, manifest, naming
+from raytf.data.order import EpochOrder, step_seeds
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources.base import WINDOW_RECORDS
+from raytf.distributed import step_flags
 
 WORKERS = (8, 64, 512, 4096)
 #: ImageNet's training pictures; records of a logical shard in a step, and where an epoch's are counted.
@@ -177,7 +178,7 @@ class Benchmark:
             (MNIST, RESNET), (("float", False), ("fixed point", True)), (1, 4)
         ):
             columns = model.columns + extra * model.tensors
-            sizes = [4 * (flags.LENGTH + each * w * columns) / (4 * model.weights) for w in WORKERS]
+            sizes = [4 * (step_flags.LENGTH + each * w * columns) / (4 * model.weights) for w in WORKERS]
             name = f"{model.name}, {reduction}, V = {'W' if each == 1 else f'{each} W'}"
             self.add(f"sent in a step beside the gradient, {name}", "% of it", [100 * size for size in sizes])
         for each in (1, 4):
@@ -195,7 +196,7 @@ class Benchmark:
         sizes = {f"model/{i:05d}/kernel": 1 + 12345 * i % 99_991 for i in range(RESNET.tensors)}
         sizes |= {f"optimizer/{i:05d}/kernel_momentum": 1 + 54321 * i % 99_991 for i in range(2 * 214 + 2)}
         self.read("which rank writes which tensors, ResNet-50 with Adam", lambda w: lambda: codec.shares(sizes, w))
-        name = policy.name_of(1000, "20261121T101500.123-3f2a9c", 1)
+        name = naming.name_of(1000, "20261121T101500.123-3f2a9c", 1)
         run: Any = Stored()
 
         def write(w: int) -> Callable[[], Any]:

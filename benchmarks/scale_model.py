@@ -29,7 +29,7 @@ S3_SECONDS, MANIFEST_READS = 0.1, 16
 RESTART_SECONDS, STOCK_RESTART_SECONDS = 10.0, 86.0
 #: Logical shards of a worker; loss and metrics in a row.
 SHARDS_PER_WORKER, COLUMNS = 1, 5
-#: Share of the time that copies in memory may take: `raytf.checkpoint.policy.SNAPSHOT_SHARE`.
+#: Share of the time that copies in memory may take: `raytf.checkpoint.cadence.SNAPSHOT_SHARE`.
 SNAPSHOT_SHARE = 0.008
 
 

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raytf import flags, ledger
-from raytf.data.order import assign
-from raytf.exclusion import Exclusion
-from raytf.hangs import Activity, Beat, HangDetector
-from raytf.monitor import Monitor
-from raytf.progress import Status
-from raytf.stragglers import Stragglers
+from raytf.data.plan import assign
+from raytf.distributed import step_flags
+from raytf.driver.monitor import Monitor
+from raytf.driver.ray_train.node_exclusion import Exclusion
+from raytf.driver.supervision.hang_detector import HangDetector
+from raytf.driver.supervision.stragglers import Stragglers
+from raytf.runs import ledger
+from raytf.runs.status import Status
+from raytf.training.heartbeat import Activity, Beat
 
 
 class Stored:
@@ -46,8 +48,8 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     """`Exact.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
     import tensorflow as tf
 
-    from raytf.reduce import Exact, packed
-    from raytf.wire import Layout
+    from raytf.distributed.reduction import Exact, packed
+    from raytf.distributed.wire import Layout
 
     exact = Exact(Layout([[1]] * tensors, [tf.float32] * tensors), shards)
     own = assign(shards, world_size)[world_size // 2]
@@ -56,7 +58,9 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
 
     @tf.function(autograph=False)
     def step() -> Any:
-        return exact.reduce(packed(tf.identity), lambda _: (summed, rows), tf.zeros([flags.LENGTH]), own, shards).row
+        return exact.reduce(
+            packed(tf.identity), lambda _: (summed, rows), tf.zeros([step_flags.LENGTH]), own, shards
+        ).row
 
     step()
     return lambda: step().numpy()

@@ -23,7 +23,7 @@ from typing import Any
 
 import tyro
 
-from raytf.command import cli
+from raytf.config.command_line import cli
 from raytf.errors import ConfigError
 
 

@@ -83,8 +83,8 @@ class Turns:
 
     def take_over(self) -> None:
         """From now on decide in this process."""
-        from raytf.checkpoint.policy import Cadence
-        from raytf.snapshots import Snapshots
+        from raytf.checkpoint.cadence import Cadence
+        from raytf.checkpoint.snapshots import Snapshots
 
         wish, costs_also = Snapshots.wish, Snapshots.costs_also
 

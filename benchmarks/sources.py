@@ -29,9 +29,10 @@ from raytf.data import (
     Source,
     TFRecordSource,
 )
-from raytf.data.order import EpochOrder, StepPlan
-from raytf.data.sources.writing import Layout, write
-from raytf.storage import Storage
+from raytf.data.order import EpochOrder
+from raytf.data.plan import StepPlan
+from raytf.data.sources.writer import Layout, write
+from raytf.storage.storage import Storage
 
 BATCH = 512
 

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobo
 
 from benchmarks import models
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, rounds
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger
+from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, environment
 
 PEERS = ROOT / "benchmarks" / "peers"

@@ -33,7 +33,7 @@ from torture_rank import FaultyStorage, WatchedStorage, run_rank
 from torture_restore import damage, examine
 from torture_state import MOMENTS, Plan
 
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 #: Attempts that share a run; then a new one begins from nothing.
 _ATTEMPTS = 25

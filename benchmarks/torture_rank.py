@@ -18,9 +18,9 @@ import numpy as np
 from torture_restore import Memory, restore
 from torture_state import Plan, Slowly, State
 
-from raytf.checkpoint import codec, durable, manifest, policy, slots
+from raytf.checkpoint import codec, commit, durable, generations, manifest, snapshot_slot
 from raytf.errors import StorageError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 #: Steps between two copies in memory, and between two saves on storage.
 _COPY_STEPS, _SAVE_STEPS = 2, 5
@@ -184,26 +184,26 @@ def _train(
     )
     sizes = {name: tensor.size for name, tensor in state.tensors.items()}
     mates = plan.mates(rank)
-    place = policy.Share(0, plan.attempt, mates.index(rank), len(mates))
+    place = generations.Share(0, plan.attempt, mates.index(rank), len(mates))
     to_copy = {n: state.tensors[n] for n in codec.shares(sizes, place.shares)[place.share]}
     to_save = {n: state.tensors[n] for n in codec.shares(sizes, plan.ranks)[rank]}
-    pair = [slots.Slot(path) for path in memory.paths(plan.attempt, rank)]
+    pair = [snapshot_slot.Slot(path) for path in memory.paths(plan.attempt, rank)]
     while True:
         step += 1
         time.sleep(_STEP_SECONDS)
         state.fill(step)
-        want = rank == 0 and saver.phase is policy.Phase.IDLE and step - saved >= _SAVE_STEPS
+        want = rank == 0 and saver.phase is commit.Phase.IDLE and step - saved >= _SAVE_STEPS
         own = saver.votes()
-        votes = policy.Votes(*group.sum([float(want), own.written, own.committed, own.failed]))
-        saver.phase, event = policy.advance(saver.phase, votes, plan.ranks)
-        if event is policy.Event.BEGIN or step % _COPY_STEPS == 0:
+        votes = commit.Votes(*group.sum([float(want), own.written, own.committed, own.failed]))
+        saver.phase, event = commit.advance(saver.phase, votes, plan.ranks)
+        if event is commit.Event.BEGIN or step % _COPY_STEPS == 0:
             teller.enter("main", "snapshot")
-            share = policy.Share(step, plan.attempt, place.share, place.shares)
+            share = generations.Share(step, plan.attempt, place.share, place.shares)
             pair[0].write(share, teller.slowly(to_copy, "snapshot"), {"step": step}, b"{}")
             pair.reverse()
             teller.tell("copied", step)
             teller.enter("main", "")
-        if event is policy.Event.BEGIN:
+        if event is commit.Event.BEGIN:
             saved = step
             copies = to_save if plan.plant == "no-copy" else {n: np.array(t) for n, t in to_save.items()}
             saver.begin(
@@ -213,12 +213,12 @@ def _train(
                 [n for n in copies if n.startswith("model/")],
                 first=lambda: teller.enter("save", "write"),
             )
-        elif event is policy.Event.COMMIT:
+        elif event is commit.Event.COMMIT:
             saver.commit()
-        elif event is policy.Event.DONE:
+        elif event is commit.Event.DONE:
             saver.done()
             teller.tell("done", saved)
             teller.enter("save", "")
-        elif event is policy.Event.FAILED:
+        elif event is commit.Event.FAILED:
             teller.tell("failed", saved)
             saver.drop()

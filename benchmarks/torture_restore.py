@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from torture_state import State
 
-from raytf.checkpoint import durable, manifest, policy, slots
+from raytf.checkpoint import durable, generations, manifest, naming, snapshot_slot
 from raytf.errors import CheckpointError, StorageError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 #: Restores that storage refuses are tried again so often, as new groups would.
 _TRIES = 200
@@ -34,19 +34,19 @@ class Memory:
     def paths(self, attempt: str, rank: int) -> list[str]:
         return [path for held in self.held.values() for a, r, path in held if (a, r) == (attempt, rank)]
 
-    def generations(self) -> list[policy.Generation]:
+    def generations(self) -> list[generations.Generation]:
         """As keepers of the memory tier tell it."""
         found = {
             str(node): [
-                policy.Held(s.step, s.attempt, s.share, s.shares, s.bytes, path)
+                generations.Held(s.step, s.attempt, s.share, s.shares, s.bytes, path)
                 for _, _, path in held
-                if (s := slots.head(_mapped(path))) is not None
+                if (s := snapshot_slot.head(_mapped(path))) is not None
             ]
             for node, held in self.held.items()
         }
-        return policy.generations(found, None)
+        return generations.generations(found, None)
 
-    def load(self, generation: policy.Generation) -> dict[str, np.ndarray]:
+    def load(self, generation: generations.Generation) -> dict[str, np.ndarray]:
         """The tensors, of the first node that holds them undamaged.
 
         Raises:
@@ -57,7 +57,7 @@ class Memory:
             tensors: dict[str, np.ndarray] = {}
             try:
                 for share in held:
-                    tensors |= slots.parse(_mapped(share.path))[1]
+                    tensors |= snapshot_slot.parse(_mapped(share.path))[1]
                 return tensors
             except CheckpointError as error:
                 problem = str(error)
@@ -66,7 +66,7 @@ class Memory:
     def torn(self) -> int:
         """Slots that were written to and hold nothing whole."""
         paths = [path for held in self.held.values() for _, _, path in held]
-        return sum(bool(os.stat(path).st_size) and slots.head(_mapped(path)) is None for path in paths)
+        return sum(bool(os.stat(path).st_size) and snapshot_slot.head(_mapped(path)) is None for path in paths)
 
 
 @dataclass
@@ -110,7 +110,7 @@ def restore(run: Storage, memory: Memory) -> Found:
 def _restore(run: Storage, memory: Memory) -> Found:
     found = Found()
     names = manifest.list_complete(run)
-    for candidate in policy.candidates(memory.generations(), names):
+    for candidate in generations.candidates(memory.generations(), names):
         try:
             if isinstance(candidate, str):
                 loaded = durable.load(run, candidate)
@@ -158,7 +158,7 @@ def examine(run: Storage, plain: Storage, memory: Memory, size: int) -> dict[str
         try:
             loaded = durable.load(plain, name)
             wrong = state.differs(loaded.step, loaded.tensors) or (
-                "" if policy.split_name(name)[0] == loaded.step else "its name has another step"
+                "" if naming.split_name(name)[0] == loaded.step else "its name has another step"
             )
         except CheckpointError as error:
             wrong = str(error)
@@ -174,7 +174,7 @@ def examine(run: Storage, plain: Storage, memory: Memory, size: int) -> dict[str
         "tries": found.tries,
         "skipped": found.skipped,
         "memory": newest,
-        "durable": policy.split_name(valid[0])[0] if valid else -1,
+        "durable": naming.split_name(valid[0])[0] if valid else -1,
         "valid": valid,
         "bad": bad,
         "torn": memory.torn(),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "raytf.command": ("cli",),
-    "raytf.config": ("Flags", "TrainConfig", "WorkerFlags"),
+    "raytf.config.command_line": ("cli",),
+    "raytf.config.train_config": ("Flags", "TrainConfig", "WorkerFlags"),
     "raytf.data": (
         "ArraySource",
         "CsvSource",
@@ -45,11 +45,11 @@ _HOMES = {
         "StorageError",
         "UnsupportedError",
     ),
-    "raytf.ranks": ("local_rank", "local_size", "rank", "size"),
-    "raytf.runlog": ("read_steps",),
-    "raytf.sections": ("WorkerSection",),
-    "raytf.spread": ("on_workers",),
-    "raytf.trainer": ("Result", "fit", "load_weights"),
+    "raytf.distributed.ranks": ("local_rank", "local_size", "rank", "size"),
+    "raytf.runs.run_log": ("read_steps",),
+    "raytf.config.sections": ("WorkerSection",),
+    "raytf.driver.map_workers": ("on_workers",),
+    "raytf.driver.fit": ("Result", "fit", "load_weights"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -99,8 +99,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from raytf.command import cli
-    from raytf.config import Flags, TrainConfig, WorkerFlags
+    from raytf.config.command_line import cli
+    from raytf.config.sections import WorkerSection
+    from raytf.config.train_config import Flags, TrainConfig, WorkerFlags
     from raytf.data import (
         ArraySource,
         CsvSource,
@@ -114,6 +115,9 @@ if TYPE_CHECKING:
         hold_out,
         load_images,
     )
+    from raytf.distributed.ranks import local_rank, local_size, rank, size
+    from raytf.driver.fit import Result, fit, load_weights
+    from raytf.driver.map_workers import on_workers
     from raytf.errors import (
         CheckpointError,
         ClusterError,
@@ -133,11 +137,7 @@ if TYPE_CHECKING:
         StorageError,
         UnsupportedError,
     )
-    from raytf.ranks import local_rank, local_size, rank, size
-    from raytf.runlog import read_steps
-    from raytf.sections import WorkerSection
-    from raytf.spread import on_workers
-    from raytf.trainer import Result, fit, load_weights
+    from raytf.runs.run_log import read_steps
 
 
 def __getattr__(name: str) -> Any:

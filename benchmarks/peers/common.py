@@ -43,7 +43,7 @@ def environment() -> dict[str, str]:
 
 
 def set_threads(threads: int) -> None:
-    """As `raytf.worker.set_up` does it: so many within an operation, and two at least beside each other."""
+    """As `raytf.training.worker.set_up` does it: so many within an operation, and two at least beside each other."""
     import tensorflow as tf
 
     if threads:

@@ -81,7 +81,7 @@ def memory(model: Any) -> dict[str, float]:
 
 
 def set_threads(threads: int) -> None:
-    """As `raytf.worker.set_up` does it."""
+    """As `raytf.training.worker.set_up` does it."""
     import tensorflow as tf
 
     if threads:

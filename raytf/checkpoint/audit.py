@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from raytf.checkpoint import codec, manifest, policy
+from raytf.checkpoint import codec, manifest, naming
 from raytf.checkpoint.manifest import FOLDER
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 #: Shares that are read at the same time; each is in memory whole.
 _READERS = 2
@@ -53,9 +53,9 @@ def inspect(run: Storage) -> list[Finding]:
     folders: dict[str, dict[str, int]] = {}
     for file in run.files(FOLDER, skipped=[]):
         name, _, inner = file.name.partition("/")
-        if inner and policy.split_name(name)[0] >= 0:
+        if inner and naming.split_name(name)[0] >= 0:
             folders.setdefault(name, {})[inner] = file.bytes
-    found = (_look(run, name, folders[name]) for name in policy.restore_order(folders))
+    found = (_look(run, name, folders[name]) for name in naming.restore_order(folders))
     return [finding for finding in found if finding is not None]
 
 
@@ -82,13 +82,13 @@ def verify(run: Storage, on: Callable[[Finding], None] = lambda finding: None) -
 def restorable(findings: list[Finding]) -> Finding | None:
     """The checkpoint that a resume restores; None where there is none."""
     whole = {finding.name: finding for finding in findings if finding.state is State.WHOLE}
-    order = policy.restore_order(whole)
+    order = naming.restore_order(whole)
     return whole[order[0]] if order else None
 
 
 def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
     """A finding by sizes; None where the checkpoint is deleted at this moment."""
-    step, total = policy.split_name(name)[0], sum(sizes.values())
+    step, total = naming.split_name(name)[0], sum(sizes.values())
     if manifest.FILE not in sizes:
         return Finding(name, step, State.UNFINISHED, total, (), {})
     try:

@@ -16,7 +16,7 @@ import google_crc32c
 import numpy as np
 import tensorflow as tf
 
-from raytf.agreement import DEVICE_BIT
+from raytf.distributed.replica_agreement import DEVICE_BIT
 
 _GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 #: Bytes that are taken at a time, so that other threads get the interpreter meanwhile.

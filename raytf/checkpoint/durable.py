@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from raytf.aside import in_thread
-from raytf.checkpoint import codec, manifest, policy
+from raytf._process import in_thread
+from raytf.checkpoint import cadence, codec, commit, manifest, naming, retention
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
+from raytf.checkpoint.naming import is_of_dead_attempt
+from raytf.config.objective import Goal
 from raytf.errors import CheckpointError, DamagedFileError, RunInUseError, RunMismatchError, StorageError
-from raytf.goal import Goal
-from raytf.runlog import is_of_dead_attempt
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
 _MOST_LINGERING = 2
@@ -146,7 +146,7 @@ class Saver:
         self._retention: Future[None] | None = None
         self._failures = 0
         self.good_seconds = 0.0
-        self.phase = policy.Phase.IDLE
+        self.phase = commit.Phase.IDLE
         self._serial = 0
 
     @property
@@ -154,17 +154,17 @@ class Saver:
         """The folder of the latest save."""
         return "" if self._save is None else self._save.name
 
-    def votes(self) -> policy.Votes:
+    def votes(self) -> commit.Votes:
         """This rank's part of the votes about the save under way."""
         if self._save is None:
-            return policy.Votes()
+            return commit.Votes()
         if not self._job.done():
-            return policy.Votes(failed=float(self._is_late(self._save)))
+            return commit.Votes(failed=float(self._is_late(self._save)))
         if self._job.exception() is not None:
-            return policy.Votes(failed=1)
-        if self.phase is policy.Phase.WRITING:
-            return policy.Votes(written=1)
-        return policy.Votes(committed=float(self._rank == 0))
+            return commit.Votes(failed=1)
+        if self.phase is commit.Phase.WRITING:
+            return commit.Votes(written=1)
+        return commit.Votes(committed=float(self._rank == 0))
 
     @property
     def failure(self) -> Exception | None:
@@ -175,7 +175,7 @@ class Saver:
             error = self._job.exception()
             return error if error is None or isinstance(error, Exception) else CheckpointError(type(error).__name__)
         if self._is_late(self._save):
-            seconds = policy.deadline(self.good_seconds)
+            seconds = cadence.deadline(self.good_seconds)
             return StorageError(
                 f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
             )
@@ -200,7 +200,7 @@ class Saver:
             writers: ranks that have tensors, the first ones; by default all.
         """
         self._serial += 1
-        name, writers = policy.name_of(step, self._attempt, self._serial), writers or self._world_size
+        name, writers = naming.name_of(step, self._attempt, self._serial), writers or self._world_size
         save = _Save(name, step, document, self._clock(), writers)
         self._save = save
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
@@ -277,7 +277,7 @@ class Saver:
             self._retention = in_thread(self._retain_while_due)
 
     def _is_late(self, save: _Save) -> bool:
-        return self._clock() - save.began > policy.deadline(self.good_seconds)
+        return self._clock() - save.began > cadence.deadline(self.good_seconds)
 
     def _start(self, save: _Save, work: Callable[[], None]) -> Future[None]:
         job = in_thread(work)
@@ -341,7 +341,7 @@ class Saver:
                 best = self._goal.best({n: self._values.get(n) for n in complete if n not in damaged})
                 needed |= set() if best is None else {best}
             self._fence()
-            for old in policy.to_delete(
+            for old in retention.to_delete(
                 names, complete, self._keep, self._attempt, damaged, needed, self._over, writing
             ):
                 self._delete(old)

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from raytf import reading
-from raytf.checkpoint import policy
+from raytf.checkpoint import naming
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError
-from raytf.storage import Storage
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
 
 FOLDER = "checkpoints"
 FILE = "MANIFEST.json"
 #: Changed when older raytf could not read what newer raytf writes.
 VERSION = 2
 
-_MANIFEST = reading.record({"body": reading.record({"version": reading.whole}), "crc32": reading.whole})
+_MANIFEST = untrusted_json.record(
+    {"body": untrusted_json.record({"version": untrusted_json.whole}), "crc32": untrusted_json.whole}
+)
 
 
 def _file(value: Any) -> str | None:
@@ -32,28 +34,43 @@ def _file(value: Any) -> str | None:
 def _best(value: Any) -> str | None:
     """A metric and its value."""
     is_pair = isinstance(value, list) and len(value) == 2
-    return None if is_pair and not (reading.text(value[0]) or reading.number(value[1])) else "is no metric with a value"
+    return (
+        None
+        if is_pair and not (untrusted_json.text(value[0]) or untrusted_json.number(value[1]))
+        else "is no metric with a value"
+    )
 
 
-_DOCUMENT = reading.record(
+_DOCUMENT = untrusted_json.record(
     {},
     {
-        "identity": reading.values(reading.text),
-        "history": reading.each(reading.record({}, {"epoch": reading.whole, "step": reading.whole})),
-        "train_seconds": reading.finite,
-        "imbalance_seconds": reading.finite,
-        "stopped_early": reading.flag,
-        "durable_step": reading.optional(reading.whole),
-        "best": reading.optional(_best),
-        "callbacks": reading.values(reading.values(reading.anything)),
+        "identity": untrusted_json.values(untrusted_json.text),
+        "history": untrusted_json.each(
+            untrusted_json.record({}, {"epoch": untrusted_json.whole, "step": untrusted_json.whole})
+        ),
+        "train_seconds": untrusted_json.finite,
+        "imbalance_seconds": untrusted_json.finite,
+        "stopped_early": untrusted_json.flag,
+        "durable_step": untrusted_json.optional(untrusted_json.whole),
+        "best": untrusted_json.optional(_best),
+        "callbacks": untrusted_json.values(untrusted_json.values(untrusted_json.anything)),
     },
 )
 
 
-def _body(crc: str) -> reading.Shape:
-    share = {"file": _file, "bytes": reading.whole, crc: reading.whole, "names": reading.each(reading.text)}
-    fields = {"step": reading.whole, "shares": reading.each(reading.record(share)), "document": _DOCUMENT}
-    return reading.record(fields)
+def _body(crc: str) -> untrusted_json.Shape:
+    share = {
+        "file": _file,
+        "bytes": untrusted_json.whole,
+        crc: untrusted_json.whole,
+        "names": untrusted_json.each(untrusted_json.text),
+    }
+    fields = {
+        "step": untrusted_json.whole,
+        "shares": untrusted_json.each(untrusted_json.record(share)),
+        "document": _DOCUMENT,
+    }
+    return untrusted_json.record(fields)
 
 
 #: By the version of the format; what is said to be older than the first is taken for that.
@@ -83,7 +100,7 @@ def list_complete(run: Storage) -> list[str]:
     """Names of checkpoints that have a manifest, newest first."""
     # One list of all files: to look each folder up would cost a request for each that was ever left unfinished.
     names = [f.name.removesuffix(f"/{FILE}") for f in run.files(FOLDER) if f.name.endswith(f"/{FILE}")]
-    return policy.restore_order([n for n in names if "/" not in n and policy.split_name(n)[0] >= 0])
+    return naming.restore_order([n for n in names if "/" not in n and naming.split_name(n)[0] >= 0])
 
 
 def dump(document: dict[str, Any]) -> bytes:
@@ -124,7 +141,7 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     """
     where = f"{FOLDER}/{name}/{FILE}"
     try:
-        manifest = reading.parse(run.get(where, reading.LARGE), where, _MANIFEST)
+        manifest = untrusted_json.parse(run.get(where, untrusted_json.LARGE), where, _MANIFEST)
     except DamagedFileError as error:
         raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({error.reason}).") from error
     body = manifest["body"]
@@ -138,6 +155,6 @@ def read(run: Storage, name: str) -> dict[str, Any]:
     wrong = _BODIES[min(body["version"], VERSION)](body)
     if wrong:
         raise CheckpointError(f"checkpoint {name}: the manifest cannot be read ({wrong}).")
-    if body["step"] != policy.split_name(name)[0]:
+    if body["step"] != naming.split_name(name)[0]:
         raise CheckpointError(f"checkpoint {name}: the manifest is that of another checkpoint, of step {body['step']}.")
     return body

@@ -1,1 +1,5 @@
-"""The cluster around a run: notices of preemption, and what is done about them."""
+"""The machines around a run: connect to Ray, follow preemption notices, submit jobs, provision, check and clean up.
+
+Knows config, data and storage; nothing of training. Entries: `raytf.cluster.connect`, `raytf.cluster.check.run`,
+`raytf.cluster.jobs.submission` and `raytf.cluster.providers`.
+"""

@@ -11,14 +11,14 @@ from typing import Any
 
 import tyro
 
-from raytf.cluster.check import job, preflight, sources, surroundings, zones
+from raytf.cluster.check import inputs, job_fit, local_environment, run, zones
 from raytf.cluster.check.cost import Cost
 from raytf.cluster.check.finding import Finding, Severity, place
-from raytf.cluster.check.preflight import Report
-from raytf.commands.table import show
-from raytf.commands.trusting import trusted
+from raytf.cluster.check.run import Report
+from raytf.commands._table import show
+from raytf.commands._trust import trusted
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.terminal import say
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,16 @@ def main(flags: Check) -> None:
     """Run the command."""
     if not flags.files:
         raise ConfigError("there is nothing to check. Expected: raytf check CLUSTER.yaml")
-    need = None if flags.job is None else job.parse(flags.job)
-    here = surroundings.here()
+    need = None if flags.job is None else job_fit.parse(flags.job)
+    here = local_environment.here()
     unread: dict[str, str] = {}
-    texts = sources.read(flags.files, unread, flags.trust)
+    texts = inputs.read(flags.files, unread, flags.trust)
     first = next(iter(texts), None)
     done: dict[str, Checked] = {}
     for name, text in texts.items():
-        report = preflight.check(text, here, need, flags.working_dir if name == first else None)
+        report = run.check(text, here, need, flags.working_dir if name == first else None)
         done[name] = Checked(report) if flags.offline else _online(name, text, here, need, report, flags.trust)
-    done |= {name: Checked(Report((sources.unreadable(said),), None)) for name, said in unread.items()}
+    done |= {name: Checked(Report((inputs.unreadable(said),), None)) for name, said in unread.items()}
     if flags.json:
         print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
     else:
@@ -88,12 +88,12 @@ def main(flags: Check) -> None:
 
 
 def _online(
-    name: str, text: str, here: surroundings.Surroundings, need: job.Need | None, offline: Report, trust: bool
+    name: str, text: str, here: local_environment.Surroundings, need: job_fit.Need | None, offline: Report, trust: bool
 ) -> Checked:
-    from raytf.cluster.online import preflight as online  # boto3 and pyarrow are not needed for --help
+    from raytf.cluster.probe import run as online  # boto3 and pyarrow are not needed for --help
 
     seen = online.look(text, here, need, offline, trust or trusted(text, name))
-    findings = preflight.in_order([*offline.findings, *seen.findings])
+    findings = run.in_order([*offline.findings, *seen.findings])
     return Checked(
         replace(offline, findings=tuple(findings)), tuple(sorted(seen.notes)), tuple(sorted(seen.spot.items()))
     )

@@ -14,15 +14,15 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from raytf import places
-from raytf.commands.table import show, size_text
-from raytf.data.checking import Findings, check
-from raytf.data.datasets import open_splits
-from raytf.data.sources.opening import Reading
-from raytf.data.sources.writing import Layout, identity_of, open_folder, write
+from raytf.commands._table import show, size_text
+from raytf.config.terminal_text import say
+from raytf.data.image_datasets import open_splits
+from raytf.data.sources.detect import Reading
+from raytf.data.sources.writer import Layout, identity_of, open_folder, write
+from raytf.data.validation import Findings, check
 from raytf.errors import ConfigError
-from raytf.storage import PREFLIGHT_SECONDS, Storage, within
-from raytf.terminal import say
+from raytf.storage import uris
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: Between lines, where there is no terminal.
 _PLAIN_SECONDS = 5.0
@@ -145,7 +145,7 @@ def examine(flags: Check) -> bool:
 
 def _answers(uri: str) -> None:
     """Say soon where a store does not answer."""
-    if not places.is_folder(uri):
+    if not uris.is_folder(uri):
         storage = Storage(uri)
 
         def look() -> None:

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 
 import tyro
 
-from raytf.cluster.check import sources, surroundings
-from raytf.cluster.check.catalog import PRICES_OF
-from raytf.cluster.left import looking
-from raytf.cluster.left.things import HOURS, Left
-from raytf.commands.table import show
-from raytf.commands.trusting import trusted
+from raytf.cluster.check import inputs, local_environment
+from raytf.cluster.check.machines import PRICES_OF
+from raytf.cluster.leftovers import report
+from raytf.cluster.leftovers.resource import HOURS, Left
+from raytf.commands._table import show
+from raytf.commands._trust import trusted
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.terminal import say
 
 #: Where nothing could be asked, because of the file or for want of credentials; the other files are looked at.
 _NOWHERE = "nowhere"
@@ -43,13 +43,13 @@ def main(flags: DownCheck) -> None:
     """Run the command."""
     if not flags.files:
         raise ConfigError("there is nothing to look for. Expected: raytf down-check CLUSTER.yaml")
-    here = surroundings.here()
+    here = local_environment.here()
     unread: dict[str, str] = {}
-    texts = sources.read(flags.files, unread, flags.trust)
+    texts = inputs.read(flags.files, unread, flags.trust)
     found = {name: Left(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
     for name, text in texts.items():
         try:
-            found[name] = looking.look(name, text, here, flags.trust or trusted(text, name))
+            found[name] = report.look(name, text, here, flags.trust or trusted(text, name))
         except ConfigError as problem:
             if len(texts) + len(unread) == 1:
                 raise

@@ -9,10 +9,10 @@ from typing import Literal
 
 import tyro
 
-from raytf import quiet
+from raytf import _process
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.storage import PREFLIGHT_SECONDS, Storage, within
-from raytf.terminal import say
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def main(flags: Export) -> None:
     within(PREFLIGHT_SECONDS, lambda: _check(run), run.locate(""))
     if flags.to is not None:
         Storage(flags.to).preflight()
-    quiet.load_tensorflow()
-    from raytf import export  # TensorFlow is not needed for --help
+    _process.load_tensorflow()
+    from raytf.inference import export  # TensorFlow is not needed for --help
 
     if flags.format == "onnx":
         export.check_onnx()

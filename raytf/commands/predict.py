@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.serving.choice import bounds
-from raytf.terminal import say
+from raytf.inference.serving.version_policy import bounds
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Predict:
 def main(flags: Predict) -> None:
     """Run the command."""
     workers = flags.bounds()
-    from raytf.prediction import run  # Ray is not needed for --help
-    from raytf.prediction.columns import Options
+    from raytf.inference.batch import predict  # Ray is not needed for --help
+    from raytf.inference.batch.columns import Options
 
-    plan = run.Plan(
+    plan = predict.Plan(
         flags.model,
         flags.input,
         flags.output,
@@ -88,7 +88,7 @@ def main(flags: Predict) -> None:
     )
     began = time.monotonic()
     with _Bar() as bar:
-        records = run.run(plan, bar.show, lambda text: say(text))
+        records = predict.run(plan, bar.show, lambda text: say(text))
     say(f"{flags.output.partition('?')[0]}: {records:,} predictions in {time.monotonic() - began:.1f} s")
 
 

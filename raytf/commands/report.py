@@ -8,10 +8,10 @@ from pathlib import Path
 
 import tyro
 
-from raytf import history, runlog
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, StorageError
-from raytf.report.page import draw
-from raytf.terminal import say
+from raytf.runs import history, run_log
+from raytf.runs.report.page import draw
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def main(flags: Report) -> None:
     run = history.load(flags.run)
     steps, problems = None, list(run.problems)
     try:
-        steps = runlog.read_steps(flags.run)
+        steps = run_log.read_steps(flags.run)
     except StorageError as error:  # a page without that curve is better than none
         problems.append(str(error))
     page = draw(run, steps)

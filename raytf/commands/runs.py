@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 
 import tyro
 
-from raytf import inventory
-from raytf.commands.table import age_text, show, size_text, strict
-from raytf.inventory import Run
-from raytf.storage import PREFLIGHT_SECONDS, Storage, within
-from raytf.terminal import say
+from raytf.commands._table import age_text, show, size_text, strict
+from raytf.config.terminal_text import say
+from raytf.runs import inventory
+from raytf.runs.inventory import Run
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.serving.choice import Policy, replicas
-from raytf.storage import PREFLIGHT_SECONDS, Storage, within
-from raytf.terminal import say
+from raytf.inference.serving.version_policy import Policy, replicas
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: Where the token is looked for when no flag says where.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"
@@ -105,8 +105,8 @@ def main(flags: Serve) -> None:
             raise ConfigError(f"--version {flags.version}: {storage.locate('')} is version {named}.")
         policy = Policy(0, (named,), named)
     _check_versions(models, policy)
-    from raytf.serving import app  # Ray is not needed for --help
-    from raytf.serving.replica import Settings
+    from raytf.inference.serving import application  # Ray is not needed for --help
+    from raytf.inference.serving.replica import Settings
 
     settings = Settings(
         models.uri if not models.is_local else models.root,
@@ -119,7 +119,7 @@ def main(flags: Serve) -> None:
         int(flags.max_body_mb * 2**20),
         digest,
     )
-    plan = app.Plan(
+    plan = application.Plan(
         settings,
         flags.host,
         flags.port,
@@ -131,17 +131,17 @@ def main(flags: Serve) -> None:
         flags.verbose,
     )
     _say(f"{name}: {models.locate('')}; starting {flags.replicas} replica{'' if bounds == (1, 1) else 's'}")
-    app.run(plan, _say)
+    application.run(plan, _say)
 
 
 def _find(uri: str) -> Any:
-    from raytf import versions
+    from raytf.inference import versions
 
     return versions.models_of(uri)
 
 
 def _check_versions(models: Storage, policy: Policy) -> None:
-    from raytf import versions
+    from raytf.inference import versions
 
     found = versions.look(models)
     there = [version.number for version in versions.whole(found)]

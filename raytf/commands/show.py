@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from raytf import history, phases
-from raytf.commands.table import strict
-from raytf.history import Happening, History
-from raytf.ledger import CATEGORIES
-from raytf.progress import clock_text
-from raytf.terminal import visible
+from raytf.commands._table import strict
+from raytf.config.terminal_text import visible
+from raytf.runs import history, restart_phases
+from raytf.runs.history import Happening, History
+from raytf.runs.status import clock_text
+from raytf.runs.timeline import CATEGORIES
 
 #: Saves of this number in a row are told one by one; more become one line.
 _SAVES_IN_A_ROW = 2
@@ -137,7 +137,7 @@ def _restarts(run: History) -> Table:
     table.add_column("why")
     table.add_column("phases")
     for r in run.restarts:
-        parts = phases.describe(r.phases).partition(": ")[2]
+        parts = restart_phases.describe(r.phases).partition(": ")[2]
         numbers = (f"+{clock_text(r.time - run.begin)}", f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
         table.add_row(*map(_text, numbers), _text(r.tier), _text(r.cause), _text(parts))
     return table

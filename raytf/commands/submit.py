@@ -19,8 +19,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.terminal import say
 
 _INTERRUPTED = 130
 
@@ -63,14 +63,14 @@ def arguments(args: Sequence[str]) -> list[str]:
 
 def main(flags: Submit) -> None:
     """Run the command; exits with its code."""
-    from raytf.cluster import submit
+    from raytf.cluster.jobs import submission
 
     if len(flags.address) != 1 or not flags.command.strip():
         missing = "there is no address" if not flags.address else "there is nothing to run"
         raise ConfigError(f"{missing}. Expected: raytf submit http://HOST:8265 -- python jobs/mnist.py --workers 1:4")
-    address = submit.address_of(flags.address[0])
+    address = submission.address_of(flags.address[0])
     limits = _limits(flags)
-    runtime_env: dict[str, Any] = {"env_vars": submit.environment_of(flags.env)}
+    runtime_env: dict[str, Any] = {"env_vars": submission.environment_of(flags.env)}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="raytf-submit-") as scratch:
         code = _run(flags, address, limits, runtime_env, Path(scratch))
@@ -82,17 +82,17 @@ def main(flags: Submit) -> None:
 
 
 def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], scratch: Path) -> int:
-    from raytf.cluster import package, submit
-    from raytf.cluster.job_server import reach
+    from raytf.cluster.jobs import submission, working_dir
+    from raytf.cluster.jobs.job_server import reach
 
     server = reach(address)
     if flags.working_dir:
-        runtime_env["working_dir"] = str(package.pack(flags.working_dir, scratch))
-    outside = submit.Outside(_say, _show, time.monotonic, time.sleep, random.random)
+        runtime_env["working_dir"] = str(working_dir.pack(flags.working_dir, scratch))
+    outside = submission.Outside(_say, _show, time.monotonic, time.sleep, random.random)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     folder = os.path.abspath(os.path.expanduser(flags.working_dir)) if flags.working_dir else ""
-    origin = submit.origin_of(who, folder, runtime_env["env_vars"])
-    job = submit.Submission(server, flags.command, origin, runtime_env, limits, outside)
+    origin = submission.origin_of(who, folder, runtime_env["env_vars"])
+    job = submission.Submission(server, flags.command, origin, runtime_env, limits, outside)
     try:
         job.begin()
         if not flags.wait:
@@ -118,7 +118,7 @@ def _how(address: str, name: str) -> str:
 
 
 def _limits(flags: Submit) -> Any:
-    from raytf.cluster.resubmit import Limits
+    from raytf.cluster.jobs.resubmission import Limits
 
     text = flags.max_resubmits
     if text != "unlimited" and not text.isdecimal():

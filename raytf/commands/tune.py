@@ -9,9 +9,9 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
+from raytf.config.objective import Goal
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
-from raytf.goal import Goal
-from raytf.terminal import say
 
 Scheduler = Literal["none", "asha"]
 
@@ -67,9 +67,9 @@ def arguments(args: Sequence[str]) -> list[str]:
 
 def main(flags: Tune) -> None:
     """Run the command."""
-    from raytf import tune
-    from raytf.commands.table import show
-    from raytf.config import TrainConfig
+    from raytf.commands._table import show
+    from raytf.config.train_config import TrainConfig
+    from raytf.tune import tuner
 
     if len(flags.job) != 1:
         what = "there is no job" if not flags.job else f"{' '.join(flags.job[1:])!r}: there is one job"
@@ -80,7 +80,7 @@ def main(flags: Tune) -> None:
         goal = Goal.of(flags.metric)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--keep-best", "--metric")) from None
-    search = tune.Search(
+    search = tuner.Search(
         job=flags.job[0],
         texts=flags.search,
         name=flags.name,
@@ -96,14 +96,14 @@ def main(flags: Tune) -> None:
         try_default=flags.try_default,
         retry_failed=flags.retry_failed,
     )
-    board, best, copy = tune.run(search, lambda message: say(message))
+    board, best, copy = tuner.run(search, lambda message: say(message))
     show(board.columns(), board.cells())
     if best is None:
         raise RaytfError(f"no trial has finished. {_first_reason(board)}Repeat the command with --retry-failed.")
     if goal.metric.startswith("test_"):
         say(f"note: {goal.metric} has chosen the trial, so it is no measure of what the model does on new data")
     say(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
-    say("flags: " + shlex.join(tune.flags(board.rows[best.number].parameters)))
+    say("flags: " + shlex.join(tuner.flags(board.rows[best.number].parameters)))
     say(f"its run: {copy.locate('')}")
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import tyro
 
-from raytf import runlog
 from raytf.checkpoint import audit, manifest
 from raytf.checkpoint.audit import Finding, State
-from raytf.commands.table import show, size_text
+from raytf.commands._table import show, size_text
+from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.lease import LEASE_FILE
-from raytf.storage import PREFLIGHT_SECONDS, Storage, within
-from raytf.terminal import say
+from raytf.runs import run_log
+from raytf.runs.lease import LEASE_FILE
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _check_that_it_is_a_run(run: Storage) -> None:
             "lists them."
         )
     # What is no folder is damage, and said with its reason.
-    if not run.list(manifest.FOLDER) and not run.list(runlog.ATTEMPTS) and not run.exists(LEASE_FILE):
+    if not run.list(manifest.FOLDER) and not run.list(run_log.ATTEMPTS) and not run.exists(LEASE_FILE):
         raise ConfigError(
             f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
             "them."

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import tyro
 
-from raytf.cluster import watch
-from raytf.cluster.supervise import Command, Raylet
+from raytf.cluster.preemption import watcher
+from raytf.cluster.preemption.supervisor import Command, Raylet
+from raytf.config.sections import NoticeSection
+from raytf.config.terminal_text import say
 from raytf.errors import ClusterError, ConfigError
-from raytf.sections import NoticeSection
-from raytf.terminal import say
 
 #: Between two looks whether a Ray node is up, and whether its workers have left.
 _NODE_SECONDS = 0.5
@@ -119,19 +119,19 @@ def _wait_for_workers(command: Command, last: float) -> None:
 
 def _drain(raylet: Raylet, seconds: float) -> None:
     try:
-        watch.drain_node(raylet.head, raylet.node_id, "kubernetes: SIGTERM", seconds)
+        watcher.drain_node(raylet.head, raylet.node_id, "kubernetes: SIGTERM", seconds)
     except ClusterError as error:
         _say(str(error))
 
 
 def _watch_notices(notices: NoticeSection, raylet: Raylet) -> None:
-    watch.start(
+    watcher.start(
         notices,
         raylet.node_id,
         f"{socket.gethostname()} ({raylet.node_id[:8]})",
         _say,
         lambda **fields: None,
-        lambda reason, seconds: watch.drain_node(raylet.head, raylet.node_id, reason, seconds),
+        lambda reason, seconds: watcher.drain_node(raylet.head, raylet.node_id, reason, seconds),
     )
 
 

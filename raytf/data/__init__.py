@@ -1,7 +1,6 @@
 """Data: sources with random access, and an order that depends on the seed and the step alone."""
 
-from raytf.data.datasets import Images, load_images
-from raytf.data.held_out import hold_out
+from raytf.data.image_datasets import Images, load_images
 from raytf.data.sources import (
     ArraySource,
     CsvSource,
@@ -14,6 +13,7 @@ from raytf.data.sources import (
     Spec,
     TFRecordSource,
 )
+from raytf.data.split import hold_out
 
 __all__ = [
     "ArraySource",

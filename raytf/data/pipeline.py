@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.order import EpochOrder, StepPlan, step_seeds
+from raytf.data.order import EpochOrder, step_seeds
+from raytf.data.plan import StepPlan
 from raytf.data.sources import Source, Spec
 from raytf.data.sources.base import record_bytes
 from raytf.errors import DataError

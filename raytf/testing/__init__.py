@@ -14,11 +14,11 @@ patched, and the job does not know. See docs/testing.md.
 from raytf.testing.cluster import ElasticCluster
 from raytf.testing.faults import Fault, Injection, Kind, Report
 from raytf.testing.job import Job
-from raytf.testing.metadata import MetadataServer
+from raytf.testing.metadata_server import MetadataServer
 from raytf.testing.node import Node
 from raytf.testing.plan import FaultPlan
 from raytf.testing.processes import environment
-from raytf.testing.storage import StorageProxy
+from raytf.testing.storage_proxy import StorageProxy
 
 __all__ = [
     "ElasticCluster",

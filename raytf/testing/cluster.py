@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import guard, processes
+from raytf.testing import processes, reaper
 from raytf.testing.node import Node
 
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -90,7 +90,7 @@ class ElasticCluster:
     def __enter__(self) -> ElasticCluster:
         # Ray's sockets have paths of at most 107 characters; a test's own folder may be longer.
         self.folder = Path(tempfile.mkdtemp(prefix="raytf-", dir="/tmp"))
-        guard.watch(self.folder)
+        reaper.watch(self.folder)
         port, dashboard = processes.free_port(), processes.free_port()
         self.address = f"127.0.0.1:{port}"
         self.env = {"RAY_ADDRESS": self.address, "RAY_AUTH_MODE": "disabled"}
@@ -206,7 +206,7 @@ class ElasticCluster:
         for node in [*reversed(self._nodes), *([self._head] if self._head else [])]:
             node.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-        guard.forget(self.folder)
+        reaper.forget(self.folder)
 
     def _start_head(self) -> Node:
         self._head = self._start(*self._head_arguments)

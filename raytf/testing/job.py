@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from raytf.testing import guard, processes
+from raytf.testing import processes, reaper
 
 #: Generous: two cores, perhaps loaded; a run of a few steps takes 15 to 30 s when they are not.
 PATIENCE_SECONDS = 240.0
@@ -54,7 +54,7 @@ class Job:
             )
         self._is_gone = False
         self._session = processes.Session(self.process.pid)
-        guard.watch(self._session)
+        reaper.watch(self._session)
 
     @property
     def output(self) -> str:
@@ -67,7 +67,7 @@ class Job:
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """What the status file says: the fields of `raytf.progress.Status`; None before the first one."""
+        """What the status file says: the fields of `raytf.runs.status.Status`; None before the first one."""
         if self._status_file is None:
             return None
         try:
@@ -132,7 +132,7 @@ class Job:
         self._session.end()
         self.process.wait(30)
         self._is_gone = True
-        guard.forget(self._session)
+        reaper.forget(self._session)
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from raytf.testing import guard, processes
+from raytf.testing import processes, reaper
 
 
 class Node:
@@ -23,7 +23,7 @@ class Node:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, ray: Callable[..., str], address: str):
         self._process, self._log, self._ray, self._address = process, log, ray, address
         self._session = processes.Session(process.pid)
-        guard.watch(self._session)
+        reaper.watch(self._session)
         self._is_gone = False
         self.id = ""
 
@@ -55,7 +55,7 @@ class Node:
         self._session.end()
         self._process.wait()
         self._is_gone = True
-        guard.forget(self._session)
+        reaper.forget(self._session)
 
     def kill_raylet(self) -> None:
         """SIGKILL to the raylet alone; Ray ends the node's other processes when they miss it."""

@@ -11,8 +11,8 @@ from raytf.testing import processes
 from raytf.testing.cluster import ElasticCluster
 from raytf.testing.faults import Fault, Kind, Report
 from raytf.testing.job import Job
-from raytf.testing.play import Play
-from raytf.testing.storage import StorageProxy
+from raytf.testing.player import Play
+from raytf.testing.storage_proxy import StorageProxy
 
 
 class FaultPlan:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-from raytf.testing import guard, processes
+from raytf.testing import processes, reaper
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
@@ -73,7 +73,7 @@ class Cloud:
             )
             os.close(write)
             self._session = processes.Session(self._process.pid)
-            guard.watch(self._session)
+            reaper.watch(self._session)
             port = ready.readline()
         if not port:
             self.close()
@@ -89,7 +89,7 @@ class Cloud:
         """End it; may be called again."""
         self._session.end()
         self._process.wait(30)
-        guard.forget(self._session)
+        reaper.forget(self._session)
 
     def client(self, service: str) -> Any:
         """A client of boto3."""

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from raytf import ledger
-from raytf.runlog import read_attempts
-from raytf.storage import Storage
+from raytf.runs import ledger, timeline
+from raytf.runs.run_log import read_attempts
+from raytf.storage.storage import Storage
 from raytf.testing import Job, environment
 from raytf.testing.processes import free_port
 
@@ -169,5 +169,5 @@ def test_a_run_grows_with_the_cluster_and_is_whole_again_after_a_preemption(tmp_
     assert [event for event in book if event["kind"] == "fault"] == []
     assert [event["node"] for event in book if event["kind"] == "drain"] == [leaving]
     assert any(event["preemption"] for event in book if event["kind"] == "resize")
-    assert ledger.account(ledger.timeline(book)).get("redone", 0.0) == 0.0
+    assert timeline.account(timeline.timeline(book)).get("redone", 0.0) == 0.0
     assert re.search(r"^finished: \d+ steps, ", output, re.MULTILINE)

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from benchmarks import law
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger
+from raytf.storage.storage import Storage
 from raytf.testing.job import Job
 from tests.cluster.cloud import REGION, Cloud
 from tests.cluster.cloudlet import Cloudlet, Timeline

@@ -244,7 +244,7 @@ OBJECT_USER = re.compile(
 def test_a_run_asks_the_bucket_for_objects_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from gcp_storage_emulator.server import create_server
 
-    from raytf.storage import Storage
+    from raytf.storage.storage import Storage
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -20,7 +20,7 @@ import jsonschema
 import pytest
 import yaml
 
-from raytf.cluster.check import kube_schema, sources
+from raytf.cluster.check import inputs, kube_schema
 
 ROOT = Path(__file__).parents[2]
 KUBERAY = ROOT / "cluster-configs" / "kuberay"
@@ -37,7 +37,7 @@ QUANTITY = {
 
 def built(overlay: str) -> list[dict[str, Any]]:
     """The objects that `kubectl apply -k` sends."""
-    (text,) = sources.read([str(KUBERAY / "overlays" / overlay)]).values()
+    (text,) = inputs.read([str(KUBERAY / "overlays" / overlay)]).values()
     return list(yaml.safe_load_all(text))
 
 

@@ -13,10 +13,10 @@ from contextlib import closing
 import numpy as np
 
 from raytf.data import ArraySource, ParquetSource, Source
-from raytf.data.order import StepPlan
 from raytf.data.pipeline import Call, Pipeline
+from raytf.data.plan import StepPlan
 
-#: As in `raytf/training.py`.
+#: As in `raytf/training/loop.py`.
 PREFETCH = 2
 
 
@@ -51,7 +51,7 @@ def main(path: str, window: int, extra: int) -> None:
     """
     import pyarrow.parquet  # noqa: F401
 
-    import raytf.storage  # noqa: F401
+    import raytf.storage.storage  # noqa: F401
 
     before = memory()
     # The limit is on the data segment: private memory that no file stands behind, the threads' stacks included. The

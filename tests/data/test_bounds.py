@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytf.data import ParquetSource
-from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import fingerprint
 from tests.data.reading import calls
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raytf.data.order import EpochOrder, StepPlan, assign
+from raytf.data.order import EpochOrder
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
 
 #: (step, shard) -> the records that the shard had at that step.
 Batches = dict[tuple[int, int], list[int]]

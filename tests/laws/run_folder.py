@@ -8,13 +8,14 @@ import tempfile
 
 import numpy as np
 
-from raytf import ledger, runlog, versions
 from raytf.checkpoint import codec, manifest
-from raytf.checkpoint.policy import name_of
-from raytf.config import TrainConfig
-from raytf.job import batch_identity
-from raytf.lease import LEASE_FILE
-from raytf.storage import Storage
+from raytf.checkpoint.naming import name_of
+from raytf.config.identity import batch_identity
+from raytf.config.train_config import TrainConfig
+from raytf.inference import versions
+from raytf.runs import ledger, run_log
+from raytf.runs.lease import LEASE_FILE
+from raytf.storage.storage import Storage
 from tests.unit.runs import BEGIN, a_run
 
 RECORDS, STEPS = 640, (100, 200, 300)
@@ -28,8 +29,8 @@ def make(run: Storage, is_finished: bool) -> None:
     ledger_of.add(a_run().events)
     assert ledger_of.flush()
     for number, attempt in enumerate(_ATTEMPTS):
-        runlog.write_attempt(run, attempt, 2 - number, 150 * number, BEGIN + 60 * number)
-        log = runlog.StepLog(run, attempt)
+        run_log.write_attempt(run, attempt, 2 - number, 150 * number, BEGIN + 60 * number)
+        log = run_log.StepLog(run, attempt)
         steps = np.arange(150 * number, 300 if number else 180)
         log.add(int(steps[0]) + 1, 0, 1.0 / (1.0 + steps), np.full(len(steps), 0.01))
         log.write(log.take())
@@ -50,7 +51,7 @@ def make(run: Storage, is_finished: bool) -> None:
         result = {"run": "r", "status": "finished", "metrics": metrics, "steps": 300, "epochs": 3.0, "samples": 1920}
         result |= {"stopped_early": False, "wall_seconds": 100.0, "train_seconds": 80.0, "samples_per_second": 640.0}
         result |= {"world_sizes": [1, 2], "restarts": 1, "weights_sha256": "0" * 64, "history": history(300)}
-        run.put(runlog.RESULT, json.dumps({**result, "export": {"saved_model": "export/1"}}, indent=1).encode())
+        run.put(run_log.RESULT, json.dumps({**result, "export": {"saved_model": "export/1"}}, indent=1).encode())
     else:
         owner = {"id": "f" * 32, "host": "here", "boot": _boot(), "pid": 2**22 - 1, "started": "1", "beat": 3}
         run.put(LEASE_FILE, json.dumps(owner).encode())

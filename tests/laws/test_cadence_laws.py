@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint.policy import YOUNG_SECONDS, Cadence, Event, Outage, Phase, Votes, advance
+from raytf.checkpoint.cadence import YOUNG_SECONDS, Cadence, Outage
+from raytf.checkpoint.commit import Event, Phase, Votes, advance
 
 NEVER = 10**9
 
 
 @dataclass
 class Run:
-    """A run of one rank in simulated time, which saves as `raytf.saving.Saving` does.
+    """A run of one rank in simulated time, which saves as `raytf.training.checkpointer.Saving` does.
 
     A save's share is on storage after `half` seconds; its manifest as long after the ranks have agreed on that, at the
     end of a call. A fault ends the group, and what it writes. The next group goes on from the state after the

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from raytf.data import ArraySource, ParquetSource, TFRecordSource
-from raytf.data.checking import check
 from raytf.data.sources import fingerprint
-from raytf.data.sources.writing import Layout, identity_of, write
+from raytf.data.sources.writer import Layout, identity_of, write
+from raytf.data.validation import check
 from raytf.errors import DataError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 DTYPES = ["bool", "uint8", "int8", "int32", "uint16", "int64", "uint64", "float16", "float32", "float64"]
 

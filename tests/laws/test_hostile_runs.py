@@ -20,15 +20,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from raytf import checks, driver, history, inventory, runlog, versions
-from raytf.checkpoint import durable, manifest, policy
+from raytf.checkpoint import commit, durable, manifest
+from raytf.checkpoint.restore import Restorer
 from raytf.commands import report, runs, show, verify
-from raytf.config import TrainConfig
+from raytf.config.identity import differences
+from raytf.config.train_config import TrainConfig
+from raytf.driver import background, preflight
 from raytf.errors import RaytfError
-from raytf.job import differences
-from raytf.lease import Lease
-from raytf.restoring import Restorer
-from raytf.storage import Storage
+from raytf.inference import versions
+from raytf.runs import history, inventory, run_log
+from raytf.runs.lease import Lease
+from raytf.storage.storage import Storage
 from tests.laws.mutations import mutate
 from tests.laws.run_folder import RECORDS, STEPS, make
 
@@ -60,24 +62,24 @@ def resume(uri: str, run_name: str) -> int | None:
     """What a driver and its first worker read before they train; the step that they go on from, None for a new run."""
     config = TrainConfig.of(run=run_name, storage=uri)
     run = Storage(uri).child(run_name)
-    checks.check_folder(run)
-    stored = checks.stored_identity(run)
-    checks.compare_strategy(stored, config)
-    checks.stored_shards(stored)
+    preflight.check_folder(run)
+    stored = preflight.stored_identity(run)
+    preflight.compare_strategy(stored, config)
+    preflight.stored_shards(stored)
     now = iter(range(10**6))
     with Lease(run, lambda text: None, lambda: float(next(now)), lambda seconds: None):
-        if checks.finished(run, 300) is not None:
+        if preflight.finished(run, 300) is not None:
             return 300
-        checks.compare_batch(stored, config, RECORDS)
-        book = driver.Book(run)
+        preflight.compare_batch(stored, config, RECORDS)
+        book = background.Book(run)
         book.read_earlier()
         book.figures.update()
         book.figures.gauges()
         book.flush()
         restorer = Restorer(run, NoSnapshots(), OneRank(), lambda text: None)  # type: ignore[arg-type]
-        restorer.begin(runlog.attempt_names(run), None)
+        restorer.begin(run_log.attempt_names(run), None)
         found = restorer.find(lambda c: [differences(c.document["identity"], {}), None][1])
-        runlog.read_attempts(run)
+        run_log.read_attempts(run)
         save(run, 1000, None if found is None else found.name, restorer.damaged)
         return None if found is None else found.step
 
@@ -85,14 +87,14 @@ def resume(uri: str, run_name: str) -> int | None:
 def save(run: Storage, step: int, restored: str | None, damaged: list[str]) -> None:
     """The next checkpoint, after which old ones go."""
     saver = durable.Saver(run, 0, 1, "20270116T080000.000-cccccc", 1, lambda text: None, restored, damaged)
-    saver.phase = policy.Phase.WRITING
+    saver.phase = commit.Phase.WRITING
     saver.begin(step, {"model/0": np.zeros(3, np.float32)}, {"identity": {}, "history": []})
     while not any((saver.votes().written, saver.votes().committed, saver.votes().failed)):
         time.sleep(0.0005)
     if saver.votes().failed:
         saver.drop()
         return
-    saver.phase = policy.Phase.COMMITTING
+    saver.phase = commit.Phase.COMMITTING
     saver.commit()
     while not any((saver.votes().committed, saver.votes().failed)):
         time.sleep(0.0005)

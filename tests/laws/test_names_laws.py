@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from raytf import local
 from raytf.errors import StorageError
-from raytf.names import is_plain
-from raytf.storage import Storage
+from raytf.storage import local_files
+from raytf.storage.local_names import is_plain
+from raytf.storage.storage import Storage
 
 PARTS = st.sampled_from(
     [
@@ -142,7 +142,7 @@ def test_names_that_are_plain(name):
 
 
 def test_a_file_in_the_place_of_a_folder_is_an_error(tmp_path):
-    local.put_inside(str(tmp_path), "a", b"x")
+    local_files.put_inside(str(tmp_path), "a", b"x")
     with pytest.raises(OSError, match="a"):
-        local.put_inside(str(tmp_path), "a/b", b"x")
+        local_files.put_inside(str(tmp_path), "a/b", b"x")
     assert (tmp_path / "a").read_bytes() == b"x"

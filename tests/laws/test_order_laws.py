@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.data import ArraySource, ParquetSource
-from raytf.data.order import EpochOrder, StepPlan, argsort, assign, fold, imbalance, permutation, step_seeds
+from raytf.data.order import EpochOrder, argsort, fold, permutation, step_seeds
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign, imbalance
 from tests.laws import checks
 from tests.laws.checks import Stretch
 

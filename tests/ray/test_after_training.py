@@ -23,12 +23,12 @@ import pytest
 
 import raytf
 from benchmarks import serve_load
-from raytf import versions
-from raytf.storage import Storage
+from raytf.inference import versions
+from raytf.storage.storage import Storage
 from raytf.testing import Job, environment
 from tests.ray.conftest import MNIST_JOB, PATIENCE, result_of
 
-RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 TOKEN = "a token of the test"
 MODEL = "/v1/models/digits"
 

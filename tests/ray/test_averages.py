@@ -9,7 +9,7 @@ import pytest
 
 import raytf
 from raytf.checkpoint import durable, manifest
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from tests.ray.conftest import MNIST_JOB, result_of
 
 

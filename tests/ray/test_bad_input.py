@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raytf.checkpoint import manifest
-from raytf.command import EXIT_AGAIN, EXIT_FAILED, EXIT_REFUSED
+from raytf.config.command_line import EXIT_AGAIN, EXIT_FAILED, EXIT_REFUSED
 from tests.laws.mutations import signed
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
 

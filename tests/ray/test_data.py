@@ -19,7 +19,7 @@ RAY_DATASET = Path(__file__).parent / "jobs" / "ray_dataset.py"
 
 
 def convert(source: object, target: object, to: str, **env: str) -> None:
-    command = [sys.executable, "-c", "from raytf.main import main; main()", "data", "convert"]
+    command = [sys.executable, "-c", "from raytf.commands.main import main; main()", "data", "convert"]
     subprocess.run(
         [*command, str(source), str(target), "--to", to],
         cwd=ROOT,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger
+from raytf.storage.storage import Storage
 from raytf.testing import Job
 from tests.ray.conftest import ROOT, result_of
 

@@ -13,8 +13,9 @@ import pytest
 
 import raytf
 from benchmarks import law
-from raytf import endings, ledger
-from raytf.storage import Storage
+from raytf.config import exit_codes
+from raytf.runs import ledger, timeline
+from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, environment, processes
 from tests.ray.conftest import PATIENCE, result_of
 
@@ -80,7 +81,7 @@ class Run:
                     assert time.monotonic() < deadline, f"{kind}: no new step\n{job.output}"
                     if not job.is_running:
                         # A Ray that is gone, or could not be started on a loaded machine: the same command goes on.
-                        assert job.process.returncode == endings.AGAIN.code, job.output
+                        assert job.process.returncode == exit_codes.AGAIN.code, job.output
                         job.close()
                         job = self.start()
                     time.sleep(0.05)
@@ -107,7 +108,7 @@ class Run:
         assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, STEPS + 1))
         assert "Traceback" not in self.output
         events = ledger.read(Storage(str(folder)))
-        spans = ledger.timeline(events)
+        spans = timeline.timeline(events)
         assert sum(s.seconds for s in spans) == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.01)
 
 

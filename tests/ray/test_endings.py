@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import law
-from raytf import endings
-from raytf.endings import ENDINGS, Ending
+from raytf.config import exit_codes
+from raytf.config.exit_codes import ENDINGS, Ending
 from raytf.testing import Job, environment
 from tests.ray.conftest import ROOT, result_of
 
@@ -68,7 +68,7 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
         job.until(lambda: (job.step or 0) >= restored_step(job) + 5 and (job.status or {})["phase"] == "training")
         if number is signal.SIGHUP:
             other = begin(*lasting)
-            seen[endings.AGAIN] = shown(other)
+            seen[exit_codes.AGAIN] = shown(other)
             assert "is in use by process" in other.output
         job.process.send_signal(number)
         code = shown(job)
@@ -76,7 +76,7 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
         assert (restored_step(job) > 0) == (restored > 0), job.output
         assert restored_step(job) >= restored, job.output
         restored = (job.step or 0) if saves else 1
-        seen[endings.of_code(code)] = code
+        seen[exit_codes.of_code(code)] = code
         return job
 
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
@@ -87,21 +87,21 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
     crashed = begin(*lasting)
     crashed.until(lambda: "run a in " in crashed.output)
     crashed.process.send_signal(signal.SIGSEGV)
-    seen[endings.CRASHED] = shown(crashed)
+    seen[exit_codes.CRASHED] = shown(crashed)
 
-    seen[endings.UNREAD] = shown(begin(*lasting, "--help", "|"))
+    seen[exit_codes.UNREAD] = shown(begin(*lasting, "--help", "|"))
     early = begin(*lasting)
     early.until(lambda: "run a in " in early.output)
     early.process.send_signal(signal.SIGTERM)
-    assert shown(early) == endings.TERMINATED.code, early.output
+    assert shown(early) == exit_codes.TERMINATED.code, early.output
     assert not (tmp_path / "a" / "lease.json").exists()
 
     unread = begin(*quick, "|")
-    seen[endings.FINISHED] = shown(unread)
+    seen[exit_codes.FINISHED] = shown(unread)
     assert result_of(tmp_path / "a")["steps"] == STEPS, unread.output
     again = begin(*quick)
     assert "nothing to do" in again.wait()
 
-    seen[endings.FAILED] = shown(begin(sys.executable, FAULTY, "--fault", "raises", "--run", "b"))
-    seen[endings.REFUSED] = shown(begin(sys.executable, FAULTY, "--workers", 64, "--run", "c"))
+    seen[exit_codes.FAILED] = shown(begin(sys.executable, FAULTY, "--fault", "raises", "--run", "b"))
+    seen[exit_codes.REFUSED] = shown(begin(sys.executable, FAULTY, "--workers", 64, "--run", "c"))
     assert seen == {ending: ending.code for ending in ENDINGS}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from benchmarks import law
-from raytf.checkpoint.policy import DEFAULT_EVERY_SECONDS
+from raytf.checkpoint.cadence import DEFAULT_EVERY_SECONDS
 from raytf.testing import Job, environment
 from raytf.testing.processes import WORKER
 from tests.ray.conftest import PATIENCE, manifests, result_of

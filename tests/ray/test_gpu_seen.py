@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf.command import EXIT_FAILED
+from raytf.config.command_line import EXIT_FAILED
 from raytf.testing import ElasticCluster
 from tests.ray.conftest import EVERYTHING, ROOT
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from raytf.leftovers import MARK, marked
+from raytf.cluster.orphaned_processes import MARK, marked
 from raytf.testing import Job
 from raytf.testing.processes import WORKER, wait_until
 from tests.ray.conftest import EVERYTHING, result_of

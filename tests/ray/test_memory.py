@@ -105,15 +105,15 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf.checkpoint import format, memory, policy
-    from raytf.snapshots import Snapshots
+    from raytf.checkpoint import generations, memory_keeper, variables
+    from raytf.checkpoint.snapshots import Snapshots
     from tests.tf.ranks import Alone
 
     uri, attempt = str(tmp_path / "run"), "20260101T000000.000-aaaaaa"
     monitor = driver.remote(num_cpus=0)(Monitor).remote()
     variable = keras.Variable(np.zeros(1000, np.float32))
     snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, print, (0, 1))
-    snapshots.begin({"w": 1000}, functools.partial(format.Variables, {"w": variable}))
+    snapshots.begin({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
     deadline = time.monotonic() + PATIENCE
     while snapshots.copied is None:
         assert time.monotonic() < deadline
@@ -123,11 +123,11 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
         snapshots.copy(step, {"step": step}, 0, dict, np.zeros((0, 4)))
     snapshots.settle()
     assert snapshots.is_sealed
-    there = policy.generations(memory.survey(uri, 30), {attempt})
+    there = generations.generations(memory_keeper.survey(uri, 30), {attempt})
     assert [g.step for g in there] == [20, 10]
     assert snapshots.load(there[0]).tensors["w"].tolist() == [20] * 1000
     assert snapshots.load(there[1]).tensors["w"].tolist() == [10] * 1000
-    memory.dismiss(uri)
+    memory_keeper.dismiss(uri)
 
 
 def owner(path: str) -> int:
@@ -147,9 +147,8 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import keras
     import numpy as np
 
-    from raytf import keeping
-    from raytf.checkpoint import format, memory, policy
-    from raytf.snapshots import Snapshots
+    from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
+    from raytf.checkpoint.snapshots import Snapshots
     from tests.tf.ranks import Alone
 
     uri, attempt, said = str(tmp_path / "run"), "20260101T000000.000-aaaaaa", []
@@ -161,10 +160,10 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
         variable.assign(np.full(1000, step, np.float32))
         snapshots.copy(step, {}, 0, dict, np.zeros((0, 4)))
 
-    def held() -> list[policy.Generation]:
-        return policy.generations(memory.survey(uri, 30), {attempt})
+    def held() -> list[generations.Generation]:
+        return generations.generations(memory_keeper.survey(uri, 30), {attempt})
 
-    snapshots.begin({"w": 1000}, functools.partial(format.Variables, {"w": variable}))
+    snapshots.begin({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
     until(lambda: snapshots.is_empty)
     assert snapshots.step is None
     copy(10)
@@ -189,19 +188,19 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     frozen.suspend()
     began = time.monotonic()
     until(lambda: snapshots.step is None, snapshots.look)
-    assert time.monotonic() - began >= keeping.FRESH_SECONDS / 2
+    assert time.monotonic() - began >= keeper_client.FRESH_SECONDS / 2
     until(lambda: snapshots.is_empty, snapshots.look)
     assert not frozen.is_running()
     copy(40)
     until(lambda: snapshots.step == 40, snapshots.look)
     assert [g.step for g in held()] == [40]
-    memory.dismiss(uri)
+    memory_keeper.dismiss(uri)
 
 
 def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path):
     import numpy as np
 
-    from raytf.checkpoint import memory, policy, slots
+    from raytf.checkpoint import generations, memory_keeper, snapshot_slot
 
     ray, uri = driver, str(tmp_path / "run")
 
@@ -211,33 +210,33 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
     def write(attempt, steps, die):
         import os
 
-        place = ray.get(memory.keeper(uri).reserve.remote(attempt, 100, monitor))
-        pair = [slots.Slot(path) for path in place.paths]
+        place = ray.get(memory_keeper.keeper(uri).reserve.remote(attempt, 100, monitor))
+        pair = [snapshot_slot.Slot(path) for path in place.paths]
         for step in steps:
-            pair[0].write(policy.Share(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}")
+            pair[0].write(generations.Share(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}")
             pair.reverse()
         if die:
             os.kill(os.getpid(), 9)
-        ray.get(memory.keeper(uri).tidy.remote(attempt))
+        ray.get(memory_keeper.keeper(uri).tidy.remote(attempt))
 
     with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(write.remote("a", [10, 20, 30], die=True))
 
     def there():
-        return [(g.step, g.attempt) for g in policy.generations(memory.survey(uri, 30), None)]
+        return [(g.step, g.attempt) for g in generations.generations(memory_keeper.survey(uri, 30), None)]
 
     assert there() == [(30, "a"), (20, "a")]
-    newest = policy.generations(memory.survey(uri, 30), None)[0]
-    assert memory.load(uri, newest).tensors["w"].tolist() == [30] * 1000
+    newest = generations.generations(memory_keeper.survey(uri, 30), None)[0]
+    assert memory_keeper.load(uri, newest).tensors["w"].tolist() == [30] * 1000
     ray.get(write.remote("b", [40], die=False))
     assert there() == [(40, "b")]
     with pytest.raises(raytf.CheckpointError, match="step 30"):
-        memory.load(uri, newest)
-    memory.dismiss(uri)
-    assert memory.survey(uri) == {}
+        memory_keeper.load(uri, newest)
+    memory_keeper.dismiss(uri)
+    assert memory_keeper.survey(uri) == {}
 
     # A keeper whose driver has died ends by itself.
-    keeper = ray.remote(num_cpus=0)(memory.Keeper).remote(alone_seconds=3.0)
+    keeper = ray.remote(num_cpus=0)(memory_keeper.Keeper).remote(alone_seconds=3.0)
     assert ray.get(keeper.reserve.remote("c", 1 << 60, monitor)).reason.endswith("the node's free memory")
     ray.kill(monitor)
 

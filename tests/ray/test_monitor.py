@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from raytf.driver import Ear, monitoring
-from raytf.hangs import Activity, Beat
+from raytf.driver.background import Ear, monitoring
+from raytf.training.heartbeat import Activity, Beat
 from tests.ray.conftest import PATIENCE
 
 #: Words of each speaker, and kills.

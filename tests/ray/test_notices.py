@@ -11,15 +11,15 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks import law
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger, timeline
+from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment
 from raytf.testing.node import Node
 from tests.ray.conftest import manifests
 from tests.ray.test_elastic import PATIENCE, computed, trains
 from tests.ray.test_resume import attempts
 
-RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 
 #: The policies with real workers and a real monitor: what they decide of a loss, and what the ledger hears.
 LOSSES = """
@@ -172,7 +172,7 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
     assert kinds["park"] >= 4
     # The only loss is that of the last node, of which the run had notice.
     assert [event["preemption"] for event in book if event["kind"] == "fault"] == [True]
-    seconds = ledger.account(ledger.timeline(book))
+    seconds = timeline.account(timeline.timeline(book))
     assert {"resize", "waiting"} <= seconds.keys()
 
 

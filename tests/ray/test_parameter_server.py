@@ -16,7 +16,7 @@ import pytest
 
 import raytf
 from raytf.checkpoint import durable, manifest
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from raytf.testing import Job
 from raytf.testing.processes import wait_until
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, ROOT, manifests, result_of
@@ -36,7 +36,7 @@ def counted(folder: Path) -> tuple[int, int]:
 
 
 def raytf_command(*args: object) -> str:
-    command = [sys.executable, "-c", "from raytf.main import main; main()", *map(str, args)]
+    command = [sys.executable, "-c", "from raytf.commands.main import main; main()", *map(str, args)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 

@@ -18,7 +18,7 @@ from raytf.testing import ElasticCluster, Job, environment
 from tests.ray.conftest import MNIST_JOB, PATIENCE, manifests, result_of
 from tests.ray.test_resume import attempts
 
-RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 #: Steps of a run, and between two checkpoints.
 STEPS, EVERY = 400, 40
 

@@ -78,7 +78,7 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     assert (result["restarts"], result["steps"]) == (1, 8 * 63)
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, 8 * 63 + 1))
 
-    show = [sys.executable, "-c", "from raytf.main import main; main()", "show", str(folder)]
+    show = [sys.executable, "-c", "from raytf.commands.main import main; main()", "show", str(folder)]
     shown = json.loads(subprocess.run([*show, "--json"], check=True, capture_output=True, timeout=60).stdout)
     assert (shown["state"], shown["step"], len(shown["restarts"])) == ("finished", 8 * 63, 1)
     # All that the ledger books is what somebody with a watch has seen.

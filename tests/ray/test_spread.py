@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf.command import EXIT_FAILED, EXIT_REFUSED
+from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.testing import ElasticCluster, Job, environment
 from raytf.testing.node import Node
 from raytf.testing.processes import end, titled

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf.stopping import saving_first
+from raytf.driver.graceful_stop import saving_first
 from raytf.testing import Job, environment
 from tests.ray.conftest import PATIENCE
 

@@ -21,7 +21,7 @@ from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, manifests, resu
 RAY_SUBMIT = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address"]
 MODE = "Set RAY_AUTH_MODE=token. "
 TOKEN = "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must hold that of the head."
-RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 
 
 def submission(dashboard: str | None, folder: Path, *flags: object, submit: Sequence[str] = RAY_SUBMIT) -> list[str]:

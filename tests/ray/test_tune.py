@@ -15,7 +15,7 @@ import pytest
 from raytf.testing import Job, environment
 from tests.ray.conftest import MNIST_JOB, manifests, result_of
 
-TUNE = [sys.executable, "-c", "from raytf.main import main; main()", "tune", str(MNIST_JOB)]
+TUNE = [sys.executable, "-c", "from raytf.commands.main import main; main()", "tune", str(MNIST_JOB)]
 ON_DIGITS = ["--", "--data", "digits", "--validation-share", "0.2", "--workers", "1", "--no-warm-workers"]
 #: A search has several starts of TensorFlow in it, each of which takes a minute on a loaded machine.
 PATIENCE = 600

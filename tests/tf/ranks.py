@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from raytf.buckets import Overlap
-from raytf.data.order import StepPlan, assign
+from raytf.checkpoint.variables import seed_states
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Source
-from raytf.devices import Devices, OneDevice
-from raytf.model import build, seed_states
-from raytf.reduce import packed
-from raytf.sections import ComputeSection
-from raytf.step import TrainStep
-from raytf.wire import AllReduce, Words
+from raytf.distributed.buckets import Overlap
+from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.reduction import packed
+from raytf.distributed.wire import AllReduce, Words
+from raytf.training.model import build
+from raytf.training.step import TrainStep
 
 
 class Alone:

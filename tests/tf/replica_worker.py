@@ -72,19 +72,19 @@ class Rank:
     def __init__(self, rank: int, group: Any, folder: str, exact: bool):
         import keras
 
-        from raytf.checkpoint import format
+        from raytf.checkpoint import variables
         from raytf.checkpoint.digest import Digest
         from raytf.checkpoint.durable import Saver
-        from raytf.replicas import Replicas
-        from raytf.state import TrainingState
-        from raytf.storage import Storage
+        from raytf.checkpoint.replicas import Replicas
+        from raytf.checkpoint.training_state import TrainingState
+        from raytf.storage.storage import Storage
 
         self.rank, self.group = rank, group
         keras.utils.set_random_seed(0)
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5), keras.layers.Dense(1)])
         self.model.compile(keras.optimizers.Adam(0.1), "mse")
         self.model.optimizer.build(self.model.trainable_variables)
-        self.named = format.variables(self.model)
+        self.named = variables.variables(self.model)
         self.digest = Digest([v.value for name, v in self.named.items() if name.startswith("model/")])
         self.said: list[str] = []
         self.events: list[dict[str, Any]] = []
@@ -102,11 +102,11 @@ class Rank:
         self.saving = self._saving()
 
     def _saving(self) -> Any:
-        from raytf.callbacks import Callbacks
-        from raytf.checkpoint import format
-        from raytf.runlog import StepLog
-        from raytf.saving import Saving
-        from raytf.sections import CheckpointSection
+        from raytf.checkpoint import variables
+        from raytf.config.sections import CheckpointSection
+        from raytf.runs.run_log import StepLog
+        from raytf.training.callbacks import Callbacks
+        from raytf.training.checkpointer import Saving
 
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
@@ -129,12 +129,12 @@ class Rank:
             self.saver,
             nothing,
             dict,
-            functools.partial(format.Variables, self.named),
+            functools.partial(variables.Variables, self.named),
             replicas=self.replicas,
         )
 
     def train(self, flips: bool) -> None:
-        from raytf.flags import Flag, vector
+        from raytf.distributed.step_flags import Flag, vector
 
         while self.state.step < STEPS:
             stop = self.state.step + 1
@@ -172,10 +172,10 @@ class Rank:
 
     def go_back(self) -> None:
         """As the next group of workers does, which restores the newest state that counts."""
-        from raytf.checkpoint import durable, format, manifest
+        from raytf.checkpoint import durable, manifest, variables
 
         found = durable.load(self.storage, manifest.list_complete(self.storage)[0])
-        format.restore(self.named, found.tensors)
+        variables.restore(self.named, found.tensors)
         self.state.step = found.step
         self.state.durable_step = found.step
         self.replicas._pending = self.replicas._told = None
@@ -217,7 +217,7 @@ def main() -> None:
     task = {"type": "worker", "index": orders.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": orders.addresses}, "task": task})
 
-    from raytf.strategies.multi_worker import Group
+    from raytf.distributed.multi_worker import Group
 
     group = Group("auto")
     found = [play(orders, group, i, flip == orders.rank, exact) for i, (flip, exact) in enumerate(orders.runs)]

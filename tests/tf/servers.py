@@ -16,17 +16,17 @@ import keras
 import numpy as np
 from keras import layers
 
-from raytf.data.order import StepPlan
+from raytf.checkpoint.variables import seed_states
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.model import build, seed_states
-from raytf.optimizing import LearningRate
-from raytf.rates import RateLaw
-from raytf.sections import ComputeSection
-from raytf.server_step import AsyncStep, SyncStep
-from raytf.step import TrainStep
-from raytf.strategies import parameter_server
 from raytf.testing.processes import free_port
+from raytf.training.learning_rate import LearningRate, RateLaw
+from raytf.training.model import build
+from raytf.training.parameter_server import state
+from raytf.training.parameter_server.step import AsyncStep, SyncStep
+from raytf.training.step import TrainStep
 
 SERVER = """
 import json, os, sys, time
@@ -125,7 +125,7 @@ def main() -> None:
         for i in range(len(cluster[job]))
     ]
     try:
-        strategy, coordinator = parameter_server.connect(cluster)
+        strategy, coordinator = state.connect(cluster)
         told: dict[str, Any] = {}
         steps = 14
 

@@ -23,18 +23,18 @@ from typing import Any
 
 import numpy as np
 
-from raytf.callbacks import Callbacks
-from raytf.checkpoint import format, policy, slots
+from raytf.checkpoint import commit, snapshot_slot, variables
 from raytf.checkpoint.durable import Saver
-from raytf.checkpoint.stream import Remote
-from raytf.flags import Flag, vector
-from raytf.runlog import StepLog
-from raytf.saving import Saving
-from raytf.sections import CheckpointSection
-from raytf.snapshots import Snapshots
-from raytf.state import TrainingState
-from raytf.storage import Storage
-from raytf.strategies.alone import Alone
+from raytf.checkpoint.snapshots import Snapshots
+from raytf.checkpoint.tensor_stream import Remote
+from raytf.checkpoint.training_state import TrainingState
+from raytf.config.sections import CheckpointSection
+from raytf.distributed.group import Alone
+from raytf.distributed.step_flags import Flag, vector
+from raytf.runs.run_log import StepLog
+from raytf.storage.storage import Storage
+from raytf.training.callbacks import Callbacks
+from raytf.training.checkpointer import Saving
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
 KINDS = ("RssAnon", "RssShmem")
@@ -58,11 +58,11 @@ class OnADevice:
         self._names, self._values, self._all_at_once = list(names), values, all_at_once
         self.nbytes = 4 * values * len(self._names)
 
-    def now(self) -> format.Values:
+    def now(self) -> variables.Values:
         tensors: dict[str, Any] = {n: Remote(np.dtype("f4"), (self._values,), self._fetch(n)) for n in self._names}
         if self._all_at_once:
             tensors = {name: remote.fetch() for name, remote in tensors.items()}
-        return format.Values(tensors, is_held=True, is_here=self._all_at_once)
+        return variables.Values(tensors, is_held=True, is_here=self._all_at_once)
 
     def _fetch(self, name: str) -> Any:
         return lambda: np.full(self._values, value_of(name), np.float32)
@@ -117,7 +117,7 @@ class Run:
         self.snapshots._keeping = SimpleNamespace(is_lost=False, tidy=lambda: None)  # type: ignore[assignment]
         self.snapshots._is_tidy = True
         self.files = [os.memfd_create("state") for _ in range(2)]
-        self.snapshots._slots = [slots.Slot(f"/proc/{os.getpid()}/fd/{fd}") for fd in self.files]
+        self.snapshots._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{fd}") for fd in self.files]
         self.saver = Saver(storage, 0, 1, ATTEMPT, 1, print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
@@ -151,7 +151,7 @@ class Run:
         self.state.step += 1
         self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
         self.copy()
-        while self.saver.phase is not policy.Phase.IDLE:
+        while self.saver.phase is not commit.Phase.IDLE:
             self.saving.act(vector(self.saving._save_votes()))
             time.sleep(0.01)
         assert self.state.durable_step == self.state.step - 1, self.saver.failure

@@ -7,8 +7,8 @@ import csv
 import keras
 import pytest
 
-from raytf.callbacks import Callbacks
 from raytf.errors import JobError, ModelError
+from raytf.training.callbacks import Callbacks
 from tests.tf.ranks import Alone
 
 

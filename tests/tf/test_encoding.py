@@ -8,10 +8,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.blocks import SIZE, Blocks
-from raytf.buckets import of_kinds
-from raytf.encoding import EachTensor, InBlocks
-from raytf.wire import DEVICE, HOST, Layout
+from raytf.distributed.blocks import SIZE, Blocks
+from raytf.distributed.buckets import of_kinds
+from raytf.distributed.encoding import EachTensor, InBlocks
+from raytf.distributed.wire import DEVICE, HOST, Layout
 
 SHAPES = st.lists(
     st.sampled_from([(), (0,), (1,), (3, 2), (SIZE,), (SIZE + 1,), (2, SIZE), (SIZE - 1,), (3, SIZE, 2)]),

@@ -12,15 +12,16 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf import exact, wire
-from raytf.checkpoint.format import variables
-from raytf.data.order import StepPlan, assign
+from raytf.checkpoint.variables import seed_states, variables
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
+from raytf.distributed import wire
 from raytf.errors import ExactnessError, WorkerLostError
-from raytf.model import build, seed_states
-from raytf.sections import ComputeSection
-from raytf.step import TrainStep
+from raytf.training import exact
+from raytf.training.model import build
+from raytf.training.step import TrainStep
 from tests.tf.ranks import World
 
 RNG = np.random.default_rng(0)
@@ -209,7 +210,7 @@ def test_a_rank_whose_arithmetic_differs_in_the_last_bits_is_found():
 def test_what_tensorflow_refuses_is_explained():
     refusal = (
         "import tensorflow as tf\n"
-        "from raytf.exact import explain\n"
+        "from raytf.training.exact import explain\n"
         "tf.config.experimental.enable_op_determinism()\n"
         "try:\n"
         "    tf.random.uniform([1])\n"

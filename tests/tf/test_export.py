@@ -13,14 +13,14 @@ from google.protobuf import text_format
 from keras import layers
 from tensorflow.core.protobuf import saved_model_pb2
 
-from raytf import architecture, export, versions
-from raytf.checkpoint import codec, format, manifest
-from raytf.checkpoint.policy import name_of
+from raytf.checkpoint import codec, manifest, variables
+from raytf.checkpoint.naming import name_of
+from raytf.checkpoint.variables import weights_sha256
 from raytf.errors import CheckpointError, ConfigError, ModelError
-from raytf.model import weights_sha256
-from raytf.saved_model import SavedModel, signatures_of
-from raytf.signature import DEFAULT
-from raytf.storage import Storage
+from raytf.inference import architecture, export, versions
+from raytf.inference.saved_model import SavedModel, signatures_of
+from raytf.inference.signature import DEFAULT
+from raytf.storage.storage import Storage
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.random((6, 4), np.float32)
@@ -84,8 +84,8 @@ def trained(model: keras.Model, x=X, optimizer="adam", loss="mse") -> keras.Mode
 
 def checkpoint(run: Storage, model: keras.Model, step: int, history=(), best=None) -> None:
     """What a run of one worker writes."""
-    named = format.variables(model)
-    data = codec.encode(format.Copies(format.Variables(named, list(named))).take())
+    named = variables.variables(model)
+    data = codec.encode(variables.Copies(variables.Variables(named, list(named))).take())
     name = name_of(step, "a")
     run.put(f"{manifest.FOLDER}/{name}/share-00000.safetensors", data)
 

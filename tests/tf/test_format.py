@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from raytf.checkpoint import format
+from raytf.checkpoint import variables
 from raytf.errors import CheckpointError
 
 
@@ -17,7 +17,7 @@ def named() -> dict[str, keras.Variable]:
 
 
 def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str, keras.Variable]):
-    copies = format.Copies(format.Variables(named, ["b", "a", "c"]))
+    copies = variables.Copies(variables.Variables(named, ["b", "a", "c"]))
     first = copies.take()
     named["a"].assign(-np.ones((2, 3)))
     named["b"].assign(8)
@@ -29,7 +29,7 @@ def test_copies_stay_as_they_were_whatever_the_variables_become(named: dict[str,
 
 
 def test_memory_is_used_again_once_it_is_given_back_and_not_before(named: dict[str, keras.Variable]):
-    copies = format.Copies(format.Variables(named, ["a", "b"]))
+    copies = variables.Copies(variables.Variables(named, ["a", "b"]))
     first = copies.take()
     second = copies.take()
     assert second["a"] is not first["a"]
@@ -50,7 +50,7 @@ def far(value) -> bool:
 
 def test_what_a_device_holds_is_copied_while_updates_go_on(named: dict[str, keras.Variable]):
     asked: list[int] = []
-    source = format.Variables(named, ["b", "a", "c"], lambda size: asked.append(size) or True, far)
+    source = variables.Variables(named, ["b", "a", "c"], lambda size: asked.append(size) or True, far)
     values = source.now()
     assert (values.is_held, values.is_here, asked, source.nbytes) == (True, False, [32], 32)
     optimizer = keras.optimizers.SGD(1.0)
@@ -64,7 +64,7 @@ def test_what_a_device_holds_is_copied_while_updates_go_on(named: dict[str, kera
 
 
 def test_copies_from_a_device_are_whole_once_they_are_filled(named: dict[str, keras.Variable]):
-    copies = format.Copies(format.Variables(named, ["a", "b"], is_here=far))
+    copies = variables.Copies(variables.Variables(named, ["a", "b"], is_here=far))
     first = copies.take()
     named["a"].assign(-np.ones((2, 3)))
     copies.filling.result(60)
@@ -72,12 +72,12 @@ def test_copies_from_a_device_are_whole_once_they_are_filled(named: dict[str, ke
 
 
 def test_a_device_without_memory_for_them_has_the_step_wait(named: dict[str, keras.Variable]):
-    source = format.Variables(named, ["a", "b"], lambda size: False, far)
+    source = variables.Variables(named, ["a", "b"], lambda size: False, far)
     values = source.now()
     assert (values.is_held, values.is_here) == (False, False)
     named["b"].assign(8)
     assert int(values.tensors["b"].fetch()) == 8, "it is what it is now: who takes it must not wait"
-    copies = format.Copies(source)
+    copies = variables.Copies(source)
     first = copies.take()
     assert copies.filling.done()
     named["a"].assign(-np.ones((2, 3)))
@@ -94,10 +94,10 @@ def test_a_device_without_memory_for_them_has_the_step_wait(named: dict[str, ker
 )
 def test_of_a_checkpoint_that_does_not_fit_nothing_is_assigned(named: dict[str, keras.Variable], change, told: str):
     tensors = {"a": np.ones((2, 3), np.float32), "b": np.array(9), "c": np.zeros(0, np.float16)}
-    format.restore(named, tensors)
+    variables.restore(named, tensors)
     assert (named["a"].numpy().sum(), int(named["b"].numpy())) == (6, 9)
     other = {name: tensor * 2 for name, tensor in tensors.items()}
     change(other)
     with pytest.raises(CheckpointError, match=told):
-        format.restore(named, other)
+        variables.restore(named, other)
     assert (named["a"].numpy().sum(), int(named["b"].numpy())) == (6, 9)

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from raytf import worker
-from raytf.config import TrainConfig
+from raytf.config.train_config import TrainConfig
+from raytf.distributed.gpu.faults import Facts, Load, Whose, advise, asked_bytes, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError
-from raytf.gpu_blame import explain
-from raytf.gpu_faults import Facts, Load, Whose, advise, asked_bytes, sort
+from raytf.training import worker
+from raytf.training.gpu_errors import explain
 
 E = tf.errors
 GPU = "/job:worker/replica:0/task:0/device:GPU:0"

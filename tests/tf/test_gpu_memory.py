@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raytf.devices import set_memory
-from raytf.gpus import Gpu, part_mib
+from raytf.distributed.devices import set_memory
+from raytf.distributed.gpu.nvml import Gpu, part_mib
 
 GIB = 1 << 30
 L4 = Gpu("GPU-1", "NVIDIA L4", 24 * GIB)

@@ -17,17 +17,17 @@ import tensorflow as tf
 from tensorflow.python.framework import config as tf_config
 
 from jobs import mnist, transformer_text
-from raytf.buckets import Overlap
+from raytf.config.sections import StrategySection
 from raytf.data import tree
-from raytf.data.order import StepPlan
+from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
-from raytf.devices import Devices, LocalDevices, OneDevice, computes_on_gpu
-from raytf.reduce import packed
-from raytf.sections import StrategySection
-from raytf.step import TrainStep
-from raytf.strategies import choose
-from raytf.testing.placement import Finding, findings, operations
-from raytf.wire import DEVICE, HOST, Layout, Words, widen, zeros
+from raytf.distributed import factory
+from raytf.distributed.buckets import Overlap
+from raytf.distributed.devices import Devices, LocalDevices, OneDevice, computes_on_gpu
+from raytf.distributed.reduction import packed
+from raytf.distributed.wire import DEVICE, HOST, Layout, Words, widen, zeros
+from raytf.testing.gpu_placement import Finding, findings, operations
+from raytf.training.step import TrainStep
 
 GRADIENT_SIZE = 256
 RECORDS, STEPS, CONTEXT = 2, 2, 8
@@ -138,7 +138,7 @@ def test_nor_where_it_is_added_while_others_are_computed(mode, shards):
 
 @pytest.mark.parametrize("name", ["mirrored", "one-device"])
 def test_nor_where_one_process_has_several_devices(name):
-    devices = choose.make(StrategySection(strategy=name, logical_devices=3)).devices
+    devices = factory.make(StrategySection(strategy=name, logical_devices=3)).devices
     assert of_full_steps(traced(normalized, "fixed", 4, all_reduce=None, devices=devices)) == []
 
 

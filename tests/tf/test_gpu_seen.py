@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf.seeing import HIDDEN
+from raytf.distributed.gpu.visibility import HIDDEN
 from raytf.testing.processes import environment
 
 ROOT = Path(__file__).parents[2]

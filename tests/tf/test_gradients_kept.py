@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf.data.order import StepPlan, assign
+from raytf.checkpoint.variables import seed_states, weights_sha256
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.model import build, seed_states, weights_sha256
-from raytf.sections import ComputeSection
-from raytf.step import TrainStep
+from raytf.training.model import build
+from raytf.training.step import TrainStep
 from tests.tf.ranks import World, train
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from raytf.strategies.host_sum import CHUNK_BYTES, HostSum
+from raytf.distributed.host_allreduce import CHUNK_BYTES, HostSum
 
 PATIENCE_SECONDS = 120
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from keras import layers
 
-from raytf import architecture, export
 from raytf.errors import DamagedFileError, JobError, ModelError, RaytfError
-from raytf.storage import Storage
+from raytf.inference import architecture, export
+from raytf.storage.storage import Storage
 from tests.laws.mutations import _change
 
 CASES = 60

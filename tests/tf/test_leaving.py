@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from raytf import architecture, export, precision
-from raytf import model as models
+from raytf.checkpoint.variables import weights_sha256
+from raytf.config import precision
+from raytf.config.precision import Precision
+from raytf.driver.fit import load_weights
 from raytf.errors import JobError, ModelError
-from raytf.model import run_user_code, weights_sha256
-from raytf.precision import Precision
-from raytf.storage import Storage
-from raytf.trainer import load_weights
+from raytf.inference import architecture, export, user_model
+from raytf.inference.user_model import run_user_code
+from raytf.storage.storage import Storage
 from tests.tf.test_export import Own, Secretive, Unregistered, checkpoint, sequential, trained, two_inputs
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
@@ -156,7 +157,7 @@ def test_until_its_end_a_run_has_the_weights_of_its_newest_checkpoint(tmp_path: 
 
 
 def test_a_model_comes_back_with_the_dtypes_of_its_run(tmp_path: Path):
-    with models.with_precision(Precision("mixed_bfloat16")):
+    with user_model.with_precision(Precision("mixed_bfloat16")):
         model = trained(Own())
         run, _ = ended(tmp_path, model)
     assert precision.of_process() == precision.DEFAULT

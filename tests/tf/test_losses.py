@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from raytf.callbacks import Callbacks
-from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.errors import ModelError
-from raytf.evaluation import Evaluator
+from raytf.training.callbacks import Callbacks
+from raytf.training.evaluation import Evaluator
 from tests.tf.ranks import Alone, train
 
 RECORDS, STEPS = 24, 3

@@ -18,11 +18,11 @@ import keras
 import numpy as np
 import pytest
 
-from raytf.data.order import StepPlan, assign
+from raytf.checkpoint.variables import weights_sha256
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
+from raytf.distributed.multi_worker import within
 from raytf.errors import GpuError
-from raytf.model import weights_sha256
-from raytf.strategies.multi_worker import within
 from tests.tf.ranks import Rank, train
 
 PATIENCE_SECONDS = 300

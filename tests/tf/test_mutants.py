@@ -12,11 +12,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf.data.order import EpochOrder, StepPlan, assign, step_seeds
+from raytf.checkpoint.variables import weights_sha256
+from raytf.data.order import EpochOrder, step_seeds
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.model import weights_sha256
-from raytf.reduce import Exact, Float, Reduction
-from raytf.wire import DEVICE, Layout
+from raytf.distributed.reduction import Exact, Float, Reduction
+from raytf.distributed.wire import DEVICE, Layout
 from tests.laws import checks
 from tests.tf.ranks import World, train
 

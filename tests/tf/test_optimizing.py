@@ -11,15 +11,16 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from raytf.checkpoint import format
-from raytf.data.order import StepPlan
+from raytf.checkpoint import variables
+from raytf.checkpoint.variables import seed_states, weights_sha256
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.model import build, seed_states, weights_sha256
-from raytf.optimizing import LearningRate, fused
-from raytf.rates import RateLaw
-from raytf.sections import ComputeSection
-from raytf.step import TrainStep
+from raytf.training.fused_update import fused
+from raytf.training.learning_rate import LearningRate, RateLaw
+from raytf.training.model import build
+from raytf.training.step import TrainStep
 from tests.tf.ranks import World
 
 RNG = np.random.default_rng(0)
@@ -61,7 +62,7 @@ class Run:
         rate = LearningRate(self.model.optimizer, law)
         leaves = pipeline.template, pipeline.leaf_specs
         self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, 1, False, True, rate=rate)
-        self.named = format.variables(self.model) | self.step.reduction.state()
+        self.named = variables.variables(self.model) | self.step.reduction.state()
 
     def train(self, begin: int, end: int) -> Run:
         while begin < end:
@@ -106,7 +107,7 @@ def test_a_run_that_is_resumed_has_the_same_rates_and_bits(optimizer, at: int):
     whole = Run(optimizer, LAW).train(0, 14)
     first = Run(optimizer, LAW).train(0, at)
     second = Run(optimizer, LAW)
-    format.restore(second.named, first.state())
+    variables.restore(second.named, first.state())
     second.train(at, 14)
     assert first.rates + second.rates == whole.rates
     assert weights_sha256(second.model) == weights_sha256(whole.model)

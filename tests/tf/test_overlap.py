@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from keras import layers
 
-from raytf.buckets import Overlap, cut, of_kinds
-from raytf.data.order import StepPlan
+from raytf.checkpoint.variables import weights_sha256
+from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.model import weights_sha256
-from raytf.wire import DEVICE, HOST, Words
+from raytf.distributed.buckets import Overlap, cut, of_kinds
+from raytf.distributed.wire import DEVICE, HOST, Words
 from tests.tf.ranks import Rank, train
 from tests.tf.wire_ranks import build
 

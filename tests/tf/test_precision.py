@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from keras import layers
 
-from raytf import precision
+from raytf.config import precision
+from raytf.config.precision import Precision
+from raytf.config.sections import ComputeSection
 from raytf.errors import ConfigError
-from raytf.model import build
-from raytf.precision import Precision
-from raytf.sections import ComputeSection
+from raytf.training.model import build
 
 X = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
 SAMPLE = (X, X[:, :1], None)

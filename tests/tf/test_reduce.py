@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.reduce import Exact, Float, all_finite, exponent, packed, power_of_two
-from raytf.wire import DEVICE, HOST, Layout
+from raytf.distributed.reduction import Exact, Float, all_finite, exponent, packed, power_of_two
+from raytf.distributed.wire import DEVICE, HOST, Layout
 
 WORDS = pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.callbacks import Callbacks
-from raytf.checkpoint import durable, format, manifest, policy
+from raytf.checkpoint import cadence, commit, durable, manifest, naming, variables
+from raytf.checkpoint.training_state import TrainingState
+from raytf.config.objective import Goal
+from raytf.config.sections import CheckpointSection
+from raytf.distributed.step_flags import Flag, vector
 from raytf.errors import ConfigError, StorageError
-from raytf.flags import Flag, vector
-from raytf.goal import Goal
-from raytf.runlog import StepLog
-from raytf.saving import Saving
-from raytf.sections import CheckpointSection
-from raytf.state import TrainingState
-from raytf.storage import Storage
+from raytf.runs.run_log import StepLog
+from raytf.storage.storage import Storage
+from raytf.training.callbacks import Callbacks
+from raytf.training.checkpointer import Saving
 from tests.tf.ranks import Alone
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
@@ -62,11 +62,11 @@ class SlowSaver(durable.Saver):
         self.left = self.calls
         super().begin(step, tensors, document, finite, refuse if self.fails else first)
 
-    def votes(self) -> policy.Votes:
-        if self._save is not None and self.phase is not policy.Phase.IDLE:
+    def votes(self) -> commit.Votes:
+        if self._save is not None and self.phase is not commit.Phase.IDLE:
             if self.left:
                 self.left -= 1
-                return policy.Votes()
+                return commit.Votes()
             self._job.exception(60)
         return super().votes()
 
@@ -82,7 +82,7 @@ class Run:
         self.saver.calls = calls
         pulse = SimpleNamespace(doing=lambda activity: nullcontext())
         self.now = 0.0
-        named = format.variables(model)
+        named = variables.variables(model)
         nothing = lambda *_, **__: None  # noqa: E731
         reporter = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
         self.saving = Saving(
@@ -101,7 +101,7 @@ class Run:
             self.saver,
             nothing,
             dict,
-            functools.partial(format.Variables, named),
+            functools.partial(variables.Variables, named),
             lambda: self.now,
         )
 
@@ -109,7 +109,7 @@ class Run:
         """One call of one step, which ends an epoch with a value; `saved`: it is time for a checkpoint."""
         self.now += 3
         flags = vector(self.saving.votes(self.state.step + 1, 0.1, True))
-        if saved and self.saver.phase is policy.Phase.IDLE:
+        if saved and self.saver.phase is commit.Phase.IDLE:
             flags[Flag.WANT_SAVE] = 1
         self.state.step += 1
         logs = {"val_loss": value}
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def kept(self) -> list[int]:
-        return [policy.split_name(name)[0] for name in manifest.list_complete(self.storage)]
+        return [naming.split_name(name)[0] for name in manifest.list_complete(self.storage)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -179,14 +179,14 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
     assert first.kept == [1], "the state of the first step has the best value so far"
     # The group dies at step 7, of which memory has all.
     again = Run(str(tmp_path), TrainingState(step=7, durable_step=1, best=("val_loss", 3.0)))
-    assert again.saver.phase is policy.Phase.WRITING
+    assert again.saver.phase is commit.Phase.WRITING
     train(again)
     assert again.kept[0] == again.state.durable_step == 7
     # It dies at once; storage has all that memory has, and nothing is written.
     third = Run(str(tmp_path), TrainingState(step=7, durable_step=7, best=("val_loss", 3.0)))
-    assert third.saver.phase is policy.Phase.IDLE
+    assert third.saver.phase is commit.Phase.IDLE
     assert not third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
-    third.now += policy.YOUNG_SECONDS
+    third.now += cadence.YOUNG_SECONDS
     assert third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
 
 

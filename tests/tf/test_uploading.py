@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.uploading import Upload
+from raytf.training.upload import Upload
 
 CPU = "CPU:0"
 

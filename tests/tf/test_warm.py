@@ -14,7 +14,7 @@ import os, sys, threading, types
 before, threads = dict(os.environ), threading.active_count()
 from raytf import warm
 warm.import_all()
-assert "tensorflow" in sys.modules and "raytf.step" in sys.modules and "raytf.worker" in sys.modules
+assert "tensorflow" in sys.modules and "raytf.training.step" in sys.modules and "raytf.training.worker" in sys.modules
 changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
 ours = ("TF_CONFIG", "TF_CPP", "TF_DETERMINISTIC", "KERAS_BACKEND", "OMP_", "CUDA_")
 assert not [name for name in changed if name.startswith(ours)], changed

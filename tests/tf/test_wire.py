@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.reduce import Exact, everyones, packed
-from raytf.wire import DEVICE, HOST, Layout, join, narrow, part, widen, zeros
+from raytf.distributed.reduction import Exact, everyones, packed
+from raytf.distributed.wire import DEVICE, HOST, Layout, join, narrow, part, widen, zeros
 
 LEAST, MOST = -(2**31), 2**31 - 1
 KINDS = pytest.mark.parametrize("dtype", [np.int32, np.uint32], ids=["on the host", "on the device"])

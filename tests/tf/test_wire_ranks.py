@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from raytf.checkpoint import durable, format, manifest
-from raytf.data.order import StepPlan
+from raytf.checkpoint import durable, manifest, variables
+from raytf.checkpoint.variables import weights_sha256
+from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
-from raytf.model import weights_sha256
-from raytf.storage import Storage
-from raytf.wire import DEVICE, HOST
+from raytf.distributed.wire import DEVICE, HOST
+from raytf.storage.storage import Storage
 from tests.tf import before_wire
 from tests.tf.ranks import Rank, World
 
@@ -66,8 +66,8 @@ def test_a_checkpoint_of_before_goes_on_to_the_weights_of_before(name, words):
         compress=name != "whole",
         words=words,
     )
-    named = format.variables(made.model) | made.step.reduction.state()
-    format.restore(named, found.tensors)
+    named = variables.variables(made.model) | made.step.reduction.state()
+    variables.restore(named, found.tensors)
     made.train(found.step, before_wire.STEPS)
     assert weights_sha256(made.model) == before_wire.ENDS[name]
     # What the reduction would save now has the name, type and shape that it had.

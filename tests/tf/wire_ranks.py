@@ -23,12 +23,12 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from raytf.buckets import Overlap
-from raytf.data.order import StepPlan, assign
+from raytf.checkpoint.variables import weights_sha256
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.model import weights_sha256
-from raytf.strategies.multi_worker import Group
-from raytf.wire import DEVICE, HOST
+from raytf.distributed.buckets import Overlap
+from raytf.distributed.multi_worker import Group
+from raytf.distributed.wire import DEVICE, HOST
 from tests.tf.ranks import Rank
 
 SHARDS, BATCH, STEPS = 4, 24, 6

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import codec, manifest
-from raytf.checkpoint.policy import name_of
-from raytf.storage import Storage
+from raytf.checkpoint.naming import name_of
+from raytf.storage.storage import Storage
 
 
 def save(run: Storage, step: int, attempt: str = "a", shares: int = 2, history: Any = (), complete: bool = True) -> str:

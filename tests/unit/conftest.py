@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raytf import s3 as stores
-from raytf.storage import Storage
+from raytf.storage import s3 as stores
+from raytf.storage.storage import Storage
 from raytf.testing import StorageProxy
 
 

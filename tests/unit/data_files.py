@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from raytf.data import Spec
-from raytf.data.sources.examples import encode, feature
-from raytf.data.sources.frames import frame
+from raytf.data.sources.tf_example import encode, feature
+from raytf.data.sources.tfrecord_frames import frame
 
 
 def masked(data):

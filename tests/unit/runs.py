@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from raytf import ledger
-from raytf.storage import Storage
+from raytf.runs import ledger
+from raytf.storage.storage import Storage
 
 BEGIN = 1.8e9
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.agreement import DEVICE_BIT, Verdict, all_equal, bits_of, judge, value_of
-from raytf.flags import Flag, agree, vector
+from raytf.distributed.replica_agreement import DEVICE_BIT, Verdict, all_equal, bits_of, judge, value_of
+from raytf.distributed.step_flags import Flag, agree, vector
 
 HASH = st.integers(0, 2**64 - 1)
 

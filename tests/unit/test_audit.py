@@ -5,9 +5,9 @@ import zlib
 
 import pytest
 
-from raytf.checkpoint import audit, codec, manifest, policy
+from raytf.checkpoint import audit, codec, manifest, naming
 from raytf.checkpoint.audit import State
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from tests.unit.checkpoints import save, share
 
 
@@ -149,7 +149,7 @@ def test_retention_at_the_same_time_is_no_damage(folder):
 def test_shares_that_were_never_right_are_damage(folder):
     """Right checksums of bytes that hold no tensors, or other ones."""
     for step, data, problem in ((1, b"x" * 100, "no safetensors file"), (2, codec.encode({}), "other tensors")):
-        name = policy.name_of(step, "a")
+        name = naming.name_of(step, "a")
         file = {
             "file": "share-00000.safetensors",
             "bytes": len(data),

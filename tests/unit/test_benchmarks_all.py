@@ -15,7 +15,7 @@ import pytest
 from benchmarks import all as everything
 from benchmarks import performance
 from benchmarks.harness import Comparison, Grid, Reading, Report
-from raytf.lease import process_start
+from raytf.runs.lease import process_start
 
 ALL = Path(everything.__file__)
 GOOD = """

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.cluster.providers import codes
+from raytf.cluster.providers import error_codes
 from raytf.cluster.providers.capacity import LONG_SECONDS, Empty, NoCapacity, Offer, Shortage, obtain, together
 
 A1, A2, B1, B2 = (Offer(machine, place) for machine in ("a", "b") for place in ("1", "2"))
@@ -226,13 +226,13 @@ def test_never_more_than_was_asked_for_and_all_that_there_is(has, counts, pause,
 @pytest.mark.parametrize(
     ("found", "code", "everywhere", "lasting"),
     [
-        (codes.aws("InsufficientInstanceCapacity"), "InsufficientInstanceCapacity", False, False),
-        (codes.aws("SpotMaxPriceTooLow"), "SpotMaxPriceTooLow", False, False),
-        (codes.aws("MaxSpotInstanceCountExceeded"), "MaxSpotInstanceCountExceeded", True, False),
-        (codes.aws("VcpuLimitExceeded"), "VcpuLimitExceeded", True, False),
-        (codes.aws("Unsupported"), "Unsupported", False, True),
+        (error_codes.aws("InsufficientInstanceCapacity"), "InsufficientInstanceCapacity", False, False),
+        (error_codes.aws("SpotMaxPriceTooLow"), "SpotMaxPriceTooLow", False, False),
+        (error_codes.aws("MaxSpotInstanceCountExceeded"), "MaxSpotInstanceCountExceeded", True, False),
+        (error_codes.aws("VcpuLimitExceeded"), "VcpuLimitExceeded", True, False),
+        (error_codes.aws("Unsupported"), "Unsupported", False, True),
         (
-            codes.gcp(
+            error_codes.gcp(
                 "{'errors': [{'code': 'ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS', 'message': 'The zone ... does not "
                 "have enough resources available to fulfill the request'}]}"
             ),
@@ -240,20 +240,32 @@ def test_never_more_than_was_asked_for_and_all_that_there_is(has, counts, pause,
             False,
             False,
         ),
-        (codes.gcp("{'errors': [{'code': 'QUOTA_EXCEEDED'}]}"), "QUOTA_EXCEEDED", True, False),
+        (error_codes.gcp("{'errors': [{'code': 'QUOTA_EXCEEDED'}]}"), "QUOTA_EXCEEDED", True, False),
         (
-            codes.gcp("Machine type with name 'g2-standard-4' does not exist in zone 'us-central1-f'."),
+            error_codes.gcp("Machine type with name 'g2-standard-4' does not exist in zone 'us-central1-f'."),
             "does not exist in zone",
             False,
             True,
         ),
-        (codes.azure("(DeploymentFailed) ... (SkuNotAvailable) The requested VM size"), "SkuNotAvailable", False, True),
-        (codes.azure("No available zones for VM size Standard_T4"), "No available zones for VM size", False, True),
-        (codes.azure('{"code":"ZonalAllocationFailed"}'), "ZonalAllocationFailed", False, False),
-        (codes.azure("AllocationFailed"), "AllocationFailed", False, False),
-        (codes.azure("OverconstrainedAllocationRequest"), "OverconstrainedAllocationRequest", False, False),
         (
-            codes.azure("OperationNotAllowed: ... results in exceeding approved standardNCASv3Family Cores quota."),
+            error_codes.azure("(DeploymentFailed) ... (SkuNotAvailable) The requested VM size"),
+            "SkuNotAvailable",
+            False,
+            True,
+        ),
+        (
+            error_codes.azure("No available zones for VM size Standard_T4"),
+            "No available zones for VM size",
+            False,
+            True,
+        ),
+        (error_codes.azure('{"code":"ZonalAllocationFailed"}'), "ZonalAllocationFailed", False, False),
+        (error_codes.azure("AllocationFailed"), "AllocationFailed", False, False),
+        (error_codes.azure("OverconstrainedAllocationRequest"), "OverconstrainedAllocationRequest", False, False),
+        (
+            error_codes.azure(
+                "OperationNotAllowed: ... results in exceeding approved standardNCASv3Family Cores quota."
+            ),
             "exceeding approved standardNCASv3Family Cores quota",
             True,
             False,
@@ -266,7 +278,7 @@ def test_the_clouds_words_for_a_shortage(found, code, everywhere, lasting):
 
 @pytest.mark.parametrize("code", ["UnauthorizedOperation", "RequestLimitExceeded", "InvalidParameterValue", ""])
 def test_other_errors_are_none(code):
-    assert codes.aws(code) is codes.gcp(code) is codes.azure(code) is None
+    assert error_codes.aws(code) is error_codes.gcp(code) is error_codes.azure(code) is None
 
 
 class Detail:
@@ -281,5 +293,7 @@ class Failed(Exception):
 
 
 def test_what_an_error_says_below_its_text_is_read():
-    found = codes.azure(codes.text_of(Failed("(DeploymentFailed) At least one resource deployment operation failed.")))
+    found = error_codes.azure(
+        error_codes.text_of(Failed("(DeploymentFailed) At least one resource deployment operation failed."))
+    )
     assert found == Shortage("AllocationFailed")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raytf.ceiling import Growth, find, growth, most
+from raytf.cluster.autoscaler_limits import Growth, find, growth, most
 from raytf.testing.processes import free_port
 
 ROOT = Path(__file__).parents[2]

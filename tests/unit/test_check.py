@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raytf.cluster import fallback
-from raytf.cluster.check import catalog, cost, document, files, job, preflight, sources
+from raytf.cluster.check import cost, document, inputs, job_fit, local_files, machines, run
 from raytf.cluster.check.finding import Severity, near, place
 from raytf.cluster.check.kube_pods import number
 from raytf.cluster.check.kube_schema import is_quantity
-from raytf.cluster.check.surroundings import Surroundings, ray_file
+from raytf.cluster.check.local_environment import Surroundings, ray_file
+from raytf.cluster.providers import fallback
 from raytf.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def here(tmp_path):
 
 def raytf(*args, cwd=None, stdin="", env=None):
     return subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", *map(str, args)],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -123,17 +123,17 @@ def test_a_close_word_is_proposed():
 @pytest.mark.parametrize(
     ("command", "need"),
     [
-        ("python jobs/mnist.py", job.Need(2, 2, 1.0, None, "~/raytf-runs")),
-        ("python j.py --workers 1:8 --use-gpu --storage=s3://b/r", job.Need(1, 8, 1.0, True, "s3://b/r")),
-        ("python j.py --cpus_per_worker 4 --no-use-gpu", job.Need(2, 2, 4.0, False, "~/raytf-runs")),
-        ("python j.py --use-gpu False", job.Need(2, 2, 1.0, False, "~/raytf-runs")),
-        ("python j.py --strategy mirrored", job.Need(1, 1, 1.0, None, "~/raytf-runs")),
-        ("python j.py --strategy mirrored --logical-devices 6", job.Need(1, 1, 6.0, False, "~/raytf-runs")),
-        ("python j.py --strategy one-device --use-gpu", job.Need(1, 1, 1.0, True, "~/raytf-runs")),
+        ("python jobs/mnist.py", job_fit.Need(2, 2, 1.0, None, "~/raytf-runs")),
+        ("python j.py --workers 1:8 --use-gpu --storage=s3://b/r", job_fit.Need(1, 8, 1.0, True, "s3://b/r")),
+        ("python j.py --cpus_per_worker 4 --no-use-gpu", job_fit.Need(2, 2, 4.0, False, "~/raytf-runs")),
+        ("python j.py --use-gpu False", job_fit.Need(2, 2, 1.0, False, "~/raytf-runs")),
+        ("python j.py --strategy mirrored", job_fit.Need(1, 1, 1.0, None, "~/raytf-runs")),
+        ("python j.py --strategy mirrored --logical-devices 6", job_fit.Need(1, 1, 6.0, False, "~/raytf-runs")),
+        ("python j.py --strategy one-device --use-gpu", job_fit.Need(1, 1, 1.0, True, "~/raytf-runs")),
     ],
 )
 def test_what_a_command_asks_for(command, need):
-    assert job.parse(command) == need
+    assert job_fit.parse(command) == need
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_a_command_asks_for(command, need):
 )
 def test_a_command_that_raytf_refuses(command):
     with pytest.raises(ConfigError, match=r"[Ee]xpected"):
-        job.parse(command)
+        job_fit.parse(command)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_a_command_that_raytf_refuses(command):
     [("1:2", set()), ("2", set()), ("1:3", {"job-never-full"}), ("3", {"job-never-starts"})],
 )
 def test_workers_against_the_room(here, workers, code):
-    report = preflight.check(AWS, here, job.parse(f"python j.py --workers {workers} --storage s3://b/r"))
+    report = run.check(AWS, here, job_fit.parse(f"python j.py --workers {workers} --storage s3://b/r"))
     assert codes(report) == code
 
 
 def test_a_cluster_with_room_by_its_head_alone(here):
     text = AWS.replace("InstanceType: m7i.large", "InstanceType: m7i.4xlarge")
-    report = preflight.check(text, here, job.parse("python j.py --workers 16 --no-use-gpu --storage s3://b/r"))
+    report = run.check(text, here, job_fit.parse("python j.py --workers 16 --no-use-gpu --storage s3://b/r"))
     assert codes(report) == set()
 
 
@@ -180,7 +180,7 @@ def test_traffic_between_zones_is_told_where_workers_may_be_in_several(here):
     spot, own = (ROOT / f"cluster-configs/aws-gpu-{name}.yaml" for name in ("spot", "on-demand"))
     spread = spot.read_text().replace("  region: us-west-2\n", "  region: us-west-2\n  spread: true\n")
     several = own.read_text().replace("availability_zone: us-west-2a", "availability_zone: us-west-2a,us-west-2b")
-    found = [preflight.check(text, here).cost.traffic for text in (spot.read_text(), own.read_text(), spread, several)]
+    found = [run.check(text, here).cost.traffic for text in (spot.read_text(), own.read_text(), spread, several)]
     assert found[:2] == [None, None]
     # Eight workers send 2 * 7 / 8 of 100 MB each, twice a second, for an hour, at 2 cents a GB.
     assert (found[2].zones, found[2].workers, found[2].usd) == (3, 8, pytest.approx(8 * 0.175 * 2 * 3600 * 0.02))
@@ -195,20 +195,20 @@ def test_the_most_is_bounded_by_the_cluster():
 
 
 def test_machines():
-    assert catalog.machine("aws", {"InstanceType": "p4d.24xlarge"}).gpus == 8
+    assert machines.machine("aws", {"InstanceType": "p4d.24xlarge"}).gpus == 8
     t4 = {
         "machineType": "n1-standard-4",
         "guestAccelerators": [{"acceleratorType": "nvidia-tesla-t4", "acceleratorCount": 2}],
     }
-    assert (catalog.machine("gcp", t4).gpus, catalog.machine("gcp", t4).gpu) == (2, "T4")
-    assert catalog.machine("gcp", {"acceleratorType": "v5litepod-4"}).tpus == 4
-    assert catalog.machine("azure", {"azure_arm_parameters": {"vmSize": "standard_nc4as_t4_v3"}}).gpus == 1
-    assert catalog.machine("aws", {"InstanceType": "z9.mega"}) is None
-    assert catalog.machine("gcp", {"machineType": "n2-custom-4-8192"}) is None
+    assert (machines.machine("gcp", t4).gpus, machines.machine("gcp", t4).gpu) == (2, "T4")
+    assert machines.machine("gcp", {"acceleratorType": "v5litepod-4"}).tpus == 4
+    assert machines.machine("azure", {"azure_arm_parameters": {"vmSize": "standard_nc4as_t4_v3"}}).gpus == 1
+    assert machines.machine("aws", {"InstanceType": "z9.mega"}) is None
+    assert machines.machine("gcp", {"machineType": "n2-custom-4-8192"}) is None
 
 
 def test_an_instance_type_newer_than_the_table_is_no_mistake(here):
-    assert codes(preflight.check(AWS.replace("g5.xlarge", "g9z.xlarge"), here)) == set()
+    assert codes(run.check(AWS.replace("g5.xlarge", "g9z.xlarge"), here)) == set()
 
 
 @pytest.mark.parametrize(
@@ -246,11 +246,11 @@ def test_what_is_no_quantity(bad):
 )
 def test_what_is_right_is_left_alone(here, old, new, found):
     assert old in AWS
-    assert codes(preflight.check(AWS.replace(old, new), here)) == found
+    assert codes(run.check(AWS.replace(old, new), here)) == found
 
 
 def test_an_address_of_documents_is_to_be_filled_in(here):
-    report = preflight.check((CONFIGS / "local.yaml").read_text(), here)
+    report = run.check((CONFIGS / "local.yaml").read_text(), here)
     assert [f.path for f in report.of(Severity.FILL_IN) if f.code == "placeholder"] == [
         ("provider", "head_ip"),
         ("provider", "worker_ips", 0),
@@ -260,7 +260,7 @@ def test_an_address_of_documents_is_to_be_filled_in(here):
 
 def test_the_head_of_the_defaults(here):
     text = AWS.replace("head_node_type: head\n", "").replace("  head: ", "  ray.head.default: ")
-    assert codes(preflight.check(text, here)) == set()
+    assert codes(run.check(text, here)) == set()
 
 
 def test_a_key_that_others_can_read(here, tmp_path):
@@ -270,9 +270,9 @@ def test_a_key_that_others_can_read(here, tmp_path):
     keyed = AWS.replace("{ssh_user: ubuntu}", f"{{ssh_user: ubuntu, ssh_private_key: {key}}}")
     keyed = keyed.replace("ImageId: ", "KeyName: mine, ImageId: ", 1)
     keyed = keyed.replace("      ImageId: ", "      KeyName: mine\n      ImageId: ")
-    assert codes(preflight.check(keyed, here)) == {"key-permissions"}
+    assert codes(run.check(keyed, here)) == {"key-permissions"}
     key.chmod(0o600)
-    assert codes(preflight.check(keyed, here)) == set()
+    assert codes(run.check(keyed, here)) == set()
 
 
 def test_a_mount_with_its_history(tmp_path):
@@ -280,8 +280,8 @@ def test_a_mount_with_its_history(tmp_path):
     (tmp_path / "work" / "a.py").write_text("1")
     there = Surroundings("3.11.7", "2.60.0", tmp_path, {"HOME": str(tmp_path / "home")})
     mounted = AWS + "file_mounts: {/home/ubuntu/work: work}\n"
-    assert codes(preflight.check(mounted, there)) == {"mount-git"}
-    assert codes(preflight.check(mounted + "rsync_exclude: ['**/.git']\n", there)) == set()
+    assert codes(run.check(mounted, there)) == {"mount-git"}
+    assert codes(run.check(mounted + "rsync_exclude: ['**/.git']\n", there)) == set()
 
 
 def test_a_working_dir_counts_what_ray_takes(here, tmp_path):
@@ -290,37 +290,37 @@ def test_a_working_dir_counts_what_ray_takes(here, tmp_path):
         (big / name).parent.mkdir(parents=True, exist_ok=True)
         with open(big / name, "wb") as file:
             file.truncate(size << 20)
-    found = list(files.working_dir(str(big), here))
+    found = list(local_files.working_dir(str(big), here))
     assert [(f.code, f.severity) for f in found] == [("working-dir", Severity.WARNING)]
     assert "data (200 MiB)" in found[0].what
     (big / ".rayignore").write_text("data/\n")
-    assert list(files.working_dir(str(big), here)) == []
+    assert list(local_files.working_dir(str(big), here)) == []
     (big / ".rayignore").unlink()
     with open(big / "more.bin", "wb") as file:
         file.truncate(600 << 20)
-    assert [f.severity for f in files.working_dir(str(big), here)] == [Severity.ERROR]
+    assert [f.severity for f in local_files.working_dir(str(big), here)] == [Severity.ERROR]
 
 
 def test_an_autoscaler_that_the_shell_chooses(tmp_path):
     text = "provider: {type: local, head_ip: 10.0.0.1, worker_ips: [10.0.0.2, 10.0.0.3]}\nauth: {ssh_user: me}\n"
     text += 'setup_commands: ["echo export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=/t >> ~/.bashrc"]\n'
     shell = {"HOME": str(tmp_path)}
-    assert codes(preflight.check(text, Surroundings("3.11.7", "2.60.0", tmp_path, shell))) == {"local-autoscaler"}
+    assert codes(run.check(text, Surroundings("3.11.7", "2.60.0", tmp_path, shell))) == {"local-autoscaler"}
     shell["RAY_UP_enable_autoscaler_v2"] = "0"
-    assert codes(preflight.check(text, Surroundings("3.11.7", "2.60.0", tmp_path, shell))) == set()
+    assert codes(run.check(text, Surroundings("3.11.7", "2.60.0", tmp_path, shell))) == set()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "[1, 2]\n", "just words\n"])
 def test_what_is_no_cluster(here, text):
-    assert codes(preflight.check(text, here)) <= {"empty", "wrong-type"}
-    assert codes(preflight.check(text, here))
+    assert codes(run.check(text, here)) <= {"empty", "wrong-type"}
+    assert codes(run.check(text, here))
 
 
 @pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.stem)
 def test_nothing_is_found_in_the_configs_of_this_repository(here, file):
-    report = preflight.check(file.read_text(), here, job.parse("python jobs/mnist.py --workers 1:2 --storage gs://b/r"))
+    report = run.check(file.read_text(), here, job_fit.parse("python jobs/mnist.py --workers 1:2 --storage gs://b/r"))
     if file.stem == "gcp-tpu":  # trains by a loop of its own
-        report = preflight.check(file.read_text(), here)
+        report = run.check(file.read_text(), here)
     assert codes(report) == set(), report.findings
 
 
@@ -343,8 +343,8 @@ def test_ray_itself_takes_the_configs_of_this_repository(file):
 @NEEDS_KUBECTL
 @pytest.mark.parametrize("overlay", ["eks", "gke", "aks", "local"])
 def test_nothing_is_found_in_the_overlays(here, overlay):
-    (text,) = sources.read([str(CONFIGS / "kuberay/overlays" / overlay)]).values()
-    assert codes(preflight.check(text, here)) == set()
+    (text,) = inputs.read([str(CONFIGS / "kuberay/overlays" / overlay)]).values()
+    assert codes(run.check(text, here)) == set()
     kinds = [d["kind"] for d in yaml.safe_load_all(text)]
     assert {"RayCluster", "Namespace", "ServiceAccount", "Deployment"} <= set(kinds)
 
@@ -362,7 +362,7 @@ def test_nothing_is_found_in_the_overlays(here, overlay):
 def test_the_autoscaler_of_ray_reads_the_overlays(overlay, resources):
     from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
-    (text,) = sources.read([str(CONFIGS / "kuberay/overlays" / overlay)]).values()
+    (text,) = inputs.read([str(CONFIGS / "kuberay/overlays" / overlay)]).values()
     (cluster,) = [d for d in yaml.safe_load_all(text) if d["kind"] == "RayCluster"]
     config = _derive_autoscaling_config_from_ray_cr(cluster)
     types = {name: t for name, t in config["available_node_types"].items() if name != config["head_node_type"]}
@@ -373,7 +373,7 @@ def test_the_autoscaler_of_ray_reads_the_overlays(overlay, resources):
 
 @NEEDS_KUBECTL
 def test_the_images_user_may_write_into_the_folder_of_the_node():
-    (text,) = sources.read([str(CONFIGS / "kuberay/overlays/local")]).values()
+    (text,) = inputs.read([str(CONFIGS / "kuberay/overlays/local")]).values()
     (cluster,) = [d["spec"] for d in yaml.safe_load_all(text) if d["kind"] == "RayCluster"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (first,) = group["template"]["spec"]["initContainers"]
@@ -413,7 +413,7 @@ def test_no_false_alarm_on_the_defaults_of_ray(here, provider):
     import ray
 
     text = (Path(ray.__file__).parent / "autoscaler" / provider / "defaults.yaml").read_text()
-    assert codes(preflight.check(text, here)) == DEFECTS[provider]
+    assert codes(run.check(text, here)) == DEFECTS[provider]
 
 
 def test_the_schema_is_that_of_the_installed_ray():
@@ -482,7 +482,14 @@ def test_what_cannot_be_read_in_a_folder_does_not_keep_the_rest_from_being_check
 
 def test_nobody_reads_to_the_end(tmp_path):
     (tmp_path / "b.yaml").write_text(AWS.replace("max_workers: 3", "max_worker: 3"))
-    command = [sys.executable, "-c", "from raytf.main import main; main()", "check", "--offline", tmp_path / "b.yaml"]
+    command = [
+        sys.executable,
+        "-c",
+        "from raytf.commands.main import main; main()",
+        "check",
+        "--offline",
+        tmp_path / "b.yaml",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == ""
@@ -491,7 +498,7 @@ def test_nobody_reads_to_the_end(tmp_path):
 
 def test_standard_input_that_is_no_text():
     done = subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", "check", "--offline", "-"],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", "check", "--offline", "-"],
         capture_output=True,
         timeout=120,
         input=b"\x80\xff",
@@ -570,7 +577,7 @@ def test_it_survives_any_value_anywhere(here):
                     inner = inner[key]
                 inner[path[-1]] = wrong
                 text = yaml.dump(changed, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
-                preflight.check(text, here, job.Need(1, 4, 1.0, None, "s3://b/r"))
+                run.check(text, here, job_fit.Need(1, 4, 1.0, None, "s3://b/r"))
 
 
 def _paths(value, path=()):

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import job, preflight, start
+from raytf.cluster.check import job_fit, run
+from raytf.cluster.check import ray_start as ray_start_check
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.check.local_environment import Surroundings
 
 ROOT = Path(__file__).parents[2]
 AWS, GCP, TPU, AZURE, LOCAL = (
@@ -25,7 +26,7 @@ def here(tmp_path):
 
 
 def codes(text, here, need=None):
-    return {f.code for f in preflight.check(text, here, need).findings if f.severity is not Severity.FILL_IN}
+    return {f.code for f in run.check(text, here, need).findings if f.severity is not Severity.FILL_IN}
 
 
 CASES = [
@@ -188,13 +189,13 @@ def test_what_is_pinned_is_left_alone(here, command):
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
 def test_a_count_without_end_against_a_job(here, value):
     text = AWS.replace('{"CPU": 4, "GPU": 1}', f'{{"CPU": {value}, "GPU": {value}}}')
-    assert "wrong-value" in codes(text, here, job.Need(1, 2, 1.0, None, "s3://b/r"))
+    assert "wrong-value" in codes(text, here, job_fit.Need(1, 2, 1.0, None, "s3://b/r"))
     pods = KUBE.replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: {value}")
-    codes(pods, here, job.Need(1, 2, 1.0, None, "s3://b/r"))
+    codes(pods, here, job_fit.Need(1, 2, 1.0, None, "s3://b/r"))
 
 
 def test_a_node_type_whose_name_is_a_number(here):
-    (found,) = preflight.check(AWS.replace("  gpu:\n", "  1:\n", 1), here).of(Severity.ERROR)
+    (found,) = run.check(AWS.replace("  gpu:\n", "  1:\n", 1), here).of(Severity.ERROR)
     assert (found.code, found.path) == ("wrong-type", ("available_node_types", "1"))
 
 
@@ -202,12 +203,12 @@ def test_the_flags_are_those_of_ray_start_and_of_raytf_watch():
     from ray.scripts.scripts import start as ray_start
 
     from raytf.commands.watch import Watch
-    from raytf.sections import NoticeSection
+    from raytf.config.sections import NoticeSection
 
     flags = {flag for p in ray_start.params for flag in (*p.opts, *p.secondary_opts) if flag.startswith("--")}
-    assert {f"--{name}" for name in start.OPTIONS} == flags
+    assert {f"--{name}" for name in ray_start_check.OPTIONS} == flags
     own = {f.name for section in (Watch, NoticeSection) for f in dataclasses.fields(section)}
-    assert {name.replace("-", "_") for name in start.WATCH_OPTIONS} == own - {"command"}
+    assert {name.replace("-", "_") for name in ray_start_check.WATCH_OPTIONS} == own - {"command"}
 
 
 def test_ray_takes_a_mode_in_large_letters(here):
@@ -219,7 +220,7 @@ def test_ray_takes_a_mode_in_large_letters(here):
 def test_a_mistake_of_a_fallback_is_said_where_it_is(here):
     (found,) = (
         f
-        for f in preflight.check(AWS.replace("- InstanceType: g5.xlarge", "- InstanceType: g5.xlarg"), here).findings
+        for f in run.check(AWS.replace("- InstanceType: g5.xlarge", "- InstanceType: g5.xlarg"), here).findings
         if f.code == "unknown-instance-type"
     )
     assert found.path == ("available_node_types", "gpu", "node_config", "fallback", 0, "InstanceType")
@@ -246,7 +247,7 @@ def test_a_selector_for_gpus_needs_a_gpu(here):
     ("workers", "found"), [("1:8", set()), ("1:9", {"job-never-full"}), ("9", {"job-never-starts"})]
 )
 def test_a_job_against_a_raycluster(here, workers, found):
-    need = job.parse(f"python jobs/mnist.py --workers {workers} --storage s3://b/r")
+    need = job_fit.parse(f"python jobs/mnist.py --workers {workers} --storage s3://b/r")
     assert codes(KUBE, here, need) == found
 
 
@@ -272,6 +273,6 @@ def test_a_rayjob_against_the_raycluster_of_the_same_input(here):
 
 
 def test_a_placeholder_is_to_be_filled_in(here):
-    report = preflight.check(GCP, here)
+    report = run.check(GCP, here)
     assert {f.code for f in report.of(Severity.FILL_IN)} == {"placeholder", "auth-token"}
     assert report.of(Severity.ERROR) == []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import job, preflight
+from raytf.cluster.check import job_fit, run
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.check.local_environment import Surroundings
 
 ROOT = Path(__file__).parents[2]
 CORPUS = sorted((ROOT / "tests/data/broken_clusters").glob("*.yaml"))
@@ -36,7 +36,7 @@ def test_it_has_sixty_mistakes_of_users():
 def test_a_mistake_is_found_once_and_nothing_else(file: Path, here: Surroundings):
     text = file.read_text()
     command = header(text, "job")
-    report = preflight.check(text, here, job.parse(command) if command else None)
+    report = run.check(text, here, job_fit.parse(command) if command else None)
     wanted = sorted((header(text, "expect") or "").split(", "))
     said = [f"{f.line}: {f.code}: {f.what}" for f in report.findings]
     assert sorted({f.code for f in report.findings if f.severity is not Severity.FILL_IN}) == wanted, said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.cluster.check.job import Need, Room, check, parse
+from raytf.cluster.check.job_fit import Need, Room, check, parse
 from raytf.errors import ConfigError
 
 

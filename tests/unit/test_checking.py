@@ -12,15 +12,15 @@ import pytest
 from PIL import Image
 
 from raytf.data import ArraySource, ImageFolderSource, Spec
-from raytf.data.checking import check
-from raytf.data.sources.frames import frame
-from raytf.data.sources.opening import Reading
-from raytf.data.sources.writing import Layout, write
-from raytf.storage import Storage
+from raytf.data.sources.detect import Reading
+from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.writer import Layout, write
+from raytf.data.validation import check
+from raytf.storage.storage import Storage
 from tests.unit.data_files import examples, pictures, tfrecords
 from tests.unit.test_datasets import idx_folder, labels
 
-RAYTF = (sys.executable, "-c", "from raytf.main import main; main()", "data", "check")
+RAYTF = (sys.executable, "-c", "from raytf.commands.main import main; main()", "data", "check")
 
 
 def change(path: Path, at: int, data: bytes = b"\xff\x01"):

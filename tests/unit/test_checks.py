@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from raytf import checks
 from raytf.checkpoint import manifest
-from raytf.checkpoint.policy import name_of
-from raytf.checks import cpus_here, why_on_cpus
-from raytf.config import TrainConfig
+from raytf.checkpoint.naming import name_of
+from raytf.config.train_config import TrainConfig
+from raytf.driver import preflight
+from raytf.driver.preflight import cpus_here, why_on_cpus
 from raytf.errors import CheckpointError, ClusterError, DamagedFileError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from tests.unit.checkpoints import save
 
 
@@ -38,23 +38,23 @@ def test_a_result_that_cannot_be_read_is_made_again_or_the_run_refused(tmp_path,
     run, said = Storage(str(tmp_path)), []
     run.put("result.json", text)
     with pytest.raises(DamagedFileError, match="no checkpoint to make it from again"):
-        checks.finished(run, 5, said.append)
+        preflight.finished(run, 5, said.append)
     save(run, 5)
-    assert checks.finished(run, 5, said.append) is None
+    assert preflight.finished(run, 5, said.append) is None
     assert "made again from the newest checkpoint" in said[0]
     run.put("result.json", b'{"steps": 5, "metrics": {}, "weights_sha256": ""}')
-    assert checks.finished(run, 5)["steps"] == 5
-    assert checks.finished(run, 6) is None
+    assert preflight.finished(run, 5)["steps"] == 5
+    assert preflight.finished(run, 6) is None
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "attempts", "steps", "ledger", "files", "tensorboard", "export"])
 @pytest.mark.parametrize("is_link", [False, True])
 def test_what_is_no_folder_is_refused_before_anything_starts(tmp_path, name, is_link):
     (tmp_path / "elsewhere").mkdir()
-    checks.check_folder(Storage(str(tmp_path / "new")))
+    preflight.check_folder(Storage(str(tmp_path / "new")))
     run = tmp_path / "run"
     run.mkdir()
-    checks.check_folder(Storage(str(run)))
+    preflight.check_folder(Storage(str(run)))
     if is_link:
         (run / name).symlink_to(tmp_path / "elsewhere")
     else:
@@ -62,31 +62,31 @@ def test_what_is_no_folder_is_refused_before_anything_starts(tmp_path, name, is_
     with pytest.raises(
         DamagedFileError, match=f"{name} is damaged: .*link" if is_link else "where a folder is expected"
     ):
-        checks.check_folder(Storage(str(run)))
+        preflight.check_folder(Storage(str(run)))
 
 
 def test_what_callbacks_may_write_through_is_refused(tmp_path):
     (tmp_path / "other.csv").write_text("mine")
     (tmp_path / "run" / "files" / "inner").mkdir(parents=True)
-    checks.check_folder(Storage(str(tmp_path / "run")))
+    preflight.check_folder(Storage(str(tmp_path / "run")))
     (tmp_path / "run" / "files" / "inner" / "log.csv").symlink_to(tmp_path / "other.csv")
     with pytest.raises(DamagedFileError, match=r"inner/log\.csv is damaged: it is a link"):
-        checks.check_folder(Storage(str(tmp_path / "run")))
+        preflight.check_folder(Storage(str(tmp_path / "run")))
 
 
 @pytest.mark.parametrize("name", ["result.json", "model.keras", "architecture.json", "lease.json"])
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(DamagedFileError, match="where a file is expected"):
-        checks.check_folder(Storage(str(tmp_path)))
+        preflight.check_folder(Storage(str(tmp_path)))
 
 
 @pytest.mark.parametrize("text", ["²", "٣", "x", "", "-1", "1.5", "9" * 5000])
 def test_logical_shards_that_are_no_number(text):
     with pytest.raises(CheckpointError, match="which is no number"):
-        checks.stored_shards({"--logical-shards": text})
-    assert checks.stored_shards({"--logical-shards": "16"}) == 16
-    assert checks.stored_shards({}) is None
+        preflight.stored_shards({"--logical-shards": text})
+    assert preflight.stored_shards({"--logical-shards": "16"}) == 16
+    assert preflight.stored_shards({}) is None
 
 
 def test_the_identity_is_that_of_the_newest_checkpoint_that_can_be_read(tmp_path):
@@ -95,7 +95,7 @@ def test_the_identity_is_that_of_the_newest_checkpoint_that_can_be_read(tmp_path
     manifest.write(run, name_of(2, "a"), 2, [], {"identity": ["a list"]})
     save(run, 3)
     run.put(f"checkpoints/{name_of(4, 'a')}/MANIFEST.json", b"{")
-    assert checks.stored_identity(run) == {"--seed": "1"}
+    assert preflight.stored_identity(run) == {"--seed": "1"}
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from raytf import claims
 from raytf.errors import StorageError
-from raytf.storage import Storage
+from raytf.storage import claims
+from raytf.storage.storage import Storage
 
 #: OpenStack Swift 2.38, one that knows neither condition but chunks, Swift 2.30, and one that overlooks conditions.
 LACKS = {

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import raytf
-from raytf.main import COMMANDS
-from raytf.sections import WorkerSection
+from raytf.commands.main import COMMANDS
+from raytf.config.sections import WorkerSection
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("coming-from.md", "jobs.md")

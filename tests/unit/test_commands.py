@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from raytf.commands.table import age_text, size_text
-from raytf.storage import Storage
+from raytf.commands._table import age_text, size_text
+from raytf.storage.storage import Storage
 from tests.unit.checkpoints import save, share
 
 HISTORY = [{"epoch": 0, "val_accuracy": 0.875}]
@@ -15,7 +15,7 @@ HISTORY = [{"epoch": 0, "val_accuracy": 0.875}]
 
 def raytf(*args):
     return subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", *map(str, args)],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=120,

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from raytf import conditions
-from raytf.conditions import Conditions, try_out
+from raytf.storage import conditional_writes
+from raytf.storage.conditional_writes import Conditions, try_out
 
 
 @pytest.mark.parametrize("create", ["atomic", "refused", "overlooked", "racy"])
@@ -89,7 +89,7 @@ def never(error):
 def test_answers_that_were_lost_make_no_second_winner():
     store = Memory(lost=2)
     assert try_out(store, "p", never) == Conditions(True, True)
-    assert set(store.objects) <= set(conditions.leftovers("p"))
+    assert set(store.objects) <= set(conditional_writes.leftovers("p"))
 
 
 def test_a_store_that_refuses_everybody_is_of_no_use():
@@ -114,9 +114,9 @@ def test_trying_takes_seconds_at_most():
     now = [0.0]
 
     def clock():
-        now[0] += conditions.SECONDS + 1
+        now[0] += conditional_writes.SECONDS + 1
         return now[0]
 
     store = Memory()
     assert try_out(store, "p", never, clock) == Conditions(True, True)
-    assert len(store.objects) == conditions.LEAST_ROUNDS
+    assert len(store.objects) == conditional_writes.LEAST_ROUNDS

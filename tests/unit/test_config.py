@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from raytf.config import MIN_LOGICAL_SHARDS, TrainConfig
+from raytf.config.train_config import MIN_LOGICAL_SHARDS, TrainConfig
 from raytf.errors import ConfigError
 
 #: settings -> words of the message.

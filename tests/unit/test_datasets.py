@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytf.data import ImageFolderSource, load_images
-from raytf.data.datasets import open_splits, read_idx
-from raytf.data.sources.frames import frame
-from raytf.data.sources.opening import is_idx
-from raytf.data.sources.writing import Layout, write
+from raytf.data.image_datasets import open_splits, read_idx
+from raytf.data.sources.detect import is_idx
+from raytf.data.sources.tfrecord_frames import frame
+from raytf.data.sources.writer import Layout, write
 from raytf.errors import DataError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from tests.unit.data_files import examples, pictures, tfrecords
 
 

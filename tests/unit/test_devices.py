@@ -2,8 +2,8 @@
 
 import pytest
 
-from raytf.devices import Room, free_bytes
-from raytf.needs import DEVICE_SPARE
+from raytf.distributed.devices import Room, free_bytes
+from raytf.distributed.memory_needs import DEVICE_SPARE
 
 GB = 10**9
 

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from moto.server import ThreadedMotoServer
 
-from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.left import looking, things
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.leftovers import report, resource
 from raytf.commands import down_check
 from raytf.errors import ConfigError
 from tests.unit.aws_front import reset
@@ -56,7 +56,7 @@ def ec2(tmp_path_factory):
 
 
 def look(text=CONFIG):
-    return looking.look("c.yaml", text, HERE)
+    return report.look("c.yaml", text, HERE)
 
 
 def kinds(left):
@@ -163,7 +163,7 @@ def run(ec2, command):
 
 def raytf(*args, **more):
     return subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", "down-check", *map(str, args)],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", "down-check", *map(str, args)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -217,7 +217,7 @@ def test_what_it_refuses(tmp_path, monkeypatch, text, said):
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     here = Surroundings("3.11.7", "2.60.0", tmp_path, {"HOME": str(tmp_path), "PATH": str(tmp_path)})
     with pytest.raises(ConfigError, match=said):
-        looking.look("c.yaml", text, here)
+        report.look("c.yaml", text, here)
 
 
 def test_one_of_several_files_that_cannot_be_looked_for_is_named(tmp_path):
@@ -250,5 +250,5 @@ def test_no_file_and_no_such_file():
     ],
 )
 def test_exit_codes(found, unseen, everything, code):
-    left = things.Left([things.Thing("x", "n", "s", usd, "rm") for usd in found], unseen)
+    left = resource.Left([resource.Thing("x", "n", "s", usd, "rm") for usd in found], unseen)
     assert down_check.exit_code(left, everything) == code

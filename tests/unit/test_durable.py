@@ -7,11 +7,11 @@ import zlib
 import numpy as np
 import pytest
 
-from raytf.checkpoint import audit, durable, manifest, policy
+from raytf.checkpoint import audit, cadence, commit, durable, manifest, naming
 from raytf.checkpoint.manifest import FOLDER
+from raytf.config.objective import Goal
 from raytf.errors import CheckpointError, RunInUseError
-from raytf.goal import Goal
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from raytf.testing import StorageProxy
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
@@ -35,20 +35,20 @@ class Ranks:
     def begin(self, step, document=None, **more):
         for rank, saver in enumerate(self.savers):
             saver.begin(step, {f"w{rank}": np.full(10, step, np.float32)}, document or {"step": step}, **more)
-            saver.phase = policy.Phase.WRITING
+            saver.phase = commit.Phase.WRITING
 
     def advance(self):
         """One step of the protocol, on every rank."""
         votes = [saver.votes() for saver in self.savers]
         names = ("want", "written", "committed", "failed")
-        total = policy.Votes(*(sum(getattr(v, name) for v in votes) for name in names))
+        total = commit.Votes(*(sum(getattr(v, name) for v in votes) for name in names))
         for saver in self.savers:
-            saver.phase, event = policy.advance(saver.phase, total, len(self.savers))
-            if event is policy.Event.COMMIT:
+            saver.phase, event = commit.advance(saver.phase, total, len(self.savers))
+            if event is commit.Event.COMMIT:
                 saver.commit()
-            elif event is policy.Event.FAILED:
+            elif event is commit.Event.FAILED:
                 saver.drop()
-            elif event is policy.Event.DONE:
+            elif event is commit.Event.DONE:
                 saver.done()
         return event
 
@@ -56,7 +56,7 @@ class Ranks:
         """How the save under way ends, and what retention does then."""
         while True:
             event = self.advance()
-            if event in (policy.Event.DONE, policy.Event.FAILED):
+            if event in (commit.Event.DONE, commit.Event.FAILED):
                 if settle:
                     self.savers[0].settle(60)
                 return event
@@ -114,7 +114,7 @@ def folders(run):
 
 def test_what_is_saved_is_read(run):
     ranks = Ranks(run)
-    assert ranks.save(7) is policy.Event.DONE
+    assert ranks.save(7) is commit.Event.DONE
     found = durable.load(run, ranks.savers[0].name)
     assert (found.step, found.document) == (7, {"step": 7})
     assert {name: value.tolist() for name, value in found.tensors.items()} == {"w0": [7] * 10, "w1": [7] * 10}
@@ -126,8 +126,8 @@ def test_ranks_without_tensors_write_nothing(run):
     for rank, saver in enumerate(ranks.savers):
         tensors = {f"w{rank}": np.full(10, rank, np.float32)} if rank < 18 else {}
         saver.begin(7, tensors, {"step": 7}, writers=18)
-        saver.phase = policy.Phase.WRITING
-    assert ranks.finish() is policy.Event.DONE
+        saver.phase = commit.Phase.WRITING
+    assert ranks.finish() is commit.Event.DONE
     name = ranks.savers[0].name
     files = [f"share-{rank:05d}.{kind}" for rank in range(18) for kind in ("json", "safetensors")]
     assert run.list(f"{FOLDER}/{name}") == [manifest.FILE, *files]
@@ -137,23 +137,23 @@ def test_ranks_without_tensors_write_nothing(run):
 
 def test_a_failed_save_is_removed_and_said_once(run):
     ranks = Ranks(run)
-    assert ranks.save(1) is policy.Event.DONE
+    assert ranks.save(1) is commit.Event.DONE
     for step in (2, 3, 4):
-        assert ranks.save(step, first=fail("the disk is full")) is policy.Event.FAILED
+        assert ranks.save(step, first=fail("the disk is full")) is commit.Event.FAILED
     assert sorted(ranks.said) == ["rank 0: the disk is full", "rank 1: the disk is full"][: len(ranks.said)]
     assert ranks.said
     until(lambda: len(folders(run)) == 1)
-    assert ranks.save(5) is policy.Event.DONE
-    assert ranks.save(6, first=fail("again")) is policy.Event.FAILED
+    assert ranks.save(5) is commit.Event.DONE
+    assert ranks.save(6, first=fail("again")) is commit.Event.FAILED
     assert "again" in ranks.said[-1]
-    assert [policy.split_name(n)[0] for n in manifest.list_complete(run)] == [5, 1]
+    assert [naming.split_name(n)[0] for n in manifest.list_complete(run)] == [5, 1]
 
 
 def test_a_state_with_nan_is_not_saved(run):
     ranks = Ranks(run, world_size=1)
     ranks.savers[0].begin(1, {"w": np.array([1, np.nan])}, {}, finite=["w"])
-    ranks.savers[0].phase = policy.Phase.WRITING
-    assert ranks.finish() is policy.Event.FAILED
+    ranks.savers[0].phase = commit.Phase.WRITING
+    assert ranks.finish() is commit.Event.FAILED
     assert "w holds NaN" in ranks.said[0]
 
 
@@ -165,15 +165,15 @@ def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):
         ranks = Ranks(Storage(s3("run").replace(s3_endpoint, proxy.endpoint)), late=ended.set)
         proxy.delay(4)
         ranks.begin(1)
-        ranks.clock.now = policy.DEADLINE_SECONDS - 1
-        assert ranks.advance() is policy.Event.NOTHING
-        ranks.clock.now = policy.DEADLINE_SECONDS + 1
-        assert ranks.advance() is policy.Event.FAILED
+        ranks.clock.now = cadence.DEADLINE_SECONDS - 1
+        assert ranks.advance() is commit.Event.NOTHING
+        ranks.clock.now = cadence.DEADLINE_SECONDS + 1
+        assert ranks.advance() is commit.Event.FAILED
         assert "did not take the checkpoint within 120 s" in ranks.said[0]
         proxy.delay(0)
-        assert ranks.save(2) is policy.Event.DONE
+        assert ranks.save(2) is commit.Event.DONE
         assert ended.wait(60)
-        assert [policy.split_name(n)[0] for n in manifest.list_complete(direct)] == [2]
+        assert [naming.split_name(n)[0] for n in manifest.list_complete(direct)] == [2]
 
 
 def test_a_manifest_that_comes_late_makes_no_checkpoint(s3, s3_endpoint):
@@ -184,9 +184,9 @@ def test_a_manifest_that_comes_late_makes_no_checkpoint(s3, s3_endpoint):
         ranks.begin(1)
         until(lambda: ranks.savers[0].votes().written)
         proxy.delay(2)
-        assert ranks.advance() is policy.Event.COMMIT
-        ranks.clock.now = policy.DEADLINE_SECONDS + 1
-        assert ranks.advance() is policy.Event.FAILED
+        assert ranks.advance() is commit.Event.COMMIT
+        ranks.clock.now = cadence.DEADLINE_SECONDS + 1
+        assert ranks.advance() is commit.Event.FAILED
         assert not ended.is_set()
         proxy.delay(0)
         assert ended.wait(60)
@@ -198,33 +198,33 @@ def test_saves_that_hang_take_a_bounded_memory(run):
     ranks = Ranks(run, world_size=1, late=lambda: ended.append(True))
     for step in (1, 2):
         ranks.begin(step, first=lambda: release.wait(60))
-        ranks.clock.now += policy.DEADLINE_SECONDS + 1
-        assert ranks.advance() is policy.Event.FAILED
+        ranks.clock.now += cadence.DEADLINE_SECONDS + 1
+        assert ranks.advance() is commit.Event.FAILED
     ranks.begin(3)
-    assert ranks.advance() is policy.Event.FAILED  # at once: nothing was begun
+    assert ranks.advance() is commit.Event.FAILED  # at once: nothing was begun
     assert "2 earlier writes hang still" in str(ranks.savers[0].failure)
     release.set()
     until(lambda: len(ended) == 2)
-    assert ranks.save(4) is policy.Event.DONE
-    assert [policy.split_name(n)[0] for n in manifest.list_complete(run)] == [4]
+    assert ranks.save(4) is commit.Event.DONE
+    assert [naming.split_name(n)[0] for n in manifest.list_complete(run)] == [4]
 
 
 def test_a_store_known_to_be_slow_is_given_more_time(run):
     ranks = Ranks(run, world_size=1)
     ranks.begin(1)
     ranks.clock.now = 50
-    assert ranks.finish() is policy.Event.DONE
+    assert ranks.finish() is commit.Event.DONE
     release = threading.Event()
     ranks.begin(2, first=lambda: release.wait(60))
     ranks.clock.now += 499
-    assert ranks.advance() is policy.Event.NOTHING
+    assert ranks.advance() is commit.Event.NOTHING
     ranks.clock.now += 2
-    assert ranks.advance() is policy.Event.FAILED
+    assert ranks.advance() is commit.Event.FAILED
     release.set()
 
 
 def steps(run):
-    return [policy.split_name(n)[0] for n in manifest.list_complete(run)]
+    return [naming.split_name(n)[0] for n in manifest.list_complete(run)]
 
 
 def test_the_best_is_kept_beside_the_newest(run):
@@ -232,8 +232,8 @@ def test_the_best_is_kept_beside_the_newest(run):
     history = []
     for epoch, accuracy in enumerate([0.5, 0.9, 0.7, 0.9, float("nan"), 0.8]):
         history.append({"step": 10 * epoch + 10, "val_accuracy": accuracy})
-        assert ranks.save(10 * epoch + 10, {"history": list(history)}) is policy.Event.DONE
-        assert ranks.save(10 * epoch + 15, {"history": list(history)}) is policy.Event.DONE  # within an epoch
+        assert ranks.save(10 * epoch + 10, {"history": list(history)}) is commit.Event.DONE
+        assert ranks.save(10 * epoch + 15, {"history": list(history)}) is commit.Event.DONE  # within an epoch
     assert steps(run) == [65, 60, 20]
     other = Ranks(run, keep=1, attempt="20260102T000000.000-bbbbbb", goal=Goal("val_accuracy", False))
     other.save(70)
@@ -341,7 +341,7 @@ def test_a_checkpoint_of_format_1_is_read_and_verified(run):
 
 def test_a_checkpoint_of_a_newer_raytf_is_left_alone(run):
     body = {"version": manifest.VERSION + 1}
-    newer = policy.name_of(0, "20250101T000000.000-cccccc")
+    newer = naming.name_of(0, "20250101T000000.000-cccccc")
     data = manifest.dump({"body": body, "crc32": zlib.crc32(manifest.dump(body))})
     run.put(f"{FOLDER}/{newer}/{manifest.FILE}", data)
     ranks = Ranks(run, keep=2)
@@ -351,11 +351,11 @@ def test_a_checkpoint_of_a_newer_raytf_is_left_alone(run):
 
 def test_orphans_are_collected(run):
     past = "20250101T000000.000-cccccc"
-    for name in (policy.name_of(99, past), policy.name_of(0, past), policy.name_of(99, "20270101T000000.000-dddddd")):
+    for name in (naming.name_of(99, past), naming.name_of(0, past), naming.name_of(99, "20270101T000000.000-dddddd")):
         run.put(f"{FOLDER}/{name}/share-00000.safetensors", b"half")
     ranks = Ranks(run, over=[past])
     ranks.save(5)
-    assert folders(run) == [ranks.savers[0].name, policy.name_of(99, "20270101T000000.000-dddddd")]
+    assert folders(run) == [ranks.savers[0].name, naming.name_of(99, "20270101T000000.000-dddddd")]
 
 
 def test_half_uploads_are_aborted(s3, s3_endpoint):
@@ -365,16 +365,16 @@ def test_half_uploads_are_aborted(s3, s3_endpoint):
     bucket = uri.split("/")[2]
     client = boto3.client("s3", endpoint_url=f"http://{s3_endpoint}", region_name="us-east-1")
     for attempt in (past, ATTEMPT):
-        key = f"run/{FOLDER}/{policy.name_of(3, attempt)}/share-00000.safetensors"
+        key = f"run/{FOLDER}/{naming.name_of(3, attempt)}/share-00000.safetensors"
         client.create_multipart_upload(Bucket=bucket, Key=key)
     # Of an attempt that died before its first file was there, and of somebody else.
     client.create_multipart_upload(Bucket=bucket, Key="run/attempts/20250102T000000.000-dddddd.json")
     client.create_multipart_upload(Bucket=bucket, Key="run/export/1/saved_model.pb")
     ranks = Ranks(Storage(uri), world_size=1, over=[past])
-    assert ranks.save(5) is policy.Event.DONE
+    assert ranks.save(5) is commit.Event.DONE
     left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
     assert sorted(left) == [
-        f"run/{FOLDER}/{policy.name_of(3, ATTEMPT)}/share-00000.safetensors",
+        f"run/{FOLDER}/{naming.name_of(3, ATTEMPT)}/share-00000.safetensors",
         "run/export/1/saved_model.pb",
     ]
     assert ranks.said == []
@@ -388,7 +388,7 @@ def test_a_run_that_was_taken_over_is_not_written(run):
         raise RunInUseError("the run belongs to process 7 on far now.")
 
     fenced = Ranks(run, keep=1, fence=fence, attempt="20260102T000000.000-bbbbbb")
-    assert fenced.save(2) is policy.Event.FAILED
+    assert fenced.save(2) is commit.Event.FAILED
     assert fenced.said == ["rank 0: the run belongs to process 7 on far now."]
     assert steps(run) == [1]
 
@@ -396,17 +396,17 @@ def test_a_run_that_was_taken_over_is_not_written(run):
 def test_a_store_that_is_slow_to_delete_costs_no_checkpoint(tmp_path):
     run = SlowToDelete(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)
-    assert ranks.save(1) is policy.Event.DONE
+    assert ranks.save(1) is commit.Event.DONE
     ranks.begin(2)
-    assert ranks.finish(settle=False) is policy.Event.DONE  # the first one is still being deleted
+    assert ranks.finish(settle=False) is commit.Event.DONE  # the first one is still being deleted
     assert run.is_waiting.wait(60)
-    ranks.clock.now += 10 * policy.DEADLINE_SECONDS
+    ranks.clock.now += 10 * cadence.DEADLINE_SECONDS
     ranks.begin(3, first=fail("storage is away"))
-    assert ranks.finish(settle=False) is policy.Event.FAILED
-    assert manifest.list_complete(run)[0] == policy.name_of(2, ATTEMPT, 2)
+    assert ranks.finish(settle=False) is commit.Event.FAILED
+    assert manifest.list_complete(run)[0] == naming.name_of(2, ATTEMPT, 2)
     run.go.set()
     ranks.savers[0].settle(60)
-    until(lambda: folders(run) == [policy.name_of(2, ATTEMPT, 2)])
+    until(lambda: folders(run) == [naming.name_of(2, ATTEMPT, 2)])
 
 
 @pytest.mark.parametrize("kind", [SlowToDelete, SlowToList])
@@ -414,14 +414,14 @@ def test_what_is_written_while_others_are_deleted_stays(tmp_path, kind):
     run = kind(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)
     ranks.begin(1)
-    assert ranks.finish(settle=False) is policy.Event.DONE
+    assert ranks.finish(settle=False) is commit.Event.DONE
     ranks.begin(2)
-    assert ranks.finish(settle=False) is policy.Event.DONE
+    assert ranks.finish(settle=False) is commit.Event.DONE
     assert run.is_waiting.wait(60)
     ranks.begin(3)
     until(lambda: all(saver.votes().written for saver in ranks.savers))
     run.go.set()
     ranks.savers[0].settle(60)
-    assert ranks.finish() is policy.Event.DONE
-    assert durable.load(run, policy.name_of(3, ATTEMPT, 3)).step == 3
-    assert folders(run) == [policy.name_of(3, ATTEMPT, 3)]
+    assert ranks.finish() is commit.Event.DONE
+    assert durable.load(run, naming.name_of(3, ATTEMPT, 3)).step == 3
+    assert folders(run) == [naming.name_of(3, ATTEMPT, 3)]

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.elastic import (
+from raytf.config.resources import fitting
+from raytf.driver.ray_train.resizing import (
     LAST_SAVE_SECONDS,
     PATIENCE_SECONDS,
     SETTLE_SECONDS,
     Move,
     Resizer,
     View,
-    fitting,
     is_preemption,
 )
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from raytf import endings, errors
-from raytf.cluster.resubmit import Limits, Move, Sight, judge
-from raytf.endings import ENDINGS, Then
+from raytf import errors
+from raytf.cluster.jobs.resubmission import Limits, Move, Sight, judge
+from raytf.config import exit_codes
+from raytf.config.exit_codes import ENDINGS, Then
 
 DOCS = Path(__file__).parents[2] / "docs" / "endings.md"
 MOVES = {
@@ -28,36 +29,36 @@ def test_the_docs_have_the_table():
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
-        (errors.ConfigError("x"), endings.REFUSED),
-        (errors.RunMismatchError("x"), endings.REFUSED),
-        (errors.DataError("x"), endings.REFUSED),
-        (errors.ModelError("x"), endings.REFUSED),
-        (errors.ExactnessError("x"), endings.REFUSED),
-        (errors.CheckpointError("x"), endings.REFUSED),
-        (errors.ClusterError("x"), endings.REFUSED),
-        (errors.ClusterError("x", passes=True), endings.AGAIN),
-        (errors.RunInUseError("x"), endings.AGAIN),
-        *((errors.StorageError("x", kind), endings.REFUSED) for kind in ("missing", "denied", "full", "other")),
-        (errors.StorageError("x", "unreachable"), endings.AGAIN),
-        (errors.JobError("x"), endings.FAILED),
-        (errors.HangError("x"), endings.FAILED),
-        (errors.ReplicaError("x", []), endings.FAILED),
-        (errors.WorkerLostError("x"), endings.FAILED),
-        (errors.NonFiniteLossError("x", 3), endings.FAILED),
+        (errors.ConfigError("x"), exit_codes.REFUSED),
+        (errors.RunMismatchError("x"), exit_codes.REFUSED),
+        (errors.DataError("x"), exit_codes.REFUSED),
+        (errors.ModelError("x"), exit_codes.REFUSED),
+        (errors.ExactnessError("x"), exit_codes.REFUSED),
+        (errors.CheckpointError("x"), exit_codes.REFUSED),
+        (errors.ClusterError("x"), exit_codes.REFUSED),
+        (errors.ClusterError("x", passes=True), exit_codes.AGAIN),
+        (errors.RunInUseError("x"), exit_codes.AGAIN),
+        *((errors.StorageError("x", kind), exit_codes.REFUSED) for kind in ("missing", "denied", "full", "other")),
+        (errors.StorageError("x", "unreachable"), exit_codes.AGAIN),
+        (errors.JobError("x"), exit_codes.FAILED),
+        (errors.HangError("x"), exit_codes.FAILED),
+        (errors.ReplicaError("x", []), exit_codes.FAILED),
+        (errors.WorkerLostError("x"), exit_codes.FAILED),
+        (errors.NonFiniteLossError("x", 3), exit_codes.FAILED),
     ],
 )
-def test_each_error_has_an_ending(error: errors.RaytfError, ending: endings.Ending):
-    assert endings.of_error(error) == ending
+def test_each_error_has_an_ending(error: errors.RaytfError, ending: exit_codes.Ending):
+    assert exit_codes.of_error(error) == ending
 
 
 @pytest.mark.parametrize("ending", ENDINGS[1:], ids=lambda e: str(e.code))
-def test_what_is_submitted_again_is_decided_by_the_table(ending: endings.Ending):
+def test_what_is_submitted_again_is_decided_by_the_table(ending: exit_codes.Ending):
     codes = {ending.code} | ({128 - ending.code} if ending.code > 128 else set())  # as a shell and as Python gives it
     for code in codes:
-        assert endings.of_code(code) == ending
+        assert exit_codes.of_code(code) == ending
         assert judge(Sight("FAILED", code), 0.0, Limits()).move is MOVES[ending.then]
 
 
 def test_codes_of_which_the_table_knows_nothing():
-    assert endings.of_code(-signal.SIGBUS) == endings.of_code(128 + signal.SIGBUS) == endings.CRASHED
-    assert endings.of_code(3) == endings.of_code(255) == endings.FAILED
+    assert exit_codes.of_code(-signal.SIGBUS) == exit_codes.of_code(128 + signal.SIGBUS) == exit_codes.CRASHED
+    assert exit_codes.of_code(3) == exit_codes.of_code(255) == exit_codes.FAILED

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import psutil
 
-from raytf import examine
-from raytf.examine import Evidence
+from raytf.driver.supervision import inspection
+from raytf.driver.supervision.inspection import Evidence
 from raytf.testing.processes import wait_until
 
 SLEEPER = """
@@ -40,19 +40,19 @@ def test_a_process_that_sleeps_is_idle_and_shows_where_also_when_it_is_stopped()
     with process(SLEEPER) as made:
         assert made.stdout is not None
         file = int(made.stdout.readline())
-        assert examine.look([(3, made.pid, file)])[3].evidence is Evidence.IDLE
-        assert "sleep_for_ever" in examine.stacks(made.pid, file)
+        assert inspection.look([(3, made.pid, file)])[3].evidence is Evidence.IDLE
+        assert "sleep_for_ever" in inspection.stacks(made.pid, file)
         # Where py-spy may not look into the process, the process writes them itself.
-        assert "sleep_for_ever" in examine._by_signal(made.pid, file)
-        assert examine._by_signal(made.pid, 0) == ""
+        assert "sleep_for_ever" in inspection._by_signal(made.pid, file)
+        assert inspection._by_signal(made.pid, 0) == ""
         psutil.Process(made.pid).suspend()
         wait_until(lambda: psutil.Process(made.pid).status() == psutil.STATUS_STOPPED, "it is stopped", 10)
-        found = examine.look([(3, made.pid, file)])[3]
+        found = inspection.look([(3, made.pid, file)])[3]
         assert found.evidence is Evidence.STOPPED
         assert "sleep_for_ever" in found.stacks
-        examine.kill(made.pid)
+        inspection.kill(made.pid)
         assert made.wait(10) < 0
-        examine.kill(made.pid)
+        inspection.kill(made.pid)
 
 
 def test_a_process_that_computes_is_busy_and_one_that_is_gone_is_gone():
@@ -60,12 +60,12 @@ def test_a_process_that_computes_is_busy_and_one_that_is_gone_is_gone():
         assert made.stdout is not None
         made.stdout.readline()
         # On a loaded machine it may get no share of a core for a while.
-        wait_until(lambda: examine.state(made.pid) is Evidence.BUSY, "a process that computes is busy", 120)
+        wait_until(lambda: inspection.state(made.pid) is Evidence.BUSY, "a process that computes is busy", 120)
         made.kill()
         wait_until(lambda: psutil.Process(made.pid).status() == psutil.STATUS_ZOMBIE, "it is dead", 10)
-        assert examine.state(made.pid) is Evidence.GONE  # not reaped yet
+        assert inspection.state(made.pid) is Evidence.GONE  # not reaped yet
         made.wait(10)
-        assert examine.look([(0, made.pid, -1)])[0].evidence is Evidence.GONE
+        assert inspection.look([(0, made.pid, -1)])[0].evidence is Evidence.GONE
 
 
 def test_own_process_is_not_idle_while_it_computes():
@@ -78,7 +78,7 @@ def test_own_process_is_not_idle_while_it_computes():
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        assert examine.state(os.getpid()) is Evidence.BUSY
+        assert inspection.state(os.getpid()) is Evidence.BUSY
     finally:
         over.set()
         thread.join()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from raytf.data.sources.base import Spec
-from raytf.data.sources.examples import Feature, Parser, encode, feature, infer
+from raytf.data.sources.tf_example import Feature, Parser, encode, feature, infer
 from raytf.errors import DataError
 from tests.unit.data_files import examples
 

@@ -14,6 +14,10 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError
 
+from raytf.driver.ray_train.failure_policy import blamed, judge_launch
+from raytf.driver.ray_train.node_exclusion import Launches
+from raytf.driver.supervision.failures import classify, gpu_errors
+from raytf.driver.supervision.retry import Cause, Failure, Retry
 from raytf.errors import (
     DataError,
     GpuError,
@@ -24,10 +28,6 @@ from raytf.errors import (
     UnsupportedError,
     WorkerLostError,
 )
-from raytf.exclusion import Launches
-from raytf.failure_policy import blamed, judge_launch
-from raytf.failures import classify, gpu_errors
-from raytf.retry import Cause, Failure, Retry
 
 
 def died(text: str = "its worker process has died") -> WorkerHealthCheckFailedError:

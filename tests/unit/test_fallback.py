@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from raytf.cluster import fallback
+from raytf.cluster.providers import fallback
 from raytf.cluster.providers.base import least, slug, with_defaults
 
 SPOT = {"InstanceMarketOptions": {"MarketType": "spot"}}

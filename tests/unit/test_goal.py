@@ -2,8 +2,8 @@
 
 import pytest
 
+from raytf.config.objective import Goal
 from raytf.errors import ConfigError
-from raytf.goal import Goal
 
 HISTORY = [{"epoch": 0, "step": 10, "loss": 2.0}, {"epoch": 1, "step": 20, "loss": 1.0}]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from raytf.distributed.gpu.health import LOOK_SECONDS, WAIT_SECONDS, Complaint, Reading, await_fit, judge, others
+from raytf.distributed.gpu.nvml import Gpu, visible
 from raytf.errors import GpuError
-from raytf.gpu_health import LOOK_SECONDS, WAIT_SECONDS, Complaint, Reading, await_fit, judge, others
-from raytf.gpus import Gpu, visible
 
 GIB = 2**30
 GPU = Gpu("GPU-5c1b9a0e", "NVIDIA L4", 24 * GIB)

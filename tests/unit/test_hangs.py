@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.hangs import Activity, Beat, Beats, Evidence, Finding, HangDetector, Sighting, blamed_for_loss
+from raytf.driver.supervision.hang_detector import Beats, Evidence, Finding, HangDetector, Sighting, blamed_for_loss
+from raytf.training.heartbeat import Activity, Beat
 
 SECONDS = 30.0
 

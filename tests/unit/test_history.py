@@ -9,12 +9,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from raytf import history, lease
-from raytf.ages import Ages
 from raytf.commands import show
 from raytf.errors import ConfigError
-from raytf.lease import LEASE_FILE, Lease, is_held
-from raytf.storage import Storage
+from raytf.runs import history, lease
+from raytf.runs.copy_age import Ages
+from raytf.runs.lease import LEASE_FILE, Lease, is_held
+from raytf.storage.storage import Storage
 from tests.unit.runs import BEGIN, Script, a_run, add_result
 
 
@@ -164,7 +164,9 @@ def test_age_of_a_copy_is_the_time_since_the_run_was_at_its_step():
 
 
 def raytf(*args, **env):
-    code = "import sys; from raytf.main import main; main(); assert not {'ray', 'tensorflow'} & set(sys.modules)"
+    code = (
+        "import sys; from raytf.commands.main import main; main(); assert not {'ray', 'tensorflow'} & set(sys.modules)"
+    )
     env = {**os.environ, "COLUMNS": "80", **env}
     return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, env=env)
 

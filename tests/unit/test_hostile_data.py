@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raytf.data.datasets import load_images, open_splits, read_idx
+from raytf.data.image_datasets import load_images, open_splits, read_idx
 from raytf.data.sources import ImageFolderSource, NpzSource
 from raytf.errors import DataError
 
@@ -78,7 +78,7 @@ def test_a_gzip_without_limit_takes_no_memory(tmp_path):
     (tmp_path / "bomb.gz").write_bytes(bomb(idx([2, 2]), 512))
     assert os.path.getsize(tmp_path / "bomb.gz") < 1 << 20
     code = (
-        "import resource, sys\nfrom raytf.data.datasets import read_idx\nfrom raytf.errors import DataError\n"
+        "import resource, sys\nfrom raytf.data.image_datasets import read_idx\nfrom raytf.errors import DataError\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    read_idx(sys.argv[1])\nexcept DataError as error:\n    print(error)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
@@ -125,7 +125,7 @@ def test_what_is_no_archive(tmp_path, data):
         with pytest.raises(DataError):
             read(str(path))
     done = subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", "data", "check", str(path)],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", "data", "check", str(path)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from raytf import yamls
-from raytf.cluster.check import preflight, sources
-from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.check import inputs, run
+from raytf.cluster.check.local_environment import Surroundings
 from raytf.errors import ConfigError
+from raytf.storage import untrusted_yaml
 
 ROOT = Path(__file__).parents[2]
 FILES = [*ROOT.glob("cluster-configs/**/*.yaml"), *ROOT.glob("tests/data/broken_clusters/*.yaml")]
@@ -53,15 +53,15 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_one_line_says_what_is_wrong_and_where(name):
     text, line, word = HOSTILE[name]
-    (found,) = [f for f in preflight.check(text, HERE).findings if f.code == "yaml-syntax"]
+    (found,) = [f for f in run.check(text, HERE).findings if f.code == "yaml-syntax"]
     assert (found.line, word in found.what, "\n" in found.what) == (line, True, False), found
     with pytest.raises(yaml.YAMLError):
-        yamls.load(text)
+        untrusted_yaml.load(text)
 
 
 def test_the_yaml_within_a_manifest_is_bounded_too():
     text = f'apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {{name: a}}\nspec:\n  runtimeEnvYAML: "{"[" * 50_000}"\n'
-    (found,) = [f for f in preflight.check(text, HERE).findings if f.path == ("spec", "runtimeEnvYAML")]
+    (found,) = [f for f in run.check(text, HERE).findings if f.path == ("spec", "runtimeEnvYAML")]
     assert "deeper" in found.what
 
 
@@ -71,12 +71,12 @@ def test_files_that_are_none(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     for name, word in {"bytes": "line 2", "huge": "16 MiB", "pipe": "nobody"}.items():
         with pytest.raises(ConfigError, match=word):
-            sources.read([str(tmp_path / f"{name}.yaml")])
+            inputs.read([str(tmp_path / f"{name}.yaml")])
     with pytest.raises(ConfigError, match="16 MiB"):
-        sources.read(["/dev/zero"])
+        inputs.read(["/dev/zero"])
     (tmp_path / "loop").symlink_to(tmp_path)
     unread: dict[str, str] = {}
-    assert sources.read([str(tmp_path)], unread) == {}
+    assert inputs.read([str(tmp_path)], unread) == {}
     assert len(unread) == 3
 
 
@@ -97,7 +97,7 @@ def test_a_kustomization_that_would_be_fetched_is_not_built(tmp_path, text):
     (tmp_path / "inner" / "kustomization.yaml").write_text("resources: ['git@example.invalid:x/y.git']")
     (tmp_path / "kustomization.yaml").write_text(text)
     with pytest.raises(ConfigError, match=r"--trust|no kubectl"):
-        sources.read([str(tmp_path)])
+        inputs.read([str(tmp_path)])
 
 
 def test_the_command_survives_what_ends_a_process(tmp_path):
@@ -105,7 +105,7 @@ def test_the_command_survives_what_ends_a_process(tmp_path):
         file = tmp_path / "c.yaml"
         file.write_text(HOSTILE[name][0])
         done = subprocess.run(
-            [sys.executable, "-c", "from raytf.main import main; main()", "check", str(file)],
+            [sys.executable, "-c", "from raytf.commands.main import main; main()", "check", str(file)],
             capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (2, ""), done
@@ -158,7 +158,7 @@ def mutants(count, seed):
 
 def judged(count, seed):
     for text in mutants(count, seed):
-        found = preflight.check(text, HERE).findings
+        found = run.check(text, HERE).findings
         odd = [f.what for f in found if f.code == "cannot-judge"]
         assert not odd, f"{odd}\n{text[:3000]}"
 

@@ -5,8 +5,9 @@ import functools
 import numpy as np
 import pytest
 
-from raytf import canonical, identity
+from raytf.config import canonical_text
 from raytf.data.sources import ArraySource, CsvSource
+from raytf.training import run_identity
 
 X = np.arange(400, dtype=np.float32).reshape(100, 4)
 ALPHA = 0.3
@@ -15,29 +16,29 @@ CALLS = "def f(a):\n    return g(a)"
 
 def test_arrays_are_told_apart_by_any_of_their_records():
     y = np.zeros(100, np.int64)
-    same = identity.contents(ArraySource(X, y))
-    assert identity.contents(ArraySource(X.copy(), y.copy())) == same
+    same = run_identity.contents(ArraySource(X, y))
+    assert run_identity.contents(ArraySource(X.copy(), y.copy())) == same
     other = y.copy()
     other[37] = 1  # none of the 16 records that a sample has
-    assert identity.contents(ArraySource(X, other)) != same
-    assert identity.contents(ArraySource(X.astype(np.float64), y)) != same
-    assert identity.contents(ArraySource(X.reshape(100, 2, 2), y)) != same
-    assert identity.contents(ArraySource(X[:99], y[:99])) != same
-    assert identity.contents(ArraySource({"a": X}, y)) != same
-    assert identity.contents(None) == "none"
-    assert identity.contents(ArraySource(np.zeros((3, 0), np.float32))).startswith("3 records")
+    assert run_identity.contents(ArraySource(X, other)) != same
+    assert run_identity.contents(ArraySource(X.astype(np.float64), y)) != same
+    assert run_identity.contents(ArraySource(X.reshape(100, 2, 2), y)) != same
+    assert run_identity.contents(ArraySource(X[:99], y[:99])) != same
+    assert run_identity.contents(ArraySource({"a": X}, y)) != same
+    assert run_identity.contents(None) == "none"
+    assert run_identity.contents(ArraySource(np.zeros((3, 0), np.float32))).startswith("3 records")
 
 
 def test_large_arrays_are_read_in_parts():
     large = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (40_000, 1 << 20), (0, 0))
-    assert identity.contents(ArraySource(large)).startswith("40000 records")  # 40 GB, of which no machine holds all
+    assert run_identity.contents(ArraySource(large)).startswith("40000 records")  # 40 GB, of which no machine holds all
 
 
 def test_files_that_were_moved_are_the_same_data(tmp_path):
     for name, last in {"a": 3, "b": 3, "c": 4}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "d.csv").write_text(f"x,label\n1,0\n2,1\n{last},0\n")
-    prints = [identity.contents(CsvSource(str(tmp_path / name))) for name in "abc"]
+    prints = [run_identity.contents(CsvSource(str(tmp_path / name))) for name in "abc"]
     assert prints[0] == prints[1] != prints[2]
 
 
@@ -88,14 +89,14 @@ OLD = {k: v for k, v in FULL.items() if k in ("--seed", "training data", "model 
 def test_what_may_differ(before, change, goes_on, answers):
     now = {k: v for k, v in FULL.items() if k != "model optimizer" or k in before}
     now = {k: v for k, v in now.items() if k in before or not k.startswith("arithmetic")} | change
-    assert (not identity.not_going_on(before, now)) == goes_on
-    assert (not identity.not_answered(before, now)) == answers
-    said = identity.not_answered(before, now)
+    assert (not run_identity.not_going_on(before, now)) == goes_on
+    assert (not run_identity.not_answered(before, now)) == answers
+    said = run_identity.not_answered(before, now)
     assert answers or all(key in said for key in change)
 
 
 def test_an_address_is_no_difference():
-    assert canonical.plainly("<f at 0x7f1>") == canonical.plainly("<f at 0x7f2>")
+    assert canonical_text.plainly("<f at 0x7f1>") == canonical_text.plainly("<f at 0x7f2>")
 
 
 def layer(name, units):
@@ -107,13 +108,15 @@ def test_numbers_of_layers_do_not_count():
         ends = {"output_layers": [[second, 0, 0]], "name": f"functional_{first}"}
         return {"layers": [layer(first, 3), layer(second, units)], **ends}
 
-    one, other = (canonical.canonical(model(*names, 4)) for names in (("dense", "dense_1"), ("dense_7", "dense_8")))
+    one, other = (
+        canonical_text.canonical(model(*names, 4)) for names in (("dense", "dense_1"), ("dense_7", "dense_8"))
+    )
     assert one == other
-    changed = canonical.canonical(model("dense", "dense_1", 5))
+    changed = canonical_text.canonical(model("dense", "dense_1", 5))
     assert one != changed
-    assert canonical.first_difference(one, changed) == "model.layers[1].units: 4 in storage, 5 now"
+    assert canonical_text.first_difference(one, changed) == "model.layers[1].units: 4 in storage, 5 now"
     turned = model("dense", "dense_1", 4) | {"output_layers": [["dense", 0, 0]]}
-    assert canonical.canonical(turned) != one
+    assert canonical_text.canonical(turned) != one
 
 
 def made(text, **more):
@@ -143,10 +146,12 @@ def made(text, **more):
 )
 def test_code(one, other, equal):
     first, second = made(one), made(other)
-    assert (canonical.code_of([first]) == canonical.code_of([second])) == equal
-    assert canonical.code_of([made(one)]) == canonical.code_of([first])
-    assert canonical.code_of([functools.partial(first)]) == canonical.code_of([first]) or isinstance(first, type)
+    assert (canonical_text.code_of([first]) == canonical_text.code_of([second])) == equal
+    assert canonical_text.code_of([made(one)]) == canonical_text.code_of([first])
+    assert canonical_text.code_of([functools.partial(first)]) == canonical_text.code_of([first]) or isinstance(
+        first, type
+    )
 
 
 def test_code_of_libraries_does_not_count():
-    assert canonical.code_of([np.ones, len, functools.partial(np.mean), {}, "relu", ArraySource]) == ""
+    assert canonical_text.code_of([np.ones, len, functools.partial(np.mean), {}, "relu", ArraySource]) == ""

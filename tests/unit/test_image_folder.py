@@ -9,7 +9,7 @@ from PIL import Image
 from raytf.data import ImageFolderSource, Spec
 from raytf.data.sources import fingerprint
 from raytf.errors import DataError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from tests.unit.data_files import pictures
 
 

@@ -12,34 +12,34 @@ import raytf
 REPO = Path(__file__).parents[2]
 HEAVY = ("ray", "tensorflow", "keras", "jax", "torch")
 LIGHT_MODULES = [
-    "raytf.command",
-    "raytf.config",
-    "raytf.sections",
+    "raytf.config.command_line",
+    "raytf.config.train_config",
+    "raytf.config.sections",
     "raytf.data",
     "raytf.commands.data",
-    "raytf.data.checking",
+    "raytf.data.validation",
     "raytf.data.order",
     "raytf.data.pipeline",
     "raytf.errors",
-    "raytf.inputs",
-    "raytf.job",
-    "raytf.lease",
-    "raytf.progress",
-    "raytf.runlog",
-    "raytf.storage",
-    "raytf.signature",
-    "raytf.versions",
-    "raytf.serving.api",
-    "raytf.serving.choice",
-    "raytf.prediction.columns",
+    "raytf.driver.inputs",
+    "raytf.config.identity",
+    "raytf.runs.lease",
+    "raytf.runs.display",
+    "raytf.runs.run_log",
+    "raytf.storage.storage",
+    "raytf.inference.signature",
+    "raytf.inference.versions",
+    "raytf.inference.serving.rest_api",
+    "raytf.inference.serving.version_policy",
+    "raytf.inference.batch.columns",
     "raytf.commands.export",
     "raytf.commands.serve",
     "raytf.commands.predict",
     "raytf.checkpoint.codec",
     "raytf.checkpoint.durable",
     "raytf.checkpoint.manifest",
-    "raytf.checkpoint.policy",
-    "raytf.checkpoint.slots",
+    "raytf.checkpoint.cadence",
+    "raytf.checkpoint.snapshot_slot",
 ]
 
 
@@ -145,7 +145,8 @@ def test_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.parametrize(
-    "first", ["import raytf.command", "from raytf.command import EXIT_FAILED", "from raytf import cli"]
+    "first",
+    ["import raytf.config.command_line", "from raytf.config.command_line import EXIT_FAILED", "from raytf import cli"],
 )
 def test_cli_is_the_function_whatever_was_imported_first(first):
     assert python(f"{first}\nimport raytf\nprint(type(raytf.cli).__name__)").stdout == "function\n"

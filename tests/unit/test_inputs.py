@@ -5,9 +5,9 @@ import pytest
 
 from raytf.data import ArraySource, CsvSource, MappingSource
 from raytf.data.sources.ray_dataset import is_ray_dataset
+from raytf.driver.inputs import Given, source
 from raytf.errors import DataError
-from raytf.inputs import Given, source
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 
 class Squares:

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from raytf import inventory
 from raytf.checkpoint import manifest
-from raytf.inventory import State, main_goal, state_of
-from raytf.lease import LEASE_FILE, Lease
-from raytf.storage import Storage
+from raytf.runs import inventory
+from raytf.runs.inventory import State, main_goal, state_of
+from raytf.runs.lease import LEASE_FILE, Lease
+from raytf.storage.storage import Storage
 from tests.unit.checkpoints import save
 
 HOLD = """

@@ -1,7 +1,7 @@
 """The identity of a run and how a difference is shown."""
 
-from raytf.config import TrainConfig
-from raytf.job import batch_identity, differences
+from raytf.config.identity import batch_identity, differences
+from raytf.config.train_config import TrainConfig
 
 
 def test_equal_identities_have_no_differences():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from raytf.keeping import FRESH_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS, Health, pause
+from raytf.checkpoint.keeper_client import FRESH_SECONDS, MOST_PAUSE_SECONDS, SILENT_SECONDS, Health, pause
 
 
 @pytest.mark.parametrize(

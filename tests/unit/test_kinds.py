@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf import kinds
+from raytf.distributed.gpu import kinds
 
 L4, A10G = "L4", "A10G"
 

@@ -10,8 +10,8 @@ import pytest
 
 from raytf.checkpoint import manifest
 from raytf.errors import RunInUseError
-from raytf.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner, process_start
-from raytf.storage import Storage
+from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, STALE_SECONDS, Lease, check_owner, process_start
+from raytf.storage.storage import Storage
 
 #: Stores that lack conditional writes; the first and the third as OpenStack Swift 2.38 and 2.30 do.
 LACKS = {

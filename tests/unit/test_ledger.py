@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf import ledger
 from raytf.errors import StorageError
-from raytf.storage import Storage
+from raytf.runs import ledger, timeline
+from raytf.storage.storage import Storage
 
 
 class Broken(Storage):
@@ -40,7 +40,7 @@ def phase(time, name, step=0, workers=2, **fields):
 
 
 def seconds(*events):
-    return ledger.account(ledger.timeline(events))
+    return timeline.account(timeline.timeline(events))
 
 
 def test_events_come_back_in_the_order_of_drivers(tmp_path):
@@ -204,7 +204,7 @@ def test_the_time_of_a_driver_whose_clock_is_behind_counts():
 
 
 def test_world_sizes_and_steps_of_spans():
-    spans = ledger.timeline(
+    spans = timeline.timeline(
         [started(0), phase(5, "training", 10, 2), event(9, step=30), phase(10, "resizing", 40), ended(12)]
     )
     assert [(s.category, s.workers, s.first_step, s.last_step) for s in spans] == [
@@ -216,8 +216,8 @@ def test_world_sizes_and_steps_of_spans():
 
 
 def test_goodput():
-    assert ledger.goodput({}) == 0
-    assert ledger.goodput({"training": 3.0, "down": 1.0}) == 0.75
+    assert timeline.goodput({}) == 0
+    assert timeline.goodput({"training": 3.0, "down": 1.0}) == 0.75
 
 
 EVENTS = st.one_of(
@@ -244,7 +244,7 @@ def test_the_categories_sum_to_the_wall_clock(drawn):
     for fields, step in drawn:  # also clocks that go back
         now += step
         events.append({**fields, "time": now})
-    spans = ledger.timeline(events)
+    spans = timeline.timeline(events)
     assert all(span.begin < span.end for span in spans)
     assert all(a.end <= b.begin for a, b in itertools.pairwise(spans))
     # Only after a run has finished, time may pass that is not the run's.
@@ -260,5 +260,5 @@ def test_the_categories_sum_to_the_wall_clock(drawn):
         if e["kind"] == "driver":
             finished = e["state"] == "ended" and e["outcome"] == "finished"
         latest = time
-    assert sum(ledger.account(spans).values()) == pytest.approx(latest - 1000.0 - gaps, abs=1e-6)
-    assert set(ledger.account(spans)) <= set(ledger.CATEGORIES)
+    assert sum(timeline.account(spans).values()) == pytest.approx(latest - 1000.0 - gaps, abs=1e-6)
+    assert set(timeline.account(spans)) <= set(timeline.CATEGORIES)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from raytf import leftovers
-from raytf.leftovers import MARK, marked
+from raytf.cluster import orphaned_processes
+from raytf.cluster.orphaned_processes import MARK, marked
 from raytf.testing.processes import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -58,13 +58,13 @@ def test_what_carries_the_mark_is_ended_and_nothing_else(tmp_path: Path, strange
             wait_until(lambda: not folder.exists(), "the folder is gone", 60)
         finally:
             driver.kill()
-            leftovers.end(mark)
+            orphaned_processes.end(mark)
     assert stranger.poll() is None
 
 
 def test_a_process_dies_with_its_parent_though_it_is_stopped(tmp_path: Path):
     child = (
-        "import os, time; from raytf.leftovers import die_with_parent; die_with_parent(); "
+        "import os, time; from raytf.cluster.orphaned_processes import die_with_parent; die_with_parent(); "
         "print(os.getpid(), flush=True); time.sleep(600)"
     )
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"

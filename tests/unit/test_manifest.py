@@ -6,9 +6,9 @@ import zlib
 import pytest
 
 from raytf.checkpoint import manifest
-from raytf.checkpoint.policy import name_of
+from raytf.checkpoint.naming import name_of
 from raytf.errors import CheckpointError, RunMismatchError, StorageError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 NAME = name_of(7, "a")
 PATH = f"{manifest.FOLDER}/{NAME}/{manifest.FILE}"

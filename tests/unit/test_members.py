@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from raytf import members
+from raytf.distributed import worker_table
 
 
 def worker(index: int, config: dict | None) -> dict:
@@ -19,7 +19,7 @@ def worker(index: int, config: dict | None) -> dict:
 
 def test_each_worker_has_a_row_and_the_cluster_a_line():
     cluster = {"worker": ["10.0.0.0:1", "10.0.0.1:2"]}
-    lines = members.table("2 workers", [worker(0, cluster), worker(1, cluster)]).splitlines()
+    lines = worker_table.table("2 workers", [worker(0, cluster), worker(1, cluster)]).splitlines()
     assert lines[0] == "2 workers"
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "10.0.0." in line and "│" in line]
     assert rows[1] == ["1", "0", "1abcdef0", "10.0.0.1", "101", "GPU:0 A100", "7.0 of 8.0 GiB free", "worker 1"]
@@ -27,15 +27,15 @@ def test_each_worker_has_a_row_and_the_cluster_a_line():
     assert any("GPU:1 A100" in line for line in lines)
     assert lines[-1] == f"TF_CONFIG cluster: {json.dumps(cluster)}"
     # The first one says who is in the cluster, for all.
-    processes = [worker(0, cluster), members.without_cluster(worker(1, cluster))]
-    assert members.table("2 workers", processes) == "\n".join(lines)
+    processes = [worker(0, cluster), worker_table.without_cluster(worker(1, cluster))]
+    assert worker_table.table("2 workers", processes) == "\n".join(lines)
 
 
 def test_one_process_has_no_tf_config():
-    lines = members.table("1 worker, mirrored", [worker(0, None)]).splitlines()
+    lines = worker_table.table("1 worker, mirrored", [worker(0, None)]).splitlines()
     assert lines[0] == "1 worker, mirrored"
     assert lines[-1] == "TF_CONFIG is not set: there is one process"
-    assert members.without_cluster(worker(0, None)) == worker(0, None)
+    assert worker_table.without_cluster(worker(0, None)) == worker(0, None)
 
 
 def test_processes_of_a_group_with_servers_are_told_by_their_task_and_have_no_rank():
@@ -44,7 +44,7 @@ def test_processes_of_a_group_with_servers_are_told_by_their_task_and_have_no_ra
     for process, job in zip(processes, cluster, strict=True):
         del process["local_rank"]
         process["tf_config"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}})
-    lines = members.table("1 worker, 1 parameter server and the coordinator", processes).splitlines()
+    lines = worker_table.table("1 worker, 1 parameter server and the coordinator", processes).splitlines()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "10.0.0." in line and "│" in line]
     assert [row[-1] for row in rows] == ["chief 0", "ps 0", "worker 0"]
     assert rows[1][:3] == ["1abcdef0", "10.0.0.1", "101"]
@@ -70,5 +70,5 @@ def test_bytes_of_every_rank_reach_every_rank():
     data = [b"", b"a longer one \xff\x00", b"b"]
     parts, barrier = [None] * 3, threading.Barrier(3, timeout=60)
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(lambda r: members.gather(Thread(r, parts, barrier), data[r]), range(3)))
+        found = list(pool.map(lambda r: worker_table.gather(Thread(r, parts, barrier), data[r]), range(3)))
     assert found == [data] * 3

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raytf import memo
+from raytf.driver import crash_safe_memory
 
 WRITER = """
     import pickle, sys
@@ -28,7 +28,7 @@ def test_a_writer_that_is_killed_again_and_again_leaves_what_it_wrote_last_whole
     script = tmp_path / "writer.py"
     script.write_text(textwrap.dedent(WRITER))
     chance, last = random.Random(7), 0
-    with memo.held() as known:
+    with crash_safe_memory.held() as known:
         for _ in range(8):
             writer = subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             try:
@@ -52,7 +52,7 @@ def test_a_writer_that_is_killed_again_and_again_leaves_what_it_wrote_last_whole
 
 
 def test_nothing_is_known_before_the_first_write_and_nothing_is_there_after_the_statement():
-    with memo.held() as known:
+    with crash_safe_memory.held() as known:
         assert known.read() is None
         known.write(b"one")
         known.write(b"")

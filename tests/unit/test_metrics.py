@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from raytf import history
-from raytf.metrics import COUNTERS, GAUGES, Figures
+from raytf.runs import history
+from raytf.runs.metrics import COUNTERS, GAUGES, Figures
 from tests.unit.runs import BEGIN, a_run
 
 DASHBOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"

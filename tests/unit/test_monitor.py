@@ -4,11 +4,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from raytf import memo
-from raytf.hangs import Activity, Beat, Finding
-from raytf.memo import Memo
-from raytf.monitor import PROGRESS_SECONDS, Monitor
-from raytf.progress import Status
+from raytf.driver import crash_safe_memory
+from raytf.driver.crash_safe_memory import Memo
+from raytf.driver.monitor import PROGRESS_SECONDS, Monitor
+from raytf.driver.supervision.hang_detector import Finding
+from raytf.runs.status import Status
+from raytf.training.heartbeat import Activity, Beat
 
 
 class Clock:
@@ -149,7 +150,7 @@ class Calls:
 def lasting():
     """A function that makes a Monitor in the place of the last one, its clock, and the names of its calls."""
     stack, clock, calls = ExitStack(), Clock(), Calls()
-    known = stack.enter_context(memo.held())
+    known = stack.enter_context(crash_safe_memory.held())
 
     def make():
         return Monitor(["a"], clock, lambda: clock.now + 1e9, Memo(known._paths), calls)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raytf.data import ArraySource, CsvSource, MappingSource, NpzSource, Spec
 from raytf.data.sources import fingerprint
 from raytf.errors import DataError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 
 def refused(call, *words):

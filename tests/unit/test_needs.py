@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.needs import DEVICE_SPARE, NODE_SPARE, Needs, held, may_hold, refusal
+from raytf.distributed.memory_needs import DEVICE_SPARE, NODE_SPARE, Needs, held, may_hold, refusal
 
 GB = 10**9
 #: 350 M weights with Adam, on one worker with a GPU.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from raytf.cluster import notices, watch
-from raytf.cluster.notices import Aws, Azure, Endpoint, Gcp, MetadataError
+from raytf.cluster.preemption import notices, watcher
+from raytf.cluster.preemption.notices import Aws, Azure, Endpoint, Gcp, MetadataError
+from raytf.config.sections import NoticeSection
 from raytf.errors import ClusterError, ConfigError
-from raytf.sections import NoticeSection
 from raytf.testing import MetadataServer, processes
 
 AWS_ACTION = "/latest/meta-data/spot/instance-action"
@@ -266,7 +266,7 @@ class Heard:
 
     def watch(self, source, follow_warnings: bool = False, clock: Callable[[], float] = time.monotonic):
         event = lambda **fields: self.events.append(fields)  # noqa: E731
-        return watch.Watch(source, "10.0.0.7", self.lines.append, event, self.drain, follow_warnings, clock)
+        return watcher.Watch(source, "10.0.0.7", self.lines.append, event, self.drain, follow_warnings, clock)
 
 
 @pytest.fixture
@@ -347,10 +347,10 @@ def test_an_urgent_notice_is_followed_though_the_next_request_fails(server, hear
 
 def test_find_tries_a_few_times_and_gives_up_without_a_word(server):
     pauses: list[float] = []
-    assert watch.find("auto", server.add("aws", "a").url, pauses.append).cloud == "aws"
-    assert watch.find("auto", f"{server.url}/nothing", pauses.append) is None
+    assert watcher.find("auto", server.add("aws", "a").url, pauses.append).cloud == "aws"
+    assert watcher.find("auto", f"{server.url}/nothing", pauses.append) is None
     assert pauses[0] == 0
-    assert watch.find("gcp", f"{server.url}/nothing", pauses.append).cloud == "gcp"
+    assert watcher.find("gcp", f"{server.url}/nothing", pauses.append).cloud == "gcp"
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -362,10 +362,10 @@ def test_a_thread_watches_the_service_of_its_node(server, heard):
     machine.notice(40)
     section = NoticeSection(notice_url=f"{server.url}/{{node_id}}")
     event = lambda **fields: heard.events.append(fields)  # noqa: E731
-    thread = watch.start(section, "ab12", "n", heard.lines.append, event, heard.drain)
+    thread = watcher.start(section, "ab12", "n", heard.lines.append, event, heard.drain)
     wait_for(lambda: heard.drains)
     assert thread.daemon
-    assert watch.start(NoticeSection(notices="off"), "ab12", "n", heard.lines.append, event, heard.drain) is None
+    assert watcher.start(NoticeSection(notices="off"), "ab12", "n", heard.lines.append, event, heard.drain) is None
 
 
 def test_one_process_of_a_node_watches_and_the_next_one_when_it_has_ended(server, heard):
@@ -384,7 +384,7 @@ time.sleep(600)
         try:
             assert first.stdout.readline() == "told\n"
             for name, listener in ((server.url, heard), ("another run", other)):
-                watch.start(section, "ab12", "n", listener.lines.append, lambda **_: None, listener.drain, among=name)
+                watcher.start(section, "ab12", "n", listener.lines.append, lambda **_: None, listener.drain, among=name)
             wait_for(lambda: other.drains)
             assert heard.drains == []
         finally:

@@ -11,14 +11,14 @@ import boto3
 import pytest
 from moto.backends import get_backend
 
-from raytf.cluster.aws_api import Aws
-from raytf.cluster.check import fallback, job, preflight
+from raytf.cluster.check import fallbacks, job_fit, run
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.online import aws_capacity, aws_images, aws_keys, aws_network
-from raytf.cluster.online import preflight as online
-from raytf.cluster.online.looks import Seen, all_nodes
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.clouds.aws import Aws
+from raytf.cluster.probe import aws_capacity, aws_images, aws_keys, aws_network
+from raytf.cluster.probe import run as online
+from raytf.cluster.probe.queries import Seen, all_nodes
 from tests.unit.aws_front import REGION, SSM_IMAGE, Front
 
 ROOT = Path(__file__).parents[2]
@@ -104,8 +104,8 @@ def here(tmp_path):
 
 
 def ask(text, here, front=None, storage=False):
-    need = job.parse(JOB.format("{}:{}".format(*front.behind))) if storage and front else None
-    report = preflight.check(text, here, need)
+    need = job_fit.parse(JOB.format("{}:{}".format(*front.behind))) if storage and front else None
+    report = run.check(text, here, need)
     return online.look(text, here, need, report)
 
 
@@ -117,7 +117,7 @@ def aws(server):
 def part(check, aws, text, *more):
     """One of the questions alone: a tenth of the time of all."""
     (document,), _ = parse(text)
-    types = all_nodes(fallback.as_cloud(document))
+    types = all_nodes(fallbacks.as_cloud(document))
     machines = [aws_images.Machines(aws, types)] if check in (aws_capacity.quotas, aws_images.check) else []
     return Seen(list(check(aws, document, types, *machines, *more)))
 
@@ -388,8 +388,8 @@ def test_no_spot_role(front, here):
 
 
 def test_a_bucket_that_is_not_there(front, here):
-    need = job.parse(JOB.format("{}:{}".format(*front.behind)).replace("raytf-check", "raytf-nowhere"))
-    report = preflight.check(CONFIG, here, need)
+    need = job_fit.parse(JOB.format("{}:{}".format(*front.behind)).replace("raytf-check", "raytf-nowhere"))
+    report = run.check(CONFIG, here, need)
     seen = online.look(CONFIG, here, need, report)
     assert "bucket-missing" in codes(seen)
 
@@ -404,8 +404,8 @@ def test_a_bucket_that_is_far_away(front, here, monkeypatch):
     # No endpoint in the URI; AWS_ENDPOINT_URL leads to moto, which the front would do for other services too.
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
-    need = job.parse("python j.py --storage s3://raytf-far/runs")
-    seen = online.look(CONFIG, here, need, preflight.check(CONFIG, here, need))
+    need = job_fit.parse("python j.py --storage s3://raytf-far/runs")
+    seen = online.look(CONFIG, here, need, run.check(CONFIG, here, need))
     assert codes(seen) == {"bucket-region"}
     assert "raytf-far is in eu-central-1, the cluster in us-west-2" in the_first(seen).what
 
@@ -482,7 +482,7 @@ def test_the_command(front, here, tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path)}
 
     def raytf(*args, **more):
-        command = [sys.executable, "-c", "from raytf.main import main; main()", "check", *args, str(file)]
+        command = [sys.executable, "-c", "from raytf.commands.main import main; main()", "check", *args, str(file)]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=120, cwd=ROOT, env={**environment, **more}
         )

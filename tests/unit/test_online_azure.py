@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import fallback, preflight
+from raytf.cluster.check import fallbacks, run
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.left import looking
-from raytf.cluster.online import azure_quotas
-from raytf.cluster.online import preflight as online
-from raytf.cluster.online.looks import all_nodes
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.leftovers import report
+from raytf.cluster.probe import azure_quotas
+from raytf.cluster.probe import run as online
+from raytf.cluster.probe.queries import all_nodes
 from raytf.commands import down_check
 from tests.unit.recorded import Recorded
 
@@ -106,7 +106,7 @@ def here(cloud, tmp_path):
 
 
 def ask(text, here):
-    return online.look(text, here, None, preflight.check(text, here))
+    return online.look(text, here, None, run.check(text, here))
 
 
 def codes(seen):
@@ -274,7 +274,7 @@ def left_behind(cloud):
 
 def test_what_is_left(cloud, here):
     vm = left_behind(cloud)
-    left = looking.look("c.yaml", CONFIG, here)
+    left = report.look("c.yaml", CONFIG, here)
     assert [t.kind for t in left.things] == ["instance", "disk", "network interface", "address", "network"]
     assert left.things[0].usd == pytest.approx(0.526)
     assert left.things[0].remove == f"az vm delete --resource-group raytf --name {vm} --yes"
@@ -282,21 +282,21 @@ def test_what_is_left(cloud, here):
     assert [t.is_free for t in left.things] == [False, False, True, False, True]
     assert down_check.exit_code(left) == 1
     del cloud.routes[f"{GROUP}/resources"]["value"][5:]
-    assert looking.look("c.yaml", CONFIG, here).things[-1].remove == "az group delete --name raytf --yes"
+    assert report.look("c.yaml", CONFIG, here).things[-1].remove == "az group delete --name raytf --yes"
 
 
 def test_a_group_that_is_gone_has_nothing_left(cloud, here):
-    left = looking.look("c.yaml", CONFIG, here)
+    left = report.look("c.yaml", CONFIG, here)
     assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
 
 
 def test_a_group_that_may_not_be_seen_proves_nothing(cloud, here):
     cloud.denied = {GROUP}
-    assert down_check.exit_code(looking.look("c.yaml", CONFIG, here)) == 2
+    assert down_check.exit_code(report.look("c.yaml", CONFIG, here)) == 2
 
 
 def test_the_machines_of_the_config_are_known():
     from raytf.cluster.check.document import parse
 
     (document,), _ = parse(CONFIG)
-    assert all(t.machine for t in all_nodes(fallback.as_cloud(document)))
+    assert all(t.machine for t in all_nodes(fallbacks.as_cloud(document)))

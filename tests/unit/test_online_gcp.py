@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster import accounts
-from raytf.cluster.check import job, preflight
+from raytf.cluster.check import job_fit, run
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.left import looking
-from raytf.cluster.online import preflight as online
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.clouds import accounts
+from raytf.cluster.leftovers import report
+from raytf.cluster.probe import run as online
 from raytf.commands import down_check
 from tests.unit.recorded import Recorded
 
@@ -141,7 +141,7 @@ def here(cloud, tmp_path):
 
 
 def ask(text, here, need=None):
-    return online.look(text, here, need, preflight.check(text, here, need))
+    return online.look(text, here, need, run.check(text, here, need))
 
 
 def codes(seen):
@@ -228,7 +228,7 @@ def test_what_is_left_in_another_zone(cloud, here):
         for kind in ("instances", "disks"):
             cloud.routes[f"{COMPUTE}/zones/{zone}/{kind}"] = {}
     left_behind(cloud, "us-central1-c")
-    left = looking.look("c.yaml", THREE, here)
+    left = report.look("c.yaml", THREE, here)
     assert left.unseen == []
     assert ["--zone us-central1-c" in t.remove for t in left.things] == [True, True, True]
 
@@ -240,14 +240,14 @@ def test_a_tpu_that_the_zone_does_not_have(cloud, here):
 
 def test_the_bucket(cloud, here, gcs_endpoint):
     """Written to at an emulator; roles and place are asked of the recorded shapes."""
-    need = job.parse(JOB.format(gcs_endpoint).replace("raytf-check", "raytf"))
+    need = job_fit.parse(JOB.format(gcs_endpoint).replace("raytf-check", "raytf"))
     for rest in ("", "/iam"):
         cloud.routes[f"/storage/v1/b/raytf{rest}"] = cloud.routes.pop(f"/storage/v1/b/raytf-check{rest}")
     assert codes(ask(SPOT, here, need)) == set()
     cloud.routes["/storage/v1/b/raytf/iam"] = {"bindings": []}
     cloud.routes["/storage/v1/b/raytf"] = {"name": "raytf", "location": "EUROPE-WEST4"}
     assert codes(ask(SPOT, here, need)) == {"right-missing", "bucket-region"}
-    nowhere = job.parse(JOB.format(gcs_endpoint).replace("raytf-check", "nowhere"))
+    nowhere = job_fit.parse(JOB.format(gcs_endpoint).replace("raytf-check", "nowhere"))
     assert "bucket-missing" in codes(ask(SPOT, here, nowhere))
 
 
@@ -348,7 +348,7 @@ def left_behind(cloud, zone="us-central1-a"):
 
 def test_what_is_left(cloud, here):
     left_behind(cloud)
-    left = looking.look("c.yaml", SPOT, here)
+    left = report.look("c.yaml", SPOT, here)
     assert [(t.kind, t.state) for t in left.things] == [
         ("instance", "RUNNING"),
         ("instance", "TERMINATED"),
@@ -364,14 +364,14 @@ def test_what_is_left(cloud, here):
 def test_nothing_is_left(cloud, here):
     for kind in ("instances", "disks"):
         cloud.routes[f"{COMPUTE}/zones/us-central1-a/{kind}"] = {"kind": f"compute#{kind}List"}
-    left = looking.look("c.yaml", SPOT, here)
+    left = report.look("c.yaml", SPOT, here)
     assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
 
 
 def test_what_could_not_be_looked_at_proves_nothing(cloud, here):
     left_behind(cloud)
     cloud.denied = {f"{COMPUTE}/zones/us-central1-a/disks"}
-    left = looking.look("c.yaml", SPOT, here)
+    left = report.look("c.yaml", SPOT, here)
     assert len(left.things) == 2
     assert down_check.exit_code(left) == 2
 
@@ -386,7 +386,7 @@ def test_a_tpu_that_is_left(cloud, here):
         {"name": f"{base}/other", "acceleratorType": "v5litepod-4", "state": "READY", "labels": {}},
     ]
     cloud.routes[f"/tpu/v2/{base}"] = {"nodes": nodes}
-    (thing,) = looking.look("c.yaml", TPU, here).things
+    (thing,) = report.look("c.yaml", TPU, here).things
     assert (thing.kind, thing.name, thing.usd) == ("TPU", "ray-a-tpu", 4.8)
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster.check import preflight, sources
+from raytf.cluster.check import inputs, run
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.left import looking
-from raytf.cluster.online import kube_room
-from raytf.cluster.online import preflight as online
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.leftovers import report
+from raytf.cluster.probe import kube_capacity
+from raytf.cluster.probe import run as online
 from raytf.commands import down_check
 from tests.unit.recorded import Recorded
 
@@ -43,7 +43,7 @@ def status(code, reason):
 @pytest.fixture(scope="module")
 def manifests():
     """The overlay for EKS with its placeholders filled in."""
-    (text,) = sources.read([str(ROOT / "cluster-configs/kuberay/overlays/eks")]).values()
+    (text,) = inputs.read([str(ROOT / "cluster-configs/kuberay/overlays/eks")]).values()
     for word, own in (("your-registry", "registry.test"), ("your-", "own-"), ("000000000000", "210987654321")):
         text = text.replace(word, own)
     return text.replace("YOUR_", "OWN_")
@@ -112,11 +112,11 @@ def routes(documents):
 
 
 def _labels(cluster):
-    return {k: v for group in kube_room.groups(cluster) for k, v in group.selector.items()}
+    return {k: v for group in kube_capacity.groups(cluster) for k, v in group.selector.items()}
 
 
 def _references(document):
-    from raytf.cluster.online import kube
+    from raytf.cluster.probe import kube
 
     return list(kube._references(document.value, ()))
 
@@ -147,7 +147,7 @@ def here(api, tmp_path):
 
 
 def ask(text, here):
-    return online.look(text, here, None, preflight.check(text, here))
+    return online.look(text, here, None, run.check(text, here))
 
 
 def codes(seen):
@@ -259,7 +259,7 @@ def test_what_is_left(api, here, manifests):
         }
     for path in [p for p in api.routes if p.startswith((f"{SPACE}/secrets/", f"{SPACE}/serviceaccounts/"))]:
         del api.routes[path]
-    left = looking.look("c.yaml", manifests, here)
+    left = report.look("c.yaml", manifests, here)
     assert [(t.kind, t.state) for t in left.things] == [
         ("pod", "Running"),
         ("volume claim", "Bound"),
@@ -275,7 +275,7 @@ def test_nothing_is_left(api, here, manifests):
         api.routes[f"{SPACE}/{plural}"] = {"items": []}
     for path in [p for p in api.routes if p.startswith((f"{SPACE}/secrets/", f"{SPACE}/serviceaccounts/"))]:
         del api.routes[path]
-    left = looking.look("c.yaml", manifests, here)
+    left = report.look("c.yaml", manifests, here)
     assert (left.things, left.unseen, down_check.exit_code(left)) == ([], [], 0)
 
 
@@ -291,7 +291,7 @@ def test_a_volume_that_outlives_its_claim(api, here):
             for state, claim in (("Released", "runs"), ("Bound", "runs"), ("Released", "other"))
         ]
     }
-    (thing,) = looking.look("c.yaml", text, here).things
+    (thing,) = report.look("c.yaml", text, here).things
     assert (thing.kind, thing.name, thing.state, thing.is_free) == ("volume", "pv-Released-runs", "Released", False)
     assert thing.remove == "kubectl delete persistentvolume pv-Released-runs"
 
@@ -305,10 +305,10 @@ def test_a_job_has_a_cluster_of_its_own(api, here):
     }
     for plural in ("pods", "persistentvolumeclaims", "services"):
         api.routes[f"{SPACE}/{plural}"] = {"items": []}
-    (thing,) = looking.look("c.yaml", text, here).things
+    (thing,) = report.look("c.yaml", text, here).things
     assert (thing.kind, thing.name, thing.state) == ("RayCluster", "raytf/mnist-abcde", "of RayJob mnist")
 
 
 def test_an_api_server_that_may_not_be_asked_proves_nothing(api, here, manifests):
     api.denied = {"/api/v1", "/apis/ray.io/v1/namespaces"}
-    assert down_check.exit_code(looking.look("c.yaml", manifests, here)) == 2
+    assert down_check.exit_code(report.look("c.yaml", manifests, here)) == 2

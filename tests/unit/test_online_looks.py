@@ -7,10 +7,10 @@ import pytest
 
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity, warning
-from raytf.cluster.online import bucket
-from raytf.cluster.online.looks import Look, no_answer, run
-from raytf.cluster.place import Place, place_of
-from raytf.cluster.rest import Rest, RestError
+from raytf.cluster.clouds.platform import Place, place_of
+from raytf.cluster.clouds.rest import Rest, RestError
+from raytf.cluster.probe import bucket
+from raytf.cluster.probe.queries import Look, no_answer, run
 from tests.unit.recorded import Recorded
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster import hosts
-from raytf.cluster.check import job, preflight
+from raytf.cluster.check import job_fit, run
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
-from raytf.cluster.check.surroundings import Surroundings
-from raytf.cluster.hosts import Answer
-from raytf.cluster.left import looking
-from raytf.cluster.online import preflight as online
-from raytf.cluster.online import ssh
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.clouds import ssh_hosts
+from raytf.cluster.clouds.ssh_hosts import Answer
+from raytf.cluster.leftovers import report
+from raytf.cluster.probe import run as online
+from raytf.cluster.probe import ssh
 from raytf.commands import down_check
 from raytf.errors import ConfigError
 from tests.unit import sshd
@@ -44,7 +44,7 @@ def here(python="3.11.7", ray="2.60.0"):
 
 
 def ask(text, surroundings, need=None):
-    return online.look(text, surroundings, need, preflight.check(text, surroundings, need))
+    return online.look(text, surroundings, need, run.check(text, surroundings, need))
 
 
 def codes(seen):
@@ -112,7 +112,7 @@ def test_the_python_of_the_hosts_is_compared(key, tmp_path):
     """A real environment of Ray on the host, found as the set-up of local.yaml leaves it."""
     script = ssh.script([HEAD]).replace('"$HOME/venv/bin/python"', f'"{sys.executable}"')
     (document,), _ = parse(config(key))
-    (answer,) = hosts.ask(document, here(), [HEAD], script)
+    (answer,) = ssh_hosts.ask(document, here(), [HEAD], script)
     assert answer.values["ray"].split()[:2] == [
         f"{sys.version_info[0]}.{sys.version_info[1]}.{sys.version_info[2]}",
         "2.60.0",
@@ -124,7 +124,7 @@ def test_the_python_of_the_hosts_is_compared(key, tmp_path):
 
 def test_a_proxy_is_taken_as_ray_takes_it(key):
     text = config(key).replace("auth: {", "auth: {ssh_proxy_command: 'exit 1', ")
-    seen = online.look(text, here(), None, preflight.check(text, here()), trust=True)
+    seen = online.look(text, here(), None, run.check(text, here()), trust=True)
     assert codes(seen) == {"ssh-failed"}
 
 
@@ -135,18 +135,18 @@ def test_a_proxy_is_not_run_unless_the_file_is_trusted(key, tmp_path):
     assert codes(seen) == {"not-trusted"}
     assert "--trust" in seen.findings[0].mend
     with pytest.raises(ConfigError, match="--trust"):
-        looking.look("c.yaml", text, here())
+        report.look("c.yaml", text, here())
     file = tmp_path / "c.yaml"
     file.write_text(text)
     for command in ("check", "down-check"):
         done = subprocess.run(
-            [sys.executable, "-c", "from raytf.main import main; main()", command, str(file)],
+            [sys.executable, "-c", "from raytf.commands.main import main; main()", command, str(file)],
             capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert "was not run" in done.stdout + done.stderr, (done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
     assert not proof.exists()
-    online.look(text, here(), None, preflight.check(text, here()), trust=True)
+    online.look(text, here(), None, run.check(text, here()), trust=True)
     assert proof.exists()
 
 
@@ -158,10 +158,10 @@ def test_what_ssh_or_a_shell_would_take_for_more_than_a_name_is_refused(key, tmp
     proof = tmp_path / "proof"
     name = json.dumps(host.replace("PROOF", str(proof)))
     text = config(key).replace(HEAD, name) if where == "host" else config(key, user=name)
-    found = preflight.check(text, here()).findings
+    found = run.check(text, here()).findings
     assert ("local-hosts" if where == "host" else "ssh-user") in {f.code for f in found}
     with pytest.raises(ConfigError, match="is no"):
-        hosts.ask(parse(text)[0][0], here(), hosts.addresses(parse(text)[0][0]), "echo end=here")
+        ssh_hosts.ask(parse(text)[0][0], here(), ssh_hosts.addresses(parse(text)[0][0]), "echo end=here")
     assert not proof.exists()
 
 
@@ -171,7 +171,7 @@ def test_without_ssh_nothing_is_known(key, tmp_path):
 
 
 def test_the_bucket_of_a_job_is_tried_too(key, s3):
-    need = job.parse(f"python j.py --storage '{s3('runs', bucket='nowhere-at-all')}'")
+    need = job_fit.parse(f"python j.py --storage '{s3('runs', bucket='nowhere-at-all')}'")
     assert "bucket-missing" in codes(ask(config(key), here(), need))
 
 
@@ -185,7 +185,7 @@ def test_a_process_of_ray_that_was_left(key, tmp_path):
         while Path(f"/proc/{process.pid}/comm").read_text().strip() != "raylet":
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        left = looking.look("c.yaml", config(key), here())
+        left = report.look("c.yaml", config(key), here())
         mine = [t for t in left.things if t.name == f"{HEAD} {process.pid}"]
         assert [(t.kind, t.state) for t in mine] == [("process", "raylet")]
         assert mine[0].remove == f"ssh {sshd.user()}@{HEAD} 'kill {process.pid}'"
@@ -193,11 +193,11 @@ def test_a_process_of_ray_that_was_left(key, tmp_path):
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(30)
-    left = looking.look("c.yaml", config(key), here())
+    left = report.look("c.yaml", config(key), here())
     assert f"{HEAD} {process.pid}" not in [t.name for t in left.things]
 
 
 def test_a_host_that_is_not_reached_proves_nothing(key):
-    left = looking.look("c.yaml", config(key, NOBODY), here())
+    left = report.look("c.yaml", config(key, NOBODY), here())
     assert [text.partition(":")[0] for text in left.unseen] == [NOBODY]
     assert down_check.exit_code(left) == 2

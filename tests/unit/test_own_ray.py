@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray._private import ray_constants
 
-from raytf.own_ray import keep_token_private, reaching
+from raytf.cluster.local_ray import keep_token_private, reaching
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.strategies.pieces import broadcast
+from raytf.distributed.pieces import broadcast
 
 
 class Sum:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from raytf.data import ArraySource, ParquetSource
-from raytf.data.order import EpochOrder, StepPlan
+from raytf.data.order import EpochOrder
 from raytf.data.pipeline import Pipeline
-from raytf.data.sources.writing import Layout, write
+from raytf.data.plan import StepPlan
+from raytf.data.sources.writer import Layout, write
 from raytf.errors import DataError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 
 def pipeline(n=11, batch=4, shards=2, mine=None, y=None, sample_weight=None, **more):

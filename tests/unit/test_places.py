@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.config import TrainConfig
-from raytf.data.datasets import open_splits
+from raytf.config.train_config import TrainConfig
+from raytf.data.image_datasets import open_splits
 from raytf.errors import ConfigError, RaytfError
-from raytf.places import Place, is_folder, parse, shown
-from raytf.prediction.sink import Sink
-from raytf.storage import Storage
-from raytf.versions import models_of
+from raytf.inference.batch.writer import Sink
+from raytf.inference.versions import models_of
+from raytf.storage.storage import Storage
+from raytf.storage.uris import Place, is_folder, parse, shown
 
 SECRETS = [
     "s3:KEY:hunter2@bucket/x",

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from raytf import precision
-from raytf.config import TrainConfig
+from raytf.config import precision
+from raytf.config.identity import batch_identity
+from raytf.config.precision import Precision
+from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.job import batch_identity
-from raytf.precision import Precision
 
 NONE, BF16, F16, F64 = (Precision(p, x) for p, x in (
     ("float32", "float32"), ("mixed_bfloat16", "float32"), ("mixed_float16", "float32"), ("float64", "float64"),

@@ -13,17 +13,17 @@ import pytest
 from PIL import Image
 
 from raytf.data.sources import ArraySource, ImageFolderSource
-from raytf.data.sources.pixels import Fit
+from raytf.data.sources.image_decoder import Fit
 from raytf.data.sources.schema import UNFINISHED
-from raytf.data.sources.writing import Layout, write
+from raytf.data.sources.writer import Layout, write
 from raytf.errors import ConfigError, DataError
-from raytf.prediction import columns
-from raytf.prediction.columns import Options
-from raytf.prediction.reading import by_number, kind_of, look
-from raytf.prediction.run import shortage
-from raytf.prediction.sink import Sink
-from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
-from raytf.storage import Storage
+from raytf.inference.batch import columns
+from raytf.inference.batch.columns import Options
+from raytf.inference.batch.predict import shortage
+from raytf.inference.batch.reader import by_number, kind_of, look
+from raytf.inference.batch.writer import Sink
+from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
+from raytf.storage.storage import Storage
 from tests.unit.data_files import tfrecords
 
 IMAGES = np.zeros((4, 2, 2), np.uint8)

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from raytf.progress import PLAIN_SECONDS, Display, SaveTrouble, Status, clock_text, describe
+from raytf.runs.display import PLAIN_SECONDS, Display
+from raytf.runs.status import SaveTrouble, Status, clock_text, describe
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import raytf
-from raytf import ranks
+from raytf.distributed import ranks
 
 NAMES = ("rank", "size", "local_rank", "local_size")
 

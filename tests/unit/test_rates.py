@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.config import TrainConfig
+from raytf.config.identity import batch_identity, rate_identity
+from raytf.config.sections import RateSection
+from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.job import batch_identity
-from raytf.rates import RateLaw, rate_identity, law
-from raytf.sections import RateSection
+from raytf.training.learning_rate import RateLaw, law
 
 LAWS = st.builds(RateLaw, st.floats(0.01, 100), st.integers(0, 1000))
 

@@ -7,9 +7,9 @@ import pytest
 
 from raytf.data import ArraySource, RayDataSource
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
-from raytf.data.sources.writing import Layout, open_folder, write
+from raytf.data.sources.writer import Layout, open_folder, write
 from raytf.errors import ConfigError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 
 class Records:

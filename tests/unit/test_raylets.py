@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from raytf import raylets
-from raytf.raylets import Answer
+from raytf import _ray
+from raytf._ray import Answer
 
 
 def node(name: str, port: int) -> dict:
@@ -24,6 +24,6 @@ def test_who_answers_lives_who_says_nothing_is_silent_and_where_nobody_listens_o
         frozen.listen()  # the system takes connections, and nobody reads
         closed.bind(("127.0.0.1", 0))
         asked = [node("lives", port), node("frozen", frozen.getsockname()[1]), node("closed", closed.getsockname()[1])]
-        found = raylets.ask(asked)
+        found = _ray.ask(asked)
     server.stop(None).wait()
     assert found == {"lives": Answer.LIVES, "frozen": Answer.SILENT, "closed": Answer.REFUSES}

@@ -8,11 +8,13 @@ import threading
 
 import pytest
 
-from raytf import reading
 from raytf.errors import DamagedFileError
-from raytf.storage import Storage
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
 
-SHAPE = reading.record({"steps": reading.whole}, {"name": reading.text, "logs": reading.each(reading.number)})
+SHAPE = untrusted_json.record(
+    {"steps": untrusted_json.whole}, {"name": untrusted_json.text, "logs": untrusted_json.each(untrusted_json.number)}
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_what_is_wrong_is_said_with_file_and_reason(tmp_path, data, reason):
     run = Storage(str(tmp_path))
     run.put("a.json", data)
     with pytest.raises(DamagedFileError) as caught:
-        reading.read(run, "a.json", SHAPE)
+        untrusted_json.read(run, "a.json", SHAPE)
     assert reason in str(caught.value)
     assert str(tmp_path / "a.json") in str(caught.value)
     assert caught.value.kind == "damaged"
@@ -50,18 +52,18 @@ def test_what_is_wrong_is_said_with_file_and_reason(tmp_path, data, reason):
 
 def test_what_is_right_is_read(tmp_path):
     run = Storage(str(tmp_path))
-    assert reading.read(run, "a.json", SHAPE) is None
+    assert untrusted_json.read(run, "a.json", SHAPE) is None
     document = {"steps": 3, "name": "\U0001f600", "logs": [1, 0.5, float("inf")], "other": {"deep": [[1]]}}
     run.put("a.json", json.dumps(document).encode())
-    assert reading.read(run, "a.json", SHAPE) == document
-    assert reading.decode(b"[" * 100 + b"]" * 100) is not None
+    assert untrusted_json.read(run, "a.json", SHAPE) == document
+    assert untrusted_json.decode(b"[" * 100 + b"]" * 100) is not None
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     (tmp_path / "a.json").touch()
     os.truncate(tmp_path / "a.json", 1 << 40)
     with pytest.raises(DamagedFileError, match=r"1,099,511,627,776 bytes or more, and at most 1,048,576 are read"):
-        reading.read(Storage(str(tmp_path)), "a.json", SHAPE)
+        untrusted_json.read(Storage(str(tmp_path)), "a.json", SHAPE)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "loop", "device"])
@@ -74,7 +76,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, kind):
 
     def read() -> None:
         try:
-            reading.read(Storage(str(tmp_path)), "a.json", SHAPE)
+            untrusted_json.read(Storage(str(tmp_path)), "a.json", SHAPE)
         except DamagedFileError as error:
             found.append(error)
 

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from raytf import history, ledger, runlog
 from raytf.commands import report
 from raytf.errors import ConfigError
-from raytf.ledger import Span
-from raytf.report import charts, page, series
+from raytf.runs import history, run_log, timeline
+from raytf.runs.report import charts, page, series
+from raytf.runs.timeline import Span
 from tests.unit.runs import BEGIN, Script, a_run, add_result, add_steps
 
 EVIL = "</script><script>alert('x')</script><img src=x onerror=\"y\">&amp;"
@@ -217,12 +217,12 @@ def test_the_older_steps_of_a_segment_that_begins_again_are_gone(tmp_path):
     header = "step,epoch,loss,learning_rate\n"
     run.put("steps/000000000001-a.csv", (header + "".join(f"{s},0,1.0,0.1\n" for s in range(1, 9))).encode())
     run.put("steps/000000000004-b.csv", (header + "".join(f"{s},0,2.0,0.1\n" for s in range(4, 7))).encode())
-    table = runlog.read_steps(str(tmp_path))
+    table = run_log.read_steps(str(tmp_path))
     assert table["step"].tolist() == [1, 2, 3, 4, 5, 6]
     assert table["loss"].tolist() == [1, 1, 1, 2, 2, 2]
 
 
 def test_every_category_has_a_color():
-    css = (page.resources.files("raytf.report") / "page.css").read_text()
-    for category in ledger.CATEGORIES:
+    css = (page.resources.files("raytf.runs.report") / "page.css").read_text()
+    for category in timeline.CATEGORIES:
         assert css.count(f"--{category}:") == 2, category  # light and dark

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raytf.agreement import bits_of
+from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.manifest import Checkpoint
-from raytf.checkpoint.policy import Generation
-from raytf.restoring import Restorer
-from raytf.storage import Storage
+from raytf.checkpoint.restore import Restorer
+from raytf.distributed.replica_agreement import bits_of
+from raytf.storage.storage import Storage
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
 

@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.cluster.resubmit import (
-    LASTING_SECONDS,
-    LONGEST_PAUSE,
-    Limits,
-    Move,
-    Resubmission,
-    Sight,
-    judge,
-)
-from raytf.command import EXIT_AGAIN
+from raytf.cluster.jobs.resubmission import LASTING_SECONDS, LONGEST_PAUSE, Limits, Move, Resubmission, Sight, judge
+from raytf.config.command_line import EXIT_AGAIN
 
 COMMAND = "JOB_ENTRYPOINT_COMMAND_ERROR"
 

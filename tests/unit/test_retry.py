@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.retry import FRUITLESS_FAILURES, LONGEST_PAUSE, Cause, Failure, Retry
+from raytf.driver.supervision.retry import FRUITLESS_FAILURES, LONGEST_PAUSE, Cause, Failure, Retry
 
 DIED = Failure(Cause.WORKER_DIED, "1 worker process died")
 HUNG = Failure(Cause.HANG, "rank 1 hung")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytf.distributed.routes import Path, Seat, choose, without_gpu
 from raytf.errors import ConfigError
-from raytf.routes import Path, Seat, choose, without_gpu
 
 
 def seat(place: str, promised: float | None = None) -> Seat:

@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raytf import runlog
+from raytf.checkpoint import naming
 from raytf.errors import DamagedFileError
-from raytf.storage import Storage
+from raytf.runs import run_log
+from raytf.storage.storage import Storage
 
 FIRST, SECOND = "20260101T000000-ffffff", "20260101T000001-000000"
 
@@ -19,13 +20,13 @@ def run(tmp_path):
 
 
 def write(run, attempt, first_step, losses, epoch=0):
-    log = runlog.StepLog(run, attempt)
+    log = run_log.StepLog(run, attempt)
     log.add(first_step, epoch, np.array(losses, float), np.full(len(losses), 0.5))
     log.write(log.take())
 
 
 def test_nothing_yet(run):
-    steps = runlog.read_steps(run.uri)
+    steps = run_log.read_steps(run.uri)
     assert {name: len(column) for name, column in steps.items()} == {
         "step": 0,
         "epoch": 0,
@@ -35,11 +36,11 @@ def test_nothing_yet(run):
 
 
 def test_rows_come_back_as_they_were(run):
-    log = runlog.StepLog(run, FIRST)
+    log = run_log.StepLog(run, FIRST)
     log.add(1, 0, np.array([0.1, 1 / 3]), np.array([1e-3, 1e-4]))
     log.add(3, 1, np.array([0.3]), np.array([1e-5]))
     log.write(log.take())
-    steps = runlog.read_steps(run.uri)
+    steps = run_log.read_steps(run.uri)
     assert steps["step"].tolist() == [1, 2, 3]
     assert steps["epoch"].tolist() == [0, 0, 1]
     assert steps["loss"].tolist() == [0.1, 1 / 3, 0.3]
@@ -47,31 +48,31 @@ def test_rows_come_back_as_they_were(run):
 
 
 def test_a_segment_grows_until_the_next_save(run):
-    log = runlog.StepLog(run, FIRST)
+    log = run_log.StepLog(run, FIRST)
     log.add(1, 0, np.array([1.0]), np.array([0.5]))
     log.write(log.take())
     log.add(2, 0, np.array([2.0]), np.array([0.5]))
     log.write(log.take())
-    assert runlog.read_steps(run.uri)["loss"].tolist() == [1.0, 2.0]
-    assert len(run.list(runlog.STEPS)) == 1
+    assert run_log.read_steps(run.uri)["loss"].tolist() == [1.0, 2.0]
+    assert len(run.list(run_log.STEPS)) == 1
 
 
 def test_a_long_segment_is_closed(run):
-    log, rows = runlog.StepLog(run, FIRST), runlog.SEGMENT_ROWS
+    log, rows = run_log.StepLog(run, FIRST), run_log.SEGMENT_ROWS
     log.add(1, 0, np.zeros(rows), np.zeros(rows))
     log.write(log.take())
     log.add(rows + 1, 0, np.ones(2), np.zeros(2))
     tail = log.take()
     assert len(tail) == 2
     log.write(tail)
-    assert len(run.list(runlog.STEPS)) == 2
-    assert len(runlog.read_steps(run.uri)["step"]) == rows + 2
+    assert len(run.list(run_log.STEPS)) == 2
+    assert len(run_log.read_steps(run.uri)["step"]) == rows + 2
 
 
 def test_a_later_attempt_replaces_rows_from_its_start(run):
     write(run, FIRST, 1, [1, 2, 3, 4, 5])
     write(run, SECOND, 3, [30, 40])
-    steps = runlog.read_steps(run.uri)
+    steps = run_log.read_steps(run.uri)
     assert steps["step"].tolist() == [1, 2, 3, 4]
     assert steps["loss"].tolist() == [1, 2, 30, 40]
 
@@ -80,28 +81,28 @@ def test_a_later_attempt_from_the_beginning_replaces_all(run):
     write(run, FIRST, 1, [1, 2, 3])
     write(run, FIRST, 4, [4, 5])
     write(run, SECOND, 1, [10])
-    assert runlog.read_steps(run.uri)["loss"].tolist() == [10]
+    assert run_log.read_steps(run.uri)["loss"].tolist() == [10]
 
 
 def test_attempts_count_by_time_not_by_step(run):
     write(run, SECOND, 2, [20])
     write(run, FIRST, 1, [1, 2, 3])
     write(run, FIRST, 4, [4])
-    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 20]
+    assert run_log.read_steps(run.uri)["loss"].tolist() == [1, 20]
 
 
 def test_nan_losses_survive(run):
     write(run, FIRST, 1, [float("nan"), float("inf")])
-    assert np.array_equal(runlog.read_steps(run.uri)["loss"], [np.nan, np.inf], equal_nan=True)
+    assert np.array_equal(run_log.read_steps(run.uri)["loss"], [np.nan, np.inf], equal_nan=True)
 
 
 def test_nothing_is_written_for_no_rows(run):
-    runlog.StepLog(run, FIRST).write([])
+    run_log.StepLog(run, FIRST).write([])
     assert run.list() == []
 
 
 def test_rows_that_were_not_written_go_on_in_the_next_attempt(run):
-    log = runlog.StepLog(run, FIRST)
+    log = run_log.StepLog(run, FIRST)
     log.add(1, 0, np.array([1.0, 2.0]), np.full(2, 0.5))
     log.write(log.take())
     log.add(3, 0, np.array([3.0, 4.0]), np.full(2, 0.5))
@@ -109,15 +110,15 @@ def test_rows_that_were_not_written_go_on_in_the_next_attempt(run):
     assert left.tolist() == [[3, 0, 3, 0.5], [4, 0, 4, 0.5]]
     assert log.since(3).tolist() == [[4, 0, 4, 0.5]]
     assert log.since(9).shape == (0, 4)
-    after = runlog.StepLog(run, SECOND)
+    after = run_log.StepLog(run, SECOND)
     after.restore(left)
     after.add(5, 1, np.array([5.0]), np.array([0.5]))
     after.write(after.take())
-    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 3, 4, 5]
+    assert run_log.read_steps(run.uri)["loss"].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_rows_that_somebody_else_wrote_are_forgotten(run):
-    log = runlog.StepLog(run, FIRST)
+    log = run_log.StepLog(run, FIRST)
     for step in (1, 3, 5):
         log.add(step, 0, np.array([0.0, 0.0]), np.zeros(2))
     log.forget(3)
@@ -130,33 +131,33 @@ def test_rows_that_somebody_else_wrote_are_forgotten(run):
 
 def test_read_steps_from_s3(s3):
     write(Storage(s3("run")), FIRST, 1, [1, 2])
-    assert runlog.read_steps(s3("run"))["loss"].tolist() == [1, 2]
+    assert run_log.read_steps(s3("run"))["loss"].tolist() == [1, 2]
 
 
 def test_names_of_attempts_sort_by_time():
-    names = [runlog.new_attempt(now) for now in (0.0, 1.0, 1e9, 1.7e9)]
+    names = [run_log.new_attempt(now) for now in (0.0, 1.0, 1e9, 1.7e9)]
     assert names == sorted(names)
-    assert runlog.new_attempt(5.0) != runlog.new_attempt(5.0)
+    assert run_log.new_attempt(5.0) != run_log.new_attempt(5.0)
 
 
 def test_attempts(run):
-    runlog.write_attempt(run, SECOND, 3, 10, 20.5)
-    runlog.write_attempt(run, FIRST, 4, 0, 10.5)
-    attempts = runlog.read_attempts(run)
+    run_log.write_attempt(run, SECOND, 3, 10, 20.5)
+    run_log.write_attempt(run, FIRST, 4, 0, 10.5)
+    attempts = run_log.read_attempts(run)
     assert [(a["attempt"], a["world_size"], a["from_step"]) for a in attempts] == [(FIRST, 4, 0), (SECOND, 3, 10)]
 
 
 def test_result(run):
-    assert runlog.read_result(run) is None
-    run.put(runlog.RESULT, b'{"steps": 3}')
-    assert runlog.read_result(run) == {"steps": 3}
-    run.put(runlog.RESULT, b"{")
+    assert run_log.read_result(run) is None
+    run.put(run_log.RESULT, b'{"steps": 3}')
+    assert run_log.read_result(run) == {"steps": 3}
+    run.put(run_log.RESULT, b"{")
     with pytest.raises(DamagedFileError, match=r"result\.json is damaged: it is no JSON"):
-        runlog.read_result(run)
+        run_log.read_result(run)
 
 
 def test_a_folder_on_local_storage_is_the_folder_itself(run):
-    folder = runlog.Folder(run, "logs")
+    folder = run_log.Folder(run, "logs")
     with open(f"{folder.path}/a", "w") as file:
         file.write("x")
     assert folder.pack(100) == {}
@@ -167,12 +168,12 @@ def test_a_folder_on_local_storage_is_the_folder_itself(run):
 
 def test_a_folder_on_s3_is_uploaded_and_fetched(s3, tmp_path):
     run = Storage(s3("run"))
-    first = runlog.Folder(run, "logs")
+    first = run_log.Folder(run, "logs")
     with open(f"{first.path}/a", "w") as file:
         file.write("x")
     first.upload()
     assert run.get("logs/a") == b"x"
-    second = runlog.Folder(run, "logs")
+    second = run_log.Folder(run, "logs")
     second.fetch()
     with open(f"{second.path}/a") as file:
         assert file.read() == "x"
@@ -184,30 +185,30 @@ def test_a_folder_on_s3_is_uploaded_and_fetched(s3, tmp_path):
 
 
 def test_small_files_are_packed_and_come_back_without_storage(s3):
-    folder = runlog.Folder(Storage(s3("run")), "files")
+    folder = run_log.Folder(Storage(s3("run")), "files")
     (Path(folder.path) / "sub").mkdir()
     (Path(folder.path) / "sub" / "log.csv").write_text("epoch\n0\n")
     packed = folder.pack(100)
     assert packed == {"sub/log.csv": b"epoch\n0\n"}
     assert folder.pack(5) is None
-    other = runlog.Folder(Storage("s3://no-such-bucket/run?endpoint_override=127.0.0.1:9&scheme=http"), "files")
+    other = run_log.Folder(Storage("s3://no-such-bucket/run?endpoint_override=127.0.0.1:9&scheme=http"), "files")
     other.fetch(packed)
     assert (Path(other.path) / "sub" / "log.csv").read_text() == "epoch\n0\n"
 
 
 def test_a_renewed_log_replaces_what_the_old_one_writes_later(run):
-    old = runlog.StepLog(run, "20260101T000000.000-aaaaaa")
+    old = run_log.StepLog(run, "20260101T000000.000-aaaaaa")
     old.add(1, 0, np.array([1.0, 2.0]), np.array([0.1, 0.1]))
     rows = old.take()
     log = old.renewed()
     log.add(3, 0, np.array([3.0]), np.array([0.1]))
     log.write(log.take())
     old.write(rows)  # hung until now
-    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 3]
-    later = runlog.StepLog(run, "20260101T000001.000-000000")
+    assert run_log.read_steps(run.uri)["loss"].tolist() == [1, 2, 3]
+    later = run_log.StepLog(run, "20260101T000001.000-000000")
     later.add(3, 0, np.array([9.0]), np.array([0.1]))
     later.write(later.take())
-    assert runlog.read_steps(run.uri)["loss"].tolist() == [1, 2, 9]
+    assert run_log.read_steps(run.uri)["loss"].tolist() == [1, 2, 9]
 
 
 def test_what_a_killed_command_had_begun_to_upload_is_aborted(s3, s3_endpoint):
@@ -225,15 +226,15 @@ def test_what_a_killed_command_had_begun_to_upload_is_aborted(s3, s3_endpoint):
     others = ["runs/a/export/1/saved_model.pb", "runs/ab/attempts/x.json", "runs/a/attempts"]
     for key in [*(f"runs/a/{name}" for name in dead), *others]:
         client.create_multipart_upload(Bucket=bucket, Key=key)
-    runlog.abort_uploads(Storage(uri))
+    run_log.abort_uploads(Storage(uri))
     left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
     assert sorted(left) == sorted(others)
 
 
 def test_which_attempts_are_dead():
     present = "20260102T000000.000-bbbbbb"
-    assert runlog.is_of_dead_attempt("attempts/20260101T000000.000-aaaaaa.json", present)
-    assert runlog.is_of_dead_attempt("steps/1-20270101T000000.000-cccccc.csv", present, ["20270101T000000.000-cccccc"])
-    assert not runlog.is_of_dead_attempt("steps/1-20270101T000000.000-cccccc.csv", present)
-    assert not runlog.is_of_dead_attempt(f"attempts/{present}.json", present, [present])
-    assert not runlog.is_of_dead_attempt("export/1/saved_model.pb", present)
+    assert naming.is_of_dead_attempt("attempts/20260101T000000.000-aaaaaa.json", present)
+    assert naming.is_of_dead_attempt("steps/1-20270101T000000.000-cccccc.csv", present, ["20270101T000000.000-cccccc"])
+    assert not naming.is_of_dead_attempt("steps/1-20270101T000000.000-cccccc.csv", present)
+    assert not naming.is_of_dead_attempt(f"attempts/{present}.json", present, [present])
+    assert not naming.is_of_dead_attempt("export/1/saved_model.pb", present)

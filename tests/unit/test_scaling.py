@@ -7,9 +7,9 @@ import types
 import pytest
 import ray.train
 
-from raytf import checks
-from raytf.ray_train import ScalingPolicy
-from raytf.sections import ClusterSection
+from raytf.config.sections import ClusterSection
+from raytf.driver import preflight
+from raytf.driver.ray_train.scaling_policy import ScalingPolicy
 
 
 class Remote:
@@ -75,4 +75,4 @@ def test_parts_of_gpus_are_counted_as_ray_gives_them():
 
 def test_before_a_run_starts_one_kind_is_counted_too():
     nodes = [about["Resources"] for about in NODES.values()]
-    assert checks.of_one_kind(nodes, {"CPU": 1.0, "GPU": 1.0}) == nodes[:2]
+    assert preflight.of_one_kind(nodes, {"CPU": 1.0, "GPU": 1.0}) == nodes[:2]

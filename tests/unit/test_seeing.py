@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from raytf import seeing
+from raytf.distributed.gpu import visibility
+from raytf.distributed.gpu.cuda_driver import missing_libraries, trouble
+from raytf.distributed.gpu.visibility import HIDDEN, KINDS
+from raytf.driver.ray_train.node_exclusion import Launches
 from raytf.errors import GpuError
-from raytf.exclusion import Launches
-from raytf.gpu_driver import missing_libraries, trouble
-from raytf.seeing import HIDDEN, KINDS
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from raytf.seeing import HIDDEN, KINDS
 )
 def test_what_a_process_sees(gpus, before, after):
     environ = dict(before)
-    seeing.heed(gpus, environ)
+    visibility.heed(gpus, environ)
     assert environ == after
 
 
@@ -45,32 +45,32 @@ def test_what_a_process_sees(gpus, before, after):
     ],
 )
 def test_a_node_s_cpus_are_divided_as_its_gpus_are(cpus, gpus, own, threads):
-    assert seeing.threads_of(cpus, gpus, own) == threads
+    assert visibility.threads_of(cpus, gpus, own) == threads
 
 
 def test_a_driver_hides_gpus_only_while_it_loads_tensorflow(monkeypatch):
-    monkeypatch.delitem(seeing.sys.modules, "tensorflow", raising=False)
+    monkeypatch.delitem(visibility.sys.modules, "tensorflow", raising=False)
     environ: dict[str, str] = {}
-    with seeing.unseen(environ):
+    with visibility.unseen(environ):
         assert environ == {KINDS: "CPU"}
     assert environ == {}
     for chosen in ({"CUDA_VISIBLE_DEVICES": "1"}, {KINDS: "CPU,GPU"}):
-        with seeing.unseen(environ := dict(chosen)):
+        with visibility.unseen(environ := dict(chosen)):
             assert environ == chosen
         assert environ == chosen
 
 
 def test_a_driver_that_works_is_no_trouble():
-    seeing.demand_driver(["0"], lambda: "")
-    seeing.demand_driver([], lambda: "asked though there is nothing to ask for")
-    seeing.demand_driver(None, lambda: "asked without Ray")
-    seeing.demand(["0"], ["GPU:0"])
-    seeing.demand([], [])
+    visibility.demand_driver(["0"], lambda: "")
+    visibility.demand_driver([], lambda: "asked though there is nothing to ask for")
+    visibility.demand_driver(None, lambda: "asked without Ray")
+    visibility.demand(["0"], ["GPU:0"])
+    visibility.demand([], [])
 
 
 def test_a_driver_that_fails_is_said_in_one_line():
     with pytest.raises(GpuError) as found:
-        seeing.demand_driver(["2", "3"], lambda: "cuInit: CUDA_ERROR_UNKNOWN:\nunknown error")
+        visibility.demand_driver(["2", "3"], lambda: "cuInit: CUDA_ERROR_UNKNOWN:\nunknown error")
     assert str(found.value) == (
         "node here: Ray gave this worker GPUs 2, 3, and none can be used: cuInit: CUDA_ERROR_UNKNOWN: unknown error"
     )
@@ -78,7 +78,7 @@ def test_a_driver_that_fails_is_said_in_one_line():
 
 def test_one_of_two_gpus_is_too_few():
     with pytest.raises(GpuError, match=r"GPUs 0, 1, and 1 can be used"):
-        seeing.demand(["0", "1"], ["GPU:0"])
+        visibility.demand(["0", "1"], ["GPU:0"])
 
 
 def test_a_driver_that_hangs_is_not_waited_for():

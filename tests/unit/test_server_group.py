@@ -2,11 +2,10 @@
 
 import pytest
 
-from raytf.elastic import possible_workers
+from raytf.config.resources import HELPER, possible_workers
+from raytf.driver.parameter_servers import classify
+from raytf.driver.supervision.retry import Cause, Retry
 from raytf.errors import HangError, JobError, ModelError, StorageError, WorkerLostError
-from raytf.retry import Cause, Retry
-from raytf.server_group import classify
-from raytf.ways import HELPER
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.serving import api
-from raytf.serving.api import Route
-from raytf.serving.refusals import Refusal
-from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
+from raytf.inference.serving import rest_api
+from raytf.inference.serving.errors import Refusal
+from raytf.inference.serving.rest_api import Route
+from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 
 def signature(name: str = DEFAULT, outputs: dict | None = None, **inputs: TensorSpec) -> dict[str, Signature]:
@@ -62,7 +62,7 @@ COLUMNS = {
     ],
 )
 def test_paths_are_those_of_tensorflow_serving(method, path, route):
-    assert api.route(method, path) == route
+    assert rest_api.route(method, path) == route
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,12 @@ def test_paths_are_those_of_tensorflow_serving(method, path, route):
 )
 def test_other_paths_are_refused(method, path, status):
     with pytest.raises(Refusal) as refused:
-        api.route(method, path)
+        rest_api.route(method, path)
     assert refused.value.status == status
 
 
 def test_rows_and_columns_of_the_documentation_are_the_same_tensors():
-    rows, columns = (api.parse(json.dumps(body).encode(), THREE) for body in (ROWS, COLUMNS))
+    rows, columns = (rest_api.parse(json.dumps(body).encode(), THREE) for body in (ROWS, COLUMNS))
     assert (rows.is_row, columns.is_row, rows.records) == (True, False, 2)
     for name in THREE[DEFAULT].inputs:
         assert (rows.inputs[name] == columns.inputs[name]).all()
@@ -109,11 +109,11 @@ def test_rows_and_columns_of_the_documentation_are_the_same_tensors():
     ],
 )
 def test_tensors_of_a_request(body, signatures, expected):
-    assert api.parse(json.dumps(body).encode(), signatures).inputs["x"].tolist() == expected
+    assert rest_api.parse(json.dumps(body).encode(), signatures).inputs["x"].tolist() == expected
 
 
 def test_not_a_number_and_infinity_are_numbers_as_tensorflow_serving_has_it():
-    values = api.parse(b'{"instances": [NaN, Infinity, -Infinity, 1e3]}', HALF).inputs["x"]
+    values = rest_api.parse(b'{"instances": [NaN, Infinity, -Infinity, 1e3]}', HALF).inputs["x"]
     np.testing.assert_array_equal(values, np.array([np.nan, np.inf, -np.inf, 1000], np.float32))
 
 
@@ -162,7 +162,7 @@ def test_not_a_number_and_infinity_are_numbers_as_tensorflow_serving_has_it():
 )  # fmt: skip
 def test_what_is_wrong_with_a_request_is_a_400_that_says_so(body, signatures, text):
     with pytest.raises(Refusal, match=text) as refused:
-        api.parse(body, signatures)
+        rest_api.parse(body, signatures)
     assert refused.value.status == HTTPStatus.BAD_REQUEST
 
 
@@ -173,9 +173,9 @@ LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | TEXTS
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 
-def parsed(body: object, signatures: dict[str, Signature]) -> api.Call | Refusal:
+def parsed(body: object, signatures: dict[str, Signature]) -> rest_api.Call | Refusal:
     try:
-        return api.parse(json.dumps(body).encode(), signatures)
+        return rest_api.parse(json.dumps(body).encode(), signatures)
     except Refusal as refused:
         return refused
 
@@ -193,11 +193,11 @@ def test_any_json_is_parsed_or_refused(document, signatures):
 @given(st.binary(max_size=200))
 def test_any_bytes_are_parsed_or_refused(body):
     with pytest.raises(Refusal):
-        api.parse(body, HALF)
+        rest_api.parse(body, HALF)
 
 
-def call_of(body: dict, signatures: dict[str, Signature]) -> api.Call:
-    return api.parse(json.dumps(body).encode(), signatures)
+def call_of(body: dict, signatures: dict[str, Signature]) -> rest_api.Call:
+    return rest_api.parse(json.dumps(body).encode(), signatures)
 
 
 @pytest.mark.parametrize(
@@ -216,17 +216,17 @@ def call_of(body: dict, signatures: dict[str, Signature]) -> api.Call:
     ],
 )
 def test_answers_are_those_of_tensorflow_serving(body, outputs, answer):
-    assert json.loads(api.respond(outputs, call_of(body, HALF))) == answer
+    assert json.loads(rest_api.respond(outputs, call_of(body, HALF))) == answer
 
 
 def test_rows_that_the_model_does_not_give_are_refused():
     with pytest.raises(Refusal, match="has no row for each of the 2 instances"):
-        api.respond({"y": np.float32([1])}, call_of({"instances": [1, 2]}, HALF))
+        rest_api.respond({"y": np.float32([1])}, call_of({"instances": [1, 2]}, HALF))
 
 
 @given(hnp.arrays(np.float32, (3, 2), elements=st.floats(width=32)))
 def test_numbers_come_back_as_they_were(values):
-    text = api.respond({"y": values}, call_of({"instances": [1, 2, 3]}, HALF))
+    text = rest_api.respond({"y": values}, call_of({"instances": [1, 2, 3]}, HALF))
     np.testing.assert_array_equal(np.array(json.loads(text)["predictions"], np.float32), values)
 
 
@@ -234,7 +234,7 @@ def test_numbers_come_back_as_they_were(values):
     "body", [b'{"examples": [{"x": 1}]}', b'{"signature_name": "serving_default", "examples": []}']
 )
 def test_models_of_keras_have_no_classify(body):
-    refused = api.refuse_examples("classify", body, HALF)
+    refused = rest_api.refuse_examples("classify", body, HALF)
     assert refused.status == HTTPStatus.BAD_REQUEST
     assert (
         "Expected classify signature method_name to be tensorflow/serving/classify. Was: tensorflow/serving/predict"
@@ -256,32 +256,32 @@ def test_models_of_keras_have_no_classify(body):
     ],
 )
 def test_a_token_is_compared_by_its_digest(header, is_allowed):
-    assert api.is_allowed(header, hashlib.sha256(b"secret").hexdigest()) == is_allowed
-    assert api.is_allowed(header, None)
+    assert rest_api.is_allowed(header, hashlib.sha256(b"secret").hexdigest()) == is_allowed
+    assert rest_api.is_allowed(header, None)
 
 
 def test_a_large_body_is_a_413():
-    api.check_size(100, 100)
+    rest_api.check_size(100, 100)
     with pytest.raises(Refusal, match="larger than the limit") as refused:
-        api.check_size(101, 100)
+        rest_api.check_size(101, 100)
     assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
 def test_status_and_errors_have_the_fields_of_tensorflow_serving():
-    assert json.loads(api.status([(2, "AVAILABLE", ""), (1, "END", "broken")])) == {
+    assert json.loads(rest_api.status([(2, "AVAILABLE", ""), (1, "END", "broken")])) == {
         "model_version_status": [
             {"version": "2", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}},
             {"version": "1", "state": "END", "status": {"error_code": "UNKNOWN", "error_message": "broken"}},
         ]
     }
-    assert json.loads(api.failure('a "quoted" text')) == {"error": 'a "quoted" text'}
+    assert json.loads(rest_api.failure('a "quoted" text')) == {"error": 'a "quoted" text'}
 
 
 @pytest.mark.parametrize(
     "signatures", [HALF, IMAGE, TEXT, THREE, signature(x=TensorSpec("float32", (None, 28, 28, 1)))]
 )
 def test_the_example_is_a_request_that_the_model_takes(signatures):
-    command = api.example(signatures[DEFAULT], "http://h/v1/models/m:predict", "Authorization: Bearer T")
+    command = rest_api.example(signatures[DEFAULT], "http://h/v1/models/m:predict", "Authorization: Bearer T")
     assert "-H 'Authorization: Bearer T'" in command
     if command.startswith("python"):
         first = shlex.split(command.partition(" | ")[0])
@@ -289,7 +289,7 @@ def test_the_example_is_a_request_that_the_model_takes(signatures):
     else:
         parts = shlex.split(command)
         body = parts[parts.index("-d") + 1].encode()
-    assert api.parse(body, signatures).records == 1
+    assert rest_api.parse(body, signatures).records == 1
 
 
 def test_base64_is_the_way_for_bytes_both_ways():
@@ -297,7 +297,7 @@ def test_base64_is_the_way_for_bytes_both_ways():
     call = call_of({"instances": [{"b64": base64.b64encode(data).decode()}]}, TEXT)
     assert call.inputs["x"].tolist() == [data]
     assert (
-        json.loads(api.respond({"o_bytes": call.inputs["x"]}, call))["predictions"][0]["b64"]
+        json.loads(rest_api.respond({"o_bytes": call.inputs["x"]}, call))["predictions"][0]["b64"]
         == base64.b64encode(data).decode()
     )
 
@@ -315,7 +315,7 @@ def test_base64_is_the_way_for_bytes_both_ways():
     ],
 )
 def test_a_large_call_goes_through_the_model_in_parts(records, numbers, batch_size, expected):
-    from raytf.serving.replica import parts
+    from raytf.inference.serving.replica import parts
 
     one = signature(x=TensorSpec("float32", (None, numbers)))[DEFAULT]
-    assert parts(api.Call(one, {"x": np.zeros((records, numbers), np.float32)}, True), batch_size) == expected
+    assert parts(rest_api.Call(one, {"x": np.zeros((records, numbers), np.float32)}, True), batch_size) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.serving.app import Found, Hands, hands
+from raytf.inference.serving.application import Found, Hands, hands
 
 
 @pytest.mark.parametrize(

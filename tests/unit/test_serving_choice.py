@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raytf.errors import ConfigError
-from raytf.serving.choice import Policy, replicas
+from raytf.inference.serving.version_policy import Policy, replicas
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from raytf.serving import exchange, wire
-from raytf.serving.front import Front
-from raytf.serving.limits import Limits
-from raytf.serving.refusals import Refusal
-from raytf.serving.spool import Disk, Spool
+from raytf.inference.serving import connections, exchange
+from raytf.inference.serving.errors import Refusal
+from raytf.inference.serving.front import Front
+from raytf.inference.serving.limits import Limits
+from raytf.inference.serving.spool import Disk, Spool
 
 TOKEN = "a token of the test"
 PREDICT = "/v1/models/m:predict"
@@ -79,7 +79,7 @@ class Server:
     def __init__(self, token: str | None):
         self.replica = Replica(token)
         self.front = Front(self.replica, LIMITS)
-        self.protocol = wire.bounded(LIMITS)
+        self.protocol = connections.bounded(LIMITS)
         config = uvicorn.Config(
             self.front, http=self.protocol, lifespan="off", access_log=False, log_config=None, timeout_keep_alive=30
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from raytf.serving.limits import Limits, Room, in_the_way, is_too_slow, least_missed
+from raytf.inference.serving.limits import Limits, Room, in_the_way, is_too_slow, least_missed
 
 LIMITS = Limits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
 

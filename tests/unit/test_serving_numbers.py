@@ -10,10 +10,10 @@ from http import HTTPStatus
 import numpy as np
 import pytest
 
-from raytf.serving import api
-from raytf.serving.refusals import Refusal
-from raytf.serving.tensors import of_columns, of_rows, tensor
-from raytf.signature import DEFAULT, PREDICT, Signature, TensorSpec
+from raytf.inference.serving import rest_api
+from raytf.inference.serving.errors import Refusal
+from raytf.inference.serving.json_tensors import of_columns, of_rows, tensor
+from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 
 def signature(**inputs: TensorSpec) -> dict[str, Signature]:
@@ -44,7 +44,7 @@ def by_the_book(body: bytes, signatures: dict[str, Signature]) -> dict[str, np.n
 def read(body: bytes, signatures: dict[str, Signature]) -> dict[str, np.ndarray] | None:
     assert len(body) > 128 << 10
     try:
-        return api.parse(body, signatures).inputs
+        return rest_api.parse(body, signatures).inputs
     except Refusal as refused:
         return None if refused.status == HTTPStatus.BAD_REQUEST else {}
 
@@ -107,7 +107,7 @@ def test_a_large_array_takes_little_more_memory_than_its_tensor():
     body = b'{"instances":[' + b"0," * (2 << 20) + b"0]}"
     tracemalloc.start()
     try:
-        found = api.parse(body, FLAT).inputs["x"]
+        found = rest_api.parse(body, FLAT).inputs["x"]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -129,7 +129,7 @@ def test_a_large_array_takes_little_more_memory_than_its_tensor():
 )  # fmt: skip
 def test_what_would_take_much_memory_is_refused(body, status, text):
     with pytest.raises(Refusal, match=text) as refused:
-        api.parse(body, TEXT)
+        rest_api.parse(body, TEXT)
     assert refused.value.status == status
 
 
@@ -137,10 +137,10 @@ def test_what_would_take_much_memory_is_refused(body, status, text):
 @pytest.mark.parametrize("names", [("y",), ("y", "z_bytes")])
 @pytest.mark.parametrize("key", ["instances", "inputs"])
 def test_a_large_answer_is_written_as_a_small_one_is(shape, names, key):
-    call = api.Call(IMAGE[DEFAULT], {"x": np.zeros((shape[0], 8, 4), np.float32)}, key == "instances")
+    call = rest_api.Call(IMAGE[DEFAULT], {"x": np.zeros((shape[0], 8, 4), np.float32)}, key == "instances")
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     outputs = dict(zip(names, (values, values.astype("S") if values.size else values), strict=False))
-    found = json.loads(b"".join(api.answer(outputs, call)))
+    found = json.loads(b"".join(rest_api.answer(outputs, call)))
     plain = {name: json.loads(json.dumps(_plain(name, value))) for name, value in outputs.items()}
     if key == "inputs":
         assert found == {"outputs": plain if len(plain) > 1 else plain["y"]}
@@ -151,6 +151,6 @@ def test_a_large_answer_is_written_as_a_small_one_is(shape, names, key):
 
 
 def _plain(name: str, value: np.ndarray) -> object:
-    from raytf.serving.writing import plain
+    from raytf.inference.serving.json_writer import plain
 
     return plain(name, value)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint import slots
-from raytf.checkpoint.policy import Share
-from raytf.checkpoint.stream import Remote
+from raytf.checkpoint import snapshot_slot
+from raytf.checkpoint.generations import Share
+from raytf.checkpoint.tensor_stream import Remote
 from raytf.errors import CheckpointError
 
 SHARE = Share(40, "a", 1, 2)
@@ -48,8 +48,8 @@ def write(slot, step=40, tensors=TENSORS):
 
 
 def test_what_is_written_is_read(path):
-    size = write(slots.Slot(path))
-    share, tensors, live, slow = slots.parse(contents(path))
+    size = write(snapshot_slot.Slot(path))
+    share, tensors, live, slow = snapshot_slot.parse(contents(path))
     assert share == Share(40, "a", 1, 2, size)
     assert live["loss"] == 0.5
     assert slow == {"history": []}
@@ -61,31 +61,31 @@ def test_what_is_written_is_read(path):
 
 
 def test_a_slot_is_written_again_and_grows(path):
-    slot = slots.Slot(path)
+    slot = snapshot_slot.Slot(path)
     write(slot)
     large = {"kernel": np.random.default_rng(0).random((700, 500))}
     write(slot, 50, large)
     write(slot, 60)
-    assert slots.parse(contents(path))[0].step == 60
+    assert snapshot_slot.parse(contents(path))[0].step == 60
     write(slot, 70, large)
-    share, tensors, _, _ = slots.parse(contents(path))
+    share, tensors, _, _ = snapshot_slot.parse(contents(path))
     assert share.step == 70
     np.testing.assert_array_equal(tensors["kernel"], large["kernel"])
 
 
 def test_an_empty_slot_holds_nothing(path):
-    assert slots.head(b"") is None
-    slots.Slot(path)
-    assert slots.head(b"\0" * 4096) is None
+    assert snapshot_slot.head(b"") is None
+    snapshot_slot.Slot(path)
+    assert snapshot_slot.head(b"\0" * 4096) is None
     with pytest.raises(CheckpointError, match="not whole"):
-        slots.parse(b"\0" * 4096)
+        snapshot_slot.parse(b"\0" * 4096)
 
 
 def test_what_is_given_is_not_kept(path):
-    slot, array = slots.Slot(path), np.ones(4)
+    slot, array = snapshot_slot.Slot(path), np.ones(4)
     write(slot, tensors={"x": array})
     array[:] = 7
-    read = slots.parse(contents(path))[1]["x"]
+    read = snapshot_slot.parse(contents(path))[1]["x"]
     write(slot, 50, {"x": np.zeros(4)})
     assert read.tolist() == [1, 1, 1, 1]
 
@@ -93,12 +93,12 @@ def test_what_is_given_is_not_kept(path):
 def test_what_threads_copy_is_read(path):
     rng = np.random.default_rng(0)
     large = {"kernel": rng.random((3_000_001,)).astype(np.float32).reshape(-1, 1), "turned": rng.random((700, 500)).T}
-    large["many"] = rng.integers(0, 256, slots._MANY + slots._PIECE + 5, np.uint8)
-    write(slots.Slot(path), 50, large)
-    tensors = slots.parse(contents(path))[1]
+    large["many"] = rng.integers(0, 256, snapshot_slot._MANY + snapshot_slot._PIECE + 5, np.uint8)
+    write(snapshot_slot.Slot(path), 50, large)
+    tensors = snapshot_slot.parse(contents(path))[1]
     assert all((tensors[name] == array).all() for name, array in large.items())
     copies = [np.empty(array.shape, array.dtype) for array in large.values()]
-    slots.copy_all(copies, list(large.values()))
+    snapshot_slot.copy_all(copies, list(large.values()))
     assert all((copy == array).all() for copy, array in zip(copies, large.values(), strict=True))
 
 
@@ -126,13 +126,13 @@ class Device:
 def test_what_is_on_a_device_is_fetched_one_by_one_and_read(path):
     rng = np.random.default_rng(0)
     arrays = {**TENSORS, **{f"more {i}": rng.random((9, i)) for i in range(20)}}
-    arrays["many"] = rng.integers(0, 256, slots._MANY + slots._PIECE + 5, np.uint8)
+    arrays["many"] = rng.integers(0, 256, snapshot_slot._MANY + snapshot_slot._PIECE + 5, np.uint8)
     device = Device(arrays)
-    size = write(slots.Slot(path), 50, {"here": np.ones(3), **device.tensors()})
+    size = write(snapshot_slot.Slot(path), 50, {"here": np.ones(3), **device.tensors()})
     assert 1 <= device.most <= 2
-    share, tensors, _, _ = slots.parse(contents(path))
-    assert share.bytes == size == write(slots.Slot(path), 50, {"here": np.ones(3), **arrays})
-    assert slots.parse(contents(path))[1].keys() == tensors.keys()
+    share, tensors, _, _ = snapshot_slot.parse(contents(path))
+    assert share.bytes == size == write(snapshot_slot.Slot(path), 50, {"here": np.ones(3), **arrays})
+    assert snapshot_slot.parse(contents(path))[1].keys() == tensors.keys()
     assert all(tensors[name].tobytes() == array.tobytes() for name, array in arrays.items())
 
 
@@ -143,7 +143,7 @@ def test_several_threads_fetch_in_turn():
     def take(_):
         tensors = device.tensors()
         copies = {name: np.empty(1000, int) for name in tensors}
-        slots.copy_all(list(copies.values()), list(tensors.values()))
+        snapshot_slot.copy_all(list(copies.values()), list(tensors.values()))
         return copies
 
     with ThreadPoolExecutor(4) as pool:
@@ -156,22 +156,22 @@ def test_a_device_that_does_not_give_a_tensor_is_an_error_and_holds_up_nobody_el
     def fail():
         raise OSError("lost")
 
-    slot = slots.Slot(path)
+    slot = snapshot_slot.Slot(path)
     with pytest.raises(OSError, match="lost"):
         write(slot, 50, {"x": Remote(np.dtype("f4"), (3,), fail)})
-    assert slots.head(contents(path)) is None
+    assert snapshot_slot.head(contents(path)) is None
     write(slot, 60)
-    assert slots.parse(contents(path))[0].step == 60
+    assert snapshot_slot.parse(contents(path))[0].step == 60
 
 
 def test_a_copy_counts_once_it_is_sealed(path):
-    slot = slots.Slot(path)
+    slot = snapshot_slot.Slot(path)
     write(slot, 40)
     size = slot.copy(Share(50, "a", 1, 2), TENSORS, {}, b"")
-    assert slots.head(contents(path)) is None
+    assert snapshot_slot.head(contents(path)) is None
     slot.seal()
-    assert slots.head(contents(path)) == Share(50, "a", 1, 2, size)
-    assert slots.parse(contents(path))[1]["kernel"].tolist() == TENSORS["kernel"].tolist()
+    assert snapshot_slot.head(contents(path)) == Share(50, "a", 1, 2, size)
+    assert snapshot_slot.parse(contents(path))[1]["kernel"].tolist() == TENSORS["kernel"].tolist()
 
 
 class Killed(Exception):
@@ -192,18 +192,18 @@ class Memory(bytearray):
 
 @pytest.mark.parametrize("writes", range(1, 13))
 def test_a_write_that_is_cut_short_leaves_nothing_that_looks_whole(path, writes):
-    slot = slots.Slot(path)
+    slot = snapshot_slot.Slot(path)
     write(slot)
     memory = Memory(contents(path))
     slot._memory, memory.left = memory, writes  # type: ignore[assignment]
     try:
         write(slot, 50, {name: array * 0 + 1 for name, array in TENSORS.items()})
     except Killed:
-        found = slots.head(memory)
+        found = snapshot_slot.head(memory)
         # Before the first change of memory it is the old one, and never a mixture.
         assert found is None or (found.step == 40 and writes == 1)
     else:
-        assert slots.parse(memory)[0].step == 50
+        assert snapshot_slot.parse(memory)[0].step == 50
 
 
 @settings(max_examples=200, deadline=None)
@@ -211,13 +211,13 @@ def test_a_write_that_is_cut_short_leaves_nothing_that_looks_whole(path, writes)
 def test_every_flipped_bit_is_noticed(data):
     fd = os.memfd_create("flip")
     path = f"/proc/{os.getpid()}/fd/{fd}"
-    size = write(slots.Slot(path))
+    size = write(snapshot_slot.Slot(path))
     memory = bytearray(contents(path)[:size])
     os.close(fd)
     bit = data.draw(st.integers(0, 8 * size - 1))
     memory[bit // 8] ^= 1 << bit % 8
     try:
-        share, tensors, _, _ = slots.parse(memory)
+        share, tensors, _, _ = snapshot_slot.parse(memory)
     except CheckpointError:
         return
     assert 56 <= bit // 8 < 64, "only the gap between header and data is free of a checksum"

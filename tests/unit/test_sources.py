@@ -14,7 +14,7 @@ from raytf.data import ArraySource, ParquetSource, Spec
 from raytf.data.sources import fingerprint
 from raytf.data.sources.parquet import explained
 from raytf.errors import DataError, StorageError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 
 # Arrays.
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytf.driver.map_workers import LOSSES_OF_A_PART, Parts
 from raytf.errors import ClusterError
-from raytf.spread import LOSSES_OF_A_PART, Parts
 
 
 @given(total=st.integers(1, 12), workers=st.integers(1, 5), draws=st.data())

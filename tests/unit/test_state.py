@@ -3,7 +3,7 @@
 import pytest
 
 from raytf.checkpoint.manifest import Checkpoint
-from raytf.state import TrainingState
+from raytf.checkpoint.training_state import TrainingState
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raytf.errors import ConfigError, StorageError
-from raytf.storage import PREFLIGHT_SECONDS, Storage, classify, within
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, classify, within
 from raytf.testing import StorageProxy
-from raytf.testing import storage as storage_module
+from raytf.testing import storage_proxy as storage_module
 
 
 @pytest.fixture(params=["folder", "s3", "gcs"])

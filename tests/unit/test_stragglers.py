@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.hangs import Beat
-from raytf.stragglers import SLOW, Straggler, Stragglers
+from raytf.driver.supervision.stragglers import SLOW, Straggler, Stragglers
+from raytf.training.heartbeat import Beat
 
 
 class World:

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from raytf.cluster import package
-from raytf.cluster.job_server import AwayError, Follower, JobServer
-from raytf.cluster.resubmit import Limits, Sight
-from raytf.cluster.submit import Outside, Submission, address_of, environment_of, origin_of, run_of
+from raytf.cluster.jobs import working_dir
+from raytf.cluster.jobs.job_server import AwayError, Follower, JobServer
+from raytf.cluster.jobs.resubmission import Limits, Sight
+from raytf.cluster.jobs.submission import Outside, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands.submit import arguments
 from raytf.errors import ConfigError
 from raytf.testing import environment
 from raytf.testing.processes import free_port, wait_until
 
-RAYTF = [sys.executable, "-c", "from raytf.main import main; main()"]
+RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_folder_is_packed_without_what_is_ignored(tmp_path: Path):
         (project / name).write_text(name)
     (project / ".gitignore").write_text("data/\n")
     scratch.mkdir()
-    with zipfile.ZipFile(package.pack(str(project), scratch)) as packed:
+    with zipfile.ZipFile(working_dir.pack(str(project), scratch)) as packed:
         assert {name for name in packed.namelist() if not name.endswith("/")} == {
             ".gitignore",
             "jobs/a.py",
@@ -96,9 +96,9 @@ def test_a_folder_is_packed_without_what_is_ignored(tmp_path: Path):
 def test_a_package_that_the_job_server_would_refuse_is_not_sent(tmp_path: Path):
     project = tmp_path / "project"
     project.mkdir()
-    (project / "noise.bin").write_bytes(os.urandom(package.MOST_BYTES + (1 << 20)))
+    (project / "noise.bin").write_bytes(os.urandom(working_dir.MOST_BYTES + (1 << 20)))
     with pytest.raises(ConfigError, match=r"a package of 101 MiB, and Ray's job server takes 100 MiB\. .*\.rayignore"):
-        package.pack(str(project), tmp_path)
+        working_dir.pack(str(project), tmp_path)
 
 
 def test_a_folder_far_too_large_is_not_even_packed(tmp_path: Path):
@@ -107,7 +107,7 @@ def test_a_folder_far_too_large_is_not_even_packed(tmp_path: Path):
     with (project / "hole.bin").open("wb") as file:
         file.truncate(600 << 20)
     with pytest.raises(ConfigError, match=r"has more than 512 MiB: hole\.bin \(600 MiB\)"):
-        package.pack(str(project), tmp_path)
+        working_dir.pack(str(project), tmp_path)
     assert not (tmp_path / "working_dir.zip").exists()
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from raytf import suspects
+from raytf.inference import untrusted_model
 
 
 def layer(kind, name="x", module="keras.layers", **config):
@@ -27,21 +27,21 @@ NAMED = {"module": "builtins", "class_name": "function", "config": "relu", "regi
     ],
 )
 def test_code(config, what):
-    (found,) = suspects.find(config)
+    (found,) = untrusted_model.find(config)
     assert not found.reads_files
     assert re.match(what, found.what)
 
 
 @pytest.mark.parametrize("kind", ["StringLookup", "IntegerLookup", "TextVectorization"])
 def test_a_vocabulary_that_is_a_path(kind):
-    (found,) = suspects.find(layer(kind, "words", vocabulary="/etc/passwd"))
+    (found,) = untrusted_model.find(layer(kind, "words", vocabulary="/etc/passwd"))
     assert found.what == f"{kind} layer 'words', which reads its vocabulary from the file '/etc/passwd'"
     assert "as a list" in found.mend
-    assert not suspects.find(layer(kind, "words", vocabulary=["a", "b"]))
+    assert not untrusted_model.find(layer(kind, "words", vocabulary=["a", "b"]))
 
 
 def test_a_saved_model_within_a_layer():
-    (found,) = suspects.find(layer("TFSMLayer", "sm", filepath="/tmp/evil"))
+    (found,) = untrusted_model.find(layer("TFSMLayer", "sm", filepath="/tmp/evil"))
     assert found.what == "TFSMLayer layer 'sm', which loads a SavedModel in '/tmp/evil', and that is code"
     assert found.reads_files
 
@@ -61,36 +61,38 @@ def test_a_saved_model_within_a_layer():
 )
 def test_wherever_it_is(around):
     reads = layer("StringLookup", "words", vocabulary="s3://bucket/words")
-    assert suspects.find(around(reads)) == suspects.find(reads)
-    assert suspects.find(around({"class_name": "Lambda", "config": {"function": CODE}}))
+    assert untrusted_model.find(around(reads)) == untrusted_model.find(reads)
+    assert untrusted_model.find(around({"class_name": "Lambda", "config": {"function": CODE}}))
 
 
 def test_what_reads_files_comes_first():
-    found = suspects.find([layer("Lambda", function=CODE), layer("StringLookup", vocabulary="a"), layer("TFSMLayer")])
+    found = untrusted_model.find(
+        [layer("Lambda", function=CODE), layer("StringLookup", vocabulary="a"), layer("TFSMLayer")]
+    )
     assert [suspect.reads_files for suspect in found] == [True, True, False]
 
 
 def test_nothing_is_suspected_of_a_usual_model():
     usual = [layer("Dense", activation="relu"), layer("Lambda", function=NAMED), layer("StringLookup", vocabulary=None)]
-    assert not suspects.find(layer("Sequential", layers=usual))
-    assert not suspects.foreign(layer("Sequential", layers=usual))
+    assert not untrusted_model.find(layer("Sequential", layers=usual))
+    assert not untrusted_model.foreign(layer("Sequential", layers=usual))
 
 
 def test_names_that_keras_does_not_know():
     config = [{"module": "os", "class_name": "system", "config": {"command": "id"}}, layer("Mine", module="job>mine")]
     config.append({"module": "subprocess", "class_name": "function", "config": "run"})
-    assert suspects.foreign(config) == ["os.system", "job>mine.Mine", "subprocess.run"]
+    assert untrusted_model.foreign(config) == ["os.system", "job>mine.Mine", "subprocess.run"]
 
 
 @pytest.mark.parametrize(
     "config", [None, 7, "x", [], {}, {"class_name": 7}, {"class_name": "Lambda"}, [[[{"a": None}]]]]
 )
 def test_what_is_no_model_is_no_suspect(config):
-    assert suspects.find(config) == []
+    assert untrusted_model.find(config) == []
 
 
 def test_a_deep_configuration_is_walked_without_recursion():
     config = layer("Lambda", function=CODE)
     for _ in range(100_000):
         config = [config]
-    assert len(suspects.find(config)) == 1
+    assert len(untrusted_model.find(config)) == 1

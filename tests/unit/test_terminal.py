@@ -7,10 +7,10 @@ import sys
 import pytest
 from rich.console import Console
 
-from raytf.commands import table
+from raytf.commands import _table
 from raytf.commands.show import _text
-from raytf.progress import Display
-from raytf.terminal import visible
+from raytf.config.terminal_text import visible
+from raytf.runs.display import Display
 
 TABLE = {
     "plain name": "plain name",
@@ -41,7 +41,7 @@ def test_a_text_from_outside(text):
     for terminal in (True, False):
         out = io.StringIO()
         console = Console(file=out, force_terminal=terminal, color_system=None, width=200, highlight=False)
-        table.show(("name",), [(text,)], console)
+        _table.show(("name",), [(text,)], console)
         with Display(console) as display:
             display.say(text.replace("\n", "").replace("\t", ""))
         console.print(_text(text))
@@ -61,7 +61,7 @@ def test_several_lines_stay_several():
 def test_a_name_that_sets_the_title_is_only_read(tmp_path, command, encoding):
     name = tmp_path / "x\x1b]0;owned\x07\ny\u202e\udcff é"
     done = subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", command, str(name)],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", command, str(name)],
         capture_output=True, timeout=120, env={"PATH": "/usr/bin:/bin", "PYTHONIOENCODING": encoding},
     )  # fmt: skip
     said = done.stdout + done.stderr
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_file_is_said_in_its_own_rows(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text('"a\\e]0;t\\a\\n    mend: nothing": 1\nprovider: {type: "x\\u202e"}\n')
     done = subprocess.run(
-        [sys.executable, "-c", "from raytf.main import main; main()", "check", "--offline", str(file)],
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", "check", "--offline", str(file)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "\x1b" not in done.stdout

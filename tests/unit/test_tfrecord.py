@@ -10,16 +10,16 @@ import pytest
 from PIL import Image
 
 from raytf.data import ArraySource, Spec, TFRecordSource
-from raytf.data.order import StepPlan
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
 from raytf.data.sources import fingerprint
 from raytf.data.sources.base import SMALL_BYTES, is_by_record
-from raytf.data.sources.files import Files
-from raytf.data.sources.frames import frame
+from raytf.data.sources.file_set import Files
 from raytf.data.sources.record_index import INDEX, Entry, index
 from raytf.data.sources.tfrecord import is_tfrecord
+from raytf.data.sources.tfrecord_frames import frame
 from raytf.errors import ConfigError, DataError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from tests.unit.data_files import examples, tfrecords
 
 SPEC = {"image": Spec((4, 4, 1), "uint8")}

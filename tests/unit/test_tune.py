@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from raytf.config import TrainConfig
+from raytf.config.objective import Goal
+from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.goal import Goal
-from raytf.tune import Search, describe, identity, run
-from raytf.tune_space import Space
-from raytf.tune_trial import reason
+from raytf.tune.space import Space
+from raytf.tune.trial import reason
+from raytf.tune.tuner import Search, describe, identity, run
 
 ROOT = Path(__file__).parents[2]
 MNIST = str(ROOT / "jobs" / "mnist.py")
@@ -139,7 +139,7 @@ def test_why_a_command_failed(output: str, code: int, expected: str):
     ],
 )
 def test_bad_commands_end_in_one_line(tmp_path: Path, args: list[str], words: list[str]):
-    command = [sys.executable, "-c", "from raytf.main import main; main()", "tune"]
+    command = [sys.executable, "-c", "from raytf.commands.main import main; main()", "tune"]
     where = [] if "--" in args else ["--storage", str(tmp_path)]
     done = subprocess.run([*command, *where, *args], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from raytf import tune_record
+from raytf.config.objective import Goal
 from raytf.errors import RunMismatchError, StorageError
-from raytf.goal import Goal
-from raytf.storage import Storage
-from raytf.tune_record import Outcome, Record, run_name
+from raytf.storage.storage import Storage
+from raytf.tune import search_record
+from raytf.tune.search_record import Outcome, Record, run_name
 
 GOAL = Goal.of("max:accuracy")
 
@@ -37,16 +37,16 @@ def finished(search: Storage, number: int, value: float) -> Record:
         run.put(f"{folder}/share-00000.safetensors", b"weights of %d" % number)
         run.put(f"{folder}/MANIFEST.json", b"{}")
     record = Record(number, {"x": number}, Outcome.FINISHED, value, 2, metrics={"accuracy": value})
-    tune_record.write(search, record)
+    search_record.write(search, record)
     return record
 
 
 def test_another_search_under_the_same_name_is_refused(search: Storage):
     asked = {"--search": '{"x": "uniform(0, 1)"}', "--tune-seed": "0"}
-    tune_record.keep_identity(search, asked, "a")
-    tune_record.keep_identity(search, asked, "a")
+    search_record.keep_identity(search, asked, "a")
+    search_record.keep_identity(search, asked, "a")
     with pytest.raises(RunMismatchError) as caught:
-        tune_record.keep_identity(search, {**asked, "--search": '{"x": "uniform(0, 2)"}'}, "a")
+        search_record.keep_identity(search, {**asked, "--search": '{"x": "uniform(0, 2)"}'}, "a")
     assert "search 'a' in storage asks something else: --search: " in str(caught.value)
     assert "choose another --name" in str(caught.value)
 
@@ -54,7 +54,7 @@ def test_another_search_under_the_same_name_is_refused(search: Storage):
 def test_a_damaged_identity_is_told(search: Storage):
     search.put("search/search.json", b'{"--search": "un')
     with pytest.raises(StorageError, match=r"search\.json is damaged"):
-        tune_record.keep_identity(search, {}, "a")
+        search_record.keep_identity(search, {}, "a")
 
 
 def test_trials_are_read_as_they_were_written_and_damaged_ones_are_not_over(search: Storage):
@@ -65,29 +65,29 @@ def test_trials_are_read_as_they_were_written_and_damaged_ones_are_not_over(sear
         12: Record(12, {"x": "a"}, Outcome.STOPPED, 0.1, 1, "others were better", history[:1]),
     }
     for record in records.values():
-        tune_record.write(search, record)
+        search_record.write(search, record)
     search.put("search/trials/002.json", b'{"number": 2, "outco')
     search.put("search/trials/003.json", b'{"number": 3}')
-    assert tune_record.read(search) == records
-    tune_record.forget(search, 1)
-    assert sorted(tune_record.read(search)) == [0, 12]
+    assert search_record.read(search) == records
+    search_record.forget(search, 1)
+    assert sorted(search_record.read(search)) == [0, 12]
 
 
 def test_the_best_is_one_that_finished(search: Storage):
-    assert tune_record.best({}, GOAL) is None
+    assert search_record.best({}, GOAL) is None
     records = {n: Record(n, {}, o, v, 1) for n, o, v in [(0, Outcome.STOPPED, 0.9), (1, Outcome.FAILED, None)]}
-    assert tune_record.best(records, GOAL) is None
+    assert search_record.best(records, GOAL) is None
     records |= {n: Record(n, {}, Outcome.FINISHED, v, 1) for n, v in [(2, 0.5), (3, 0.7), (10, 0.7)]}
-    chosen = tune_record.best(records, GOAL)
+    chosen = search_record.best(records, GOAL)
     assert chosen is not None
     assert chosen.number == 3
 
 
 def test_the_copy_of_the_best_is_a_run_with_its_newest_checkpoint(search: Storage):
     first, second = finished(search, 0, 0.5), finished(search, 1, 0.7)
-    copy = tune_record.keep_best(search, first, GOAL)
+    copy = search_record.keep_best(search, first, GOAL)
     assert copy.get("model.keras") == b"keras of 0"
-    copy = tune_record.keep_best(search, second, GOAL)
+    copy = search_record.keep_best(search, second, GOAL)
     files = copy.list(recursive=True)
     assert sorted(f for f in files if not f.endswith("/")) == [
         "checkpoints/000000000003-20260101T000000.000-abcdef-0001/MANIFEST.json",
@@ -107,7 +107,7 @@ def test_the_copy_of_the_best_is_a_run_with_its_newest_checkpoint(search: Storag
 
 def test_a_copy_that_was_cut_short_is_made_anew(search: Storage):
     record = finished(search, 0, 0.5)
-    copy = tune_record.keep_best(search, record, GOAL)
+    copy = search_record.keep_best(search, record, GOAL)
     copy.delete("result.json")
     copy.delete("model.keras")
-    assert tune_record.keep_best(search, record, GOAL).get("model.keras") == b"keras of 0"
+    assert search_record.keep_best(search, record, GOAL).get("model.keras") == b"keras of 0"

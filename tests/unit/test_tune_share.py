@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from raytf import ways
-from raytf.config import TrainConfig
+from raytf.config import resources
+from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.tune_share import Share, largest, share
+from raytf.tune.resources import Share, largest, share
 
 PS = {"strategy": "parameter-server"}
 SYNC = {**PS, "sync_replicas": True}
@@ -45,7 +45,7 @@ WITH_A_STRATEGY = [
 @pytest.mark.parametrize(("settings", "cpus", "parallel", "expected"), BY_DEFAULT + WITH_A_STRATEGY)
 def test_how_trials_share_a_machine(settings: dict[str, Any], cpus: int, parallel: int | None, expected: Share):
     config = TrainConfig.of(**settings)
-    each = ways.resources(config.strategy, config.cluster, False, [])
+    each = resources.resources(config.strategy, config.cluster, False, [])
     found = share(config, [{"CPU": float(cpus)}], each, 20, parallel, ["learning_rate"])
     assert found == expected
     config.replace(**{f.split("=")[0][2:].replace("-", "_"): f.split("=")[1] for f in found.flags[:1]}).check()
@@ -84,7 +84,7 @@ def test_a_ray_for_a_search_has_room_for_the_largest_trial(
     values: dict[str, Any], points: list[dict[str, Any]], expected: float
 ):
     config = largest(values, points)
-    assert ways.cpus(config.strategy, config.cluster, config.worker_range[1]) == expected
+    assert resources.cpus(config.strategy, config.cluster, config.worker_range[1]) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.errors import ConfigError
-from raytf.tune_space import Dimension, Space, flags, parse, short
+from raytf.tune.space import Dimension, Space, flags, parse, short
 
 
 @pytest.mark.parametrize(

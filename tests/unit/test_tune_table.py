@@ -6,9 +6,9 @@ import io
 
 from rich.console import Console
 
-from raytf.goal import Goal
-from raytf.tune_record import Outcome, Record
-from raytf.tune_table import Board, Row, View, told
+from raytf.config.objective import Goal
+from raytf.tune.search_record import Outcome, Record
+from raytf.tune.table import Board, Row, View, told
 
 GOAL = Goal.of("val_accuracy")
 

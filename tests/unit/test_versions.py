@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from raytf import versions
 from raytf.errors import ConfigError, StorageError
-from raytf.storage import Storage
+from raytf.inference import versions
+from raytf.storage.storage import Storage
 
 FILES = {"saved_model.pb": b"graph" * 7, "variables/variables.index": b"i", "variables/variables.data": b"d" * 999}
 

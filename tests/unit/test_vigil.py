@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from raytf import vigil
+from raytf.cluster import ray_watch
 from raytf.testing.processes import free_port, wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -18,8 +18,11 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 @pytest.mark.parametrize("reap", [True, False])
 def test_a_process_is_missed_at_once(reap: bool):
-    said: list[vigil.Loss] = []
-    with subprocess.Popen(SLEEP) as process, vigil.Vigil([vigil.Neighbour("it", process.pid, True)], said.append):
+    said: list[ray_watch.Loss] = []
+    with (
+        subprocess.Popen(SLEEP) as process,
+        ray_watch.Vigil([ray_watch.Neighbour("it", process.pid, True)], said.append),
+    ):
         time.sleep(0.2)
         assert said == []
         began = time.monotonic()
@@ -28,17 +31,17 @@ def test_a_process_is_missed_at_once(reap: bool):
             process.wait(30)
         wait_until(lambda: said, "it is missed", 30)
         assert time.monotonic() - began < 5
-    assert said == [vigil.Loss(f"it (pid {process.pid}) has died", False)]
+    assert said == [ray_watch.Loss(f"it (pid {process.pid}) has died", False)]
 
 
 def test_one_that_has_died_is_missed_at_the_end_of_a_statement_too():
-    said: list[vigil.Loss] = []
+    said: list[ray_watch.Loss] = []
     process = subprocess.Popen(SLEEP)
     process.kill()
     process.wait()
-    with vigil.Vigil([vigil.Neighbour("it", process.pid, True)], said.append):
+    with ray_watch.Vigil([ray_watch.Neighbour("it", process.pid, True)], said.append):
         pass
-    assert said == [vigil.Loss(f"it (pid {process.pid}) has died", False)]
+    assert said == [ray_watch.Loss(f"it (pid {process.pid}) has died", False)]
 
 
 def test_a_port_may_be_closed_for_a_while():
@@ -46,7 +49,7 @@ def test_a_port_may_be_closed_for_a_while():
 
     now = [0.0]
     port = free_port()
-    sign = vigil.Port("the GCS", f"127.0.0.1:{port}", 45, lambda: now[0])
+    sign = ray_watch.Port("the GCS", f"127.0.0.1:{port}", 45, lambda: now[0])
 
     def after(seconds: float) -> str | None:
         now[0] += seconds
@@ -62,7 +65,7 @@ def test_a_port_may_be_closed_for_a_while():
 
 @pytest.mark.parametrize(("reconnect", "seconds"), [(60, 45), (300, 285), (10, 5)])
 def test_a_driver_leaves_before_ray_ends_it(reconnect: float, seconds: float):
-    assert vigil.patience(reconnect) == seconds
+    assert ray_watch.patience(reconnect) == seconds
 
 
 SCRIPT = """
@@ -97,6 +100,6 @@ def test_the_process_ends_with_one_line():
 
 
 def test_no_thread_stays():
-    with vigil.Vigil([]):
+    with ray_watch.Vigil([]):
         pass
     assert "raytf-vigil" not in {thread.name for thread in threading.enumerate()}

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from raytf.supply import Schedule, spare_nodes
-from raytf.warm import PROCESS_BYTES, SPARE_BYTES, Shelf, _make_hook, missing
+from raytf.driver.ray_train.warm_supply import Schedule, spare_nodes
+from raytf.training.warm_pool import PROCESS_BYTES, SPARE_BYTES, Shelf, _make_hook, missing
 
 PLENTY = 1 << 40
 

@@ -14,7 +14,7 @@ import pytest
 
 from raytf.testing import Job
 
-WATCH = [sys.executable, "-c", "from raytf.main import main; main()", "watch", "--notices", "off"]
+WATCH = [sys.executable, "-c", "from raytf.commands.main import main; main()", "watch", "--notices", "off"]
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from raytf.hangs import Activity, Beat, Finding
-from raytf.watchdog import describe, innermost
+from raytf.driver.supervision.hang_detector import Finding
+from raytf.driver.supervision.watchdog import describe, innermost
+from raytf.training.heartbeat import Activity, Beat
 
 #: Of `py-spy dump`, shortened.
 STACKS = """Process 20642: ray::RayTrainWorker
@@ -13,8 +14,8 @@ Thread 20642 (idle): "MainThread"
     Worker.main_loop (ray/_private/worker.py:1069)
 Thread 20994 (idle): "TrainingThread(train_fn_with_final_checkpoint_flush)"
     quick_execute (tensorflow/python/eager/execute.py:53)
-    TrainStep.__call__ (raytf/step.py:261)
-    Worker.train (raytf/training.py:262)
+    TrainStep.__call__ (raytf/training/step.py:261)
+    Worker.train (raytf/training/loop.py:262)
     RayTrainWorker.run_train_fn (ray/train/v2/_internal/execution/worker_group/worker.py:152)
     Thread.run (threading.py:982)
 Thread 21417 (idle): "raytf-input_0"
@@ -32,7 +33,7 @@ def beat(rank: int) -> Beat:
 def test_the_thread_that_is_stuck_is_shown_without_libraries_frames():
     shown = innermost(STACKS, Activity.STEP)
     assert shown.startswith(
-        "TrainStep.__call__ (raytf/step.py:261) < Worker.train (raytf/training.py:262) < Thread.run ("
+        "TrainStep.__call__ (raytf/training/step.py:261) < Worker.train (raytf/training/loop.py:262) < Thread.run ("
     )
     assert innermost(STACKS, Activity.INPUT).startswith("Event.wait (threading.py:629) < Warehouse.take (job.py:42) < ")
     assert innermost("no stacks: py-spy is not installed", Activity.STEP) == ""

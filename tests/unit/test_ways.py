@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from raytf import ways
-from raytf.config import TrainConfig
+from raytf.config import resources, strategy_rules
+from raytf.config.sections import ClusterSection, StrategySection
+from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.sections import ClusterSection, StrategySection
 
 #: settings -> words of the message.
 REFUSED = [
@@ -89,11 +89,11 @@ def test_what_goes_together_is_not_refused(settings):
         ("multi-worker-mirrored", None, (2, 2)),
         ("multi-worker-mirrored", "1:4", (1, 4)),
         ("parameter-server", None, (2, 2)),
-        *((name, workers, (1, 1)) for name in ways.ONE_WORKER for workers in (None, "1", "1:1")),
+        *((name, workers, (1, 1)) for name in strategy_rules.ONE_WORKER for workers in (None, "1", "1:1")),
     ],
 )
 def test_workers(strategy, workers, expected):
-    assert ways.worker_range(StrategySection(strategy), ClusterSection(workers)) == expected
+    assert strategy_rules.worker_range(StrategySection(strategy), ClusterSection(workers)) == expected
     assert TrainConfig.of(strategy=strategy, workers=workers).worker_range == expected
 
 
@@ -124,7 +124,7 @@ ASKED = [
 @pytest.mark.parametrize(("strategy", "settings", "use_gpu", "nodes", "expected"), ASKED)
 def test_what_each_worker_asks_for(strategy, settings, use_gpu, nodes, expected):
     config = TrainConfig.of(strategy=strategy, **settings)
-    assert ways.resources(config.strategy, config.cluster, use_gpu, nodes) == expected
+    assert resources.resources(config.strategy, config.cluster, use_gpu, nodes) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_what_each_worker_asks_for(strategy, settings, use_gpu, nodes, expected)
 )
 def test_cpus_of_a_run(settings, workers, cpus):
     config = TrainConfig.of(**settings)
-    assert ways.cpus(config.strategy, config.cluster, workers) == cpus
+    assert resources.cpus(config.strategy, config.cluster, workers) == cpus

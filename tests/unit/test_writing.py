@@ -14,19 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from raytf.data import ArraySource, ParquetSource, Spec, TFRecordSource, load_images
-from raytf.data.order import StepPlan, assign
 from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
 from raytf.data.sources.record_index import INDEX
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
-from raytf.data.sources.writing import Layout, identity_of, named, write
+from raytf.data.sources.writer import Layout, identity_of, named, write
 from raytf.errors import ConfigError, DataError, StorageError
-from raytf.storage import Storage
+from raytf.storage.storage import Storage
 from raytf.testing import StorageProxy
 from tests.unit.data_files import pictures
 from tests.unit.test_datasets import idx_folder
 
 ROOT = Path(__file__).parents[2]
-RAYTF = (sys.executable, "-c", "from raytf.main import main; main()", "data")
+RAYTF = (sys.executable, "-c", "from raytf.commands.main import main; main()", "data")
 
 
 def source(n=100):

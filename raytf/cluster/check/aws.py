@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytf.cluster.check import ec2
+from raytf.cluster.check import ec2_schema
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, warning
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.node_types import NodeType, node_types
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
 #: A public parameter of AWS: the newest Ubuntu with NVIDIA's driver, in each region.
@@ -26,7 +26,7 @@ def check(document: Document) -> Iterator[Finding]:
     types = node_types(document)
     for t in types:
         path = (*t.path, "node_config")
-        yield from ec2.check(t.config, path)
+        yield from ec2_schema.check(t.config, path)
         yield from _machine(t, path)
         yield from _image(t, path)
         yield from _network(t, path)

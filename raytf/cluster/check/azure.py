@@ -8,8 +8,8 @@ from typing import Any
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, instead, listed, near, warning
-from raytf.cluster.check.nodes import NodeType, node_types
-from raytf.cluster.check.surroundings import Surroundings, ray_file
+from raytf.cluster.check.local_environment import Surroundings, ray_file
+from raytf.cluster.check.node_types import NodeType, node_types
 
 #: Parameters of Ray's template that Ray fills in by itself.
 _RAYS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from raytf.cluster.check.catalog import PRICES_OF, Machine
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.machines import PRICES_OF, Machine
+from raytf.cluster.check.node_types import NodeType, node_types
 from raytf.cluster.check.zones import Traffic
 
 

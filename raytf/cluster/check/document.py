@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from raytf import yamls
 from raytf.cluster.check.finding import Finding, Path, error
+from raytf.storage import untrusted_yaml
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def parse(text: str) -> tuple[list[Document], list[Finding]]:
     documents: list[Document] = []
     findings: list[Finding] = []
     try:
-        for node, loader in yamls.nodes(text):
+        for node, loader in untrusted_yaml.nodes(text):
             findings += _doubles(node, ())
             value = loader.construct_document(node)
             lines: dict[Path, int] = {}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from raytf.cluster.check import catalog
+from raytf.cluster.check import machines
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, instead, warning
-from raytf.cluster.check.nodes import NodeType, node_types
+from raytf.cluster.check.node_types import NodeType, node_types
 
 #: Fields that Compute Engine's instances.insert takes (API v1), and Ray's own.
 _INSTANCE = {
@@ -243,7 +243,7 @@ def _tpu(t: NodeType, path: Path) -> Iterator[Finding]:
     if isinstance(kind, str) and (
         not re.fullmatch(r"(v|tpu)\d+[a-zA-Z]*-\d+", kind)
         # Newer ones than these may come.
-        or (re.match(r"v[2-6]", generation) and generation not in catalog.TPU_GENERATIONS)
+        or (re.match(r"v[2-6]", generation) and generation not in machines.TPU_GENERATIONS)
     ):
         yield error(
             "tpu-type",

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from raytf.cluster.check import software, start
+from raytf.cluster.check import ray_start, versions
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, instead, near, warning
 from raytf.cluster.check.kube_schema import is_quantity
-from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.check.local_environment import Surroundings
 
 #: What device plugins call a GPU or a TPU.
 ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpu.intel.com/i915", "aws.amazon.com/neuroncore")
@@ -47,7 +47,7 @@ def check(
         )
     image = document.get(*pod, "containers", 0, "image")
     if isinstance(image, str):
-        yield from software.image(image, (*pod, "containers", 0, "image"), here)
+        yield from versions.image(image, (*pod, "containers", 0, "image"), here)
 
 
 def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Finding]:
@@ -98,13 +98,13 @@ def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Itera
                 "The container ends at once with an error of `ray start`, again and again.",
                 f"Write {str(key).lstrip('-').replace('_', '-')}.",
             )
-        elif str(key) not in start.OPTIONS:
+        elif str(key) not in ray_start.OPTIONS:
             yield error(
                 "start-parameter",
                 (*path, "rayStartParams", str(key)),
-                f"`ray start` has no flag --{key}{near(key, start.OPTIONS)}",
+                f"`ray start` has no flag --{key}{near(key, ray_start.OPTIONS)}",
                 "The container ends at once with an error of `ray start`, again and again.",
-                instead(key, start.OPTIONS, "Its flags are"),
+                instead(key, ray_start.OPTIONS, "Its flags are"),
             )
     if "labels" in parameters:
         yield refused(

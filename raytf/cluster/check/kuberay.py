@@ -8,14 +8,14 @@ from typing import Any
 
 import yaml
 
-from raytf import yamls
-from raytf.cluster.check import kube_pods, kube_schema, software
+from raytf.cluster.check import kube_pods, kube_schema, versions
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, near, warning
-from raytf.cluster.check.job import Need, Room
+from raytf.cluster.check.job_fit import Need, Room
 from raytf.cluster.check.kube_pods import ACCELERATORS, number, refused, whole
-from raytf.cluster.check.surroundings import Surroundings
+from raytf.cluster.check.local_environment import Surroundings
 from raytf.errors import one_line
+from raytf.storage import untrusted_yaml
 
 KINDS = ("RayCluster", "RayJob", "RayService")
 #: Where a kind has its cluster.
@@ -132,7 +132,7 @@ def _job(document: Document) -> Iterator[Finding]:
     text = spec.get("runtimeEnvYAML")
     if isinstance(text, str):
         try:
-            said = "" if isinstance(yamls.load(text), dict | None) else "it is something else"
+            said = "" if isinstance(untrusted_yaml.load(text), dict | None) else "it is something else"
         except yaml.YAMLError as problem:
             said = one_line(getattr(problem, "problem", None) or problem, 200)
         if said:
@@ -233,7 +233,7 @@ def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> I
 def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Finding]:
     version = document.get(*base, "rayVersion")
     if isinstance(version, str) and version and "dev" not in version:
-        yield from software.ray_version(version, (*base, "rayVersion"), here)
+        yield from versions.ray_version(version, (*base, "rayVersion"), here)
     images = []
     for path, _, _ in groups(document):
         where = (*path, "template", "spec", "containers", 0, "image")

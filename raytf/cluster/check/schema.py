@@ -9,7 +9,7 @@ import jsonschema
 
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.finding import Finding, Path, error, instead, listed, near, warning
-from raytf.cluster.check.surroundings import ray_file
+from raytf.cluster.check.local_environment import ray_file
 
 #: Provider -> keys that its code reads; Ray's schema lets any other pass, and nobody reads it.
 _PROVIDER_KEYS: dict[str, set[str]] = {

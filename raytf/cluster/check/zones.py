@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raytf.cluster import fallback
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.fallback import as_cloud
-from raytf.cluster.check.nodes import node_types
+from raytf.cluster.check.fallbacks import as_cloud
+from raytf.cluster.check.node_types import node_types
+from raytf.cluster.providers import fallback
 
 #: US dollars for a GB from one zone of a region to another, in and out together. Azure bills nothing for it.
 USD_PER_GB = {"aws": 0.02, "gcp": 0.01}

@@ -10,8 +10,7 @@ from typing import Any
 from ray.autoscaler._private.aws.node_provider import AWSNodeProvider, make_ec2_resource
 from ray.autoscaler._private.constants import BOTO_MAX_RETRIES
 
-from raytf.cluster import fallback
-from raytf.cluster.providers import codes
+from raytf.cluster.providers import error_codes, fallback
 from raytf.cluster.providers.base import Falling, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer
 from raytf.errors import one_line
@@ -97,7 +96,7 @@ class _Ec2:
             return self._ec2.create_instances(**config)
         except Exception as error:
             response = getattr(error, "response", None)
-            found = codes.aws(response["Error"]["Code"]) if isinstance(response, dict) else None
+            found = error_codes.aws(response["Error"]["Code"]) if isinstance(response, dict) else None
             if found is None:
                 raise
             raise NoCapacity(found, one_line(error, 200)) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.autoscaler._private._azure.node_provider import AzureNodeProvider
 
-from raytf.cluster.providers import codes
+from raytf.cluster.providers import error_codes
 from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer, Shortage
 from raytf.errors import one_line
@@ -38,7 +38,7 @@ class Provider(Falling, AzureNodeProvider):
         try:
             AzureNodeProvider.create_node(self, copy.deepcopy(dict(offer.config)), {**tags, TAG_LAUNCH: mark}, count)
         except Exception as error:
-            found = codes.azure(codes.text_of(error))
+            found = error_codes.azure(error_codes.text_of(error))
             if found is None:
                 raise
             lack = found, one_line(error, 200)

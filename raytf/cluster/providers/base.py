@@ -19,7 +19,7 @@ from ray.autoscaler._private.providers import _get_default_config
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
 
-from raytf.cluster import fallback
+from raytf.cluster.providers import fallback
 from raytf.cluster.providers.capacity import Empty, NoCapacity, Offer, obtain, slug, together
 
 #: On each node, which machine it is, so that `at_most` can be kept; and where it is and of which kind, so that others

@@ -11,7 +11,7 @@ from ray.autoscaler._private.gcp.config import construct_clients_from_provider_c
 from ray.autoscaler._private.gcp.node import GCPTPU, GCPCompute, GCPNodeType
 from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider, _retry
 
-from raytf.cluster.providers import codes
+from raytf.cluster.providers import error_codes
 from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer
 from raytf.errors import one_line
@@ -102,7 +102,7 @@ class Provider(Falling, GCPNodeProvider):
 
 
 def _lack(error: Exception) -> NoCapacity:
-    found = codes.gcp(codes.text_of(error))
+    found = error_codes.gcp(error_codes.text_of(error))
     if found is None:
         raise error
     return NoCapacity(found, one_line(error, 200))

@@ -14,8 +14,8 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources.base import Order, Spec, by_name
-from raytf.data.sources.blocks import BlockSource
-from raytf.data.sources.files import Files
+from raytf.data.sources.block_reader import BlockSource
+from raytf.data.sources.file_set import Files
 from raytf.errors import DataError, one_line
 
 _BLOCK_BYTES = 4 << 20

@@ -13,8 +13,8 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, crc_of
-from raytf.data.sources.blocks import BlockSource
-from raytf.data.sources.files import Files
+from raytf.data.sources.block_reader import BlockSource
+from raytf.data.sources.file_set import Files
 from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
 from raytf.errors import DataError, StorageError, one_line
 
@@ -223,7 +223,7 @@ def _refuse_nulls(column: Any, name: str, path: str) -> None:
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Tell an outage of storage, which may pass, from data that is damaged."""
-    from raytf.storage import classify
+    from raytf.storage.storage import classify
 
     try:
         yield

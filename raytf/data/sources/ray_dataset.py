@@ -14,7 +14,7 @@ from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import UNFINISHED, Schema
-from raytf.data.sources.writing import FILE_BYTES, Folder, Layout
+from raytf.data.sources.writer import FILE_BYTES, Folder, Layout
 from raytf.errors import DataError, RaytfError, one_line
 
 _BLOCK_BYTES = 1 << 20
@@ -84,7 +84,7 @@ def _columns(dataset: Any, x: Any, y: Any, sample_weight: str | None) -> tuple[A
 
 
 def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[[str], object]) -> None:
-    from raytf.storage import Storage
+    from raytf.storage.storage import Storage
 
     storage = Storage(uri)
     names = [name for _, name in tree.flatten(columns)]

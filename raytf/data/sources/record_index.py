@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from raytf import local
-from raytf.data.sources import frames
-from raytf.data.sources.files import Files
+from raytf.data.sources import tfrecord_frames
+from raytf.data.sources.file_set import Files
 from raytf.errors import DamagedFileError, DataError, StorageError
+from raytf.storage import local_files
 
 INDEX = "_raytf_index"
 _MAGIC = b"RAYTFIX1"
@@ -46,8 +46,8 @@ class Entry:
     @property
     def starts(self) -> np.ndarray:
         """[n] int64, where each record's data begin in the file."""
-        sizes = self.lengths.astype(np.int64) + frames.FRAME
-        return np.cumsum(sizes) - sizes + frames.HEADER
+        sizes = self.lengths.astype(np.int64) + tfrecord_frames.FRAME
+        return np.cumsum(sizes) - sizes + tfrecord_frames.HEADER
 
 
 def encode(entries: dict[str, Entry]) -> bytes:
@@ -141,8 +141,8 @@ def _end(files: Files, i: int) -> memoryview:
 
 def _scan(files: Files, i: int) -> Entry:
     lengths = []
-    for found in frames.scan(lambda at, n: files.read(i, at, n), files.sizes[i]):
-        if isinstance(found, frames.Damage):
+    for found in tfrecord_frames.scan(lambda at, n: files.read(i, at, n), files.sizes[i]):
+        if isinstance(found, tfrecord_frames.Damage):
             place = files.locate(i)
             if not found.offset:
                 refuse_compressed(files.read(i, 0, min(2, files.sizes[i])), place)
@@ -166,4 +166,4 @@ def _keep(files: Files, cache: Path, data: bytes) -> None:
         files.storage.put(INDEX, data)
     except StorageError:
         with contextlib.suppress(OSError):  # it is made again the next time
-            local.put(str(cache), data)
+            local_files.put(str(cache), data)

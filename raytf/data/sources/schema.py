@@ -8,7 +8,7 @@ from typing import Any
 
 from raytf.data import tree
 from raytf.data.sources.base import Spec, by_name
-from raytf.data.sources.files import Files
+from raytf.data.sources.file_set import Files
 from raytf.errors import DataError
 
 SCHEMA = "_raytf_schema.json"

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources import frames
+from raytf.data.sources import tfrecord_frames
 from raytf.data.sources.base import Order, Spec, crc_of
-from raytf.data.sources.blocks import BlockSource
-from raytf.data.sources.examples import Feature, Parser, feature, infer, names_of
-from raytf.data.sources.files import Files
-from raytf.data.sources.pixels import Decoder, Fit
+from raytf.data.sources.block_reader import BlockSource
+from raytf.data.sources.file_set import Files
+from raytf.data.sources.image_decoder import Decoder, Fit
 from raytf.data.sources.record_index import index
 from raytf.data.sources.schema import check_files, columns_of, read_schema, told_of_labels
+from raytf.data.sources.tf_example import Feature, Parser, feature, infer, names_of
 from raytf.errors import DataError
 
 #: What is taken for TFRecords in a folder: `a.tfrecord`, `a.tfrecords`, `a.tfrecord-00000-of-00008`.
@@ -108,7 +108,7 @@ class TFRecordSource(BlockSource):
         self._blocks: list[tuple[int, int, int]] = []
         counts = [len(entry.lengths) for entry in self._entries]
         for f, entry in enumerate(self._entries):
-            kinds = (entry.starts - frames.HEADER) // block_bytes
+            kinds = (entry.starts - tfrecord_frames.HEADER) // block_bytes
             edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), counts[f]] if counts[f] else []
             self._blocks += [(f, a, b) for a, b in itertools.pairwise(edges)]
         self._first_of_file = np.cumsum(counts) - counts
@@ -117,9 +117,9 @@ class TFRecordSource(BlockSource):
     def _first(self) -> bytes:
         f, _, _ = self._blocks[0]
         length = int(self._entries[f].lengths[0])
-        data = np.frombuffer(self._files.read(f, 0, length + frames.FRAME), np.uint8)
-        self._check(data, np.array([frames.HEADER]), np.array([length]), f, 0)
-        return data[frames.HEADER : frames.HEADER + length].tobytes()
+        data = np.frombuffer(self._files.read(f, 0, length + tfrecord_frames.FRAME), np.uint8)
+        self._check(data, np.array([tfrecord_frames.HEADER]), np.array([length]), f, 0)
+        return data[tfrecord_frames.HEADER : tfrecord_frames.HEADER + length].tobytes()
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
         if not (self._by_record and self._files.is_local):
@@ -154,10 +154,10 @@ class TFRecordSource(BlockSource):
     def _read(self, b: int) -> list[np.ndarray]:
         f, first, stop = self._blocks[b]
         lengths = self._entries[f].lengths[first:stop]
-        sizes = lengths.astype(np.int64) + frames.FRAME
-        begin = int(self._starts_of(f)[first]) - frames.HEADER
+        sizes = lengths.astype(np.int64) + tfrecord_frames.FRAME
+        begin = int(self._starts_of(f)[first]) - tfrecord_frames.HEADER
         data = np.frombuffer(self._files.read(f, begin, int(sizes.sum())), np.uint8)
-        return self._decode(data, np.cumsum(sizes) - sizes + frames.HEADER, lengths, f, np.arange(first, stop))
+        return self._decode(data, np.cumsum(sizes) - sizes + tfrecord_frames.HEADER, lengths, f, np.arange(first, stop))
 
     def _decode(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray
@@ -180,7 +180,7 @@ class TFRecordSource(BlockSource):
     def _check(
         self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, f: int, inside: np.ndarray | int
     ) -> None:
-        damage = frames.find_damage(data, starts, lengths.astype(np.int64))
+        damage = tfrecord_frames.find_damage(data, starts, lengths.astype(np.int64))
         if damage is not None:
             i, why = damage
             raise DataError(
@@ -190,7 +190,7 @@ class TFRecordSource(BlockSource):
 
     def _place(self, f: int, record: int) -> str:
         """A record for messages."""
-        offset = int(self._starts_of(f)[record]) - frames.HEADER if len(self._entries[f].lengths) else 0
+        offset = int(self._starts_of(f)[record]) - tfrecord_frames.HEADER if len(self._entries[f].lengths) else 0
         return f"{self._files.locate(f)}: record {record} at byte {offset}"
 
 
@@ -210,8 +210,8 @@ def features_of(uri: str) -> list[str]:
     """
     files = Files(uri, is_wanted=is_tfrecord)
     for i, size in enumerate(files.sizes):
-        for found in frames.scan(functools.partial(files.read, i, whole=False), size):
-            return [] if isinstance(found, frames.Damage) else names_of(bytes(found[1]), files.locate(i))
+        for found in tfrecord_frames.scan(functools.partial(files.read, i, whole=False), size):
+            return [] if isinstance(found, tfrecord_frames.Damage) else names_of(bytes(found[1]), files.locate(i))
     return []
 
 

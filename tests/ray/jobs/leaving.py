@@ -62,7 +62,7 @@ def main(job: Job) -> None:
     x, y = rng.normal(size=(64, 8)).astype("float32"), rng.normal(size=(64, 3)).astype("float32")
     for kind in job.kinds.split(","):
         result = raytf.fit(lambda kind=kind: make(kind), (x, y), config=job.train.replace(run=kind))
-        from raytf.model import weights_sha256
+        from raytf.checkpoint.variables import weights_sha256
 
         model = result.load_model()
         stranger = dataclasses.replace(result, _model=None)

@@ -1,0 +1,129 @@
+"""What a process does to itself: signals, daemon threads, and libraries that write to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T], name: str = "raytf-save") -> Future[T]:
+    """Run in a daemon thread of its own: one that hangs holds up neither the next one nor the end of the process."""
+    job: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            job.set_result(work())
+        except BaseException as error:
+            job.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    return job
+
+
+def load_tensorflow() -> None:
+    """Import TensorFlow and Keras."""
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if "tensorflow" in sys.modules:
+        return
+    with no_stderr():
+        importlib.import_module("tensorflow")
+        importlib.import_module("keras")
+
+
+@contextlib.contextmanager
+def no_stderr() -> Iterator[None]:
+    """Nothing that this process writes to standard error is seen, whoever writes it."""
+    sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:  # there is none
+        yield
+        return
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nothing, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+@contextmanager
+def told_to_stop(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Have both call the handler while the `with` statement lasts; in the main thread alone."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+class Told:
+    """Which signal has ended a command, other than Ctrl-C."""
+
+    number: signal.Signals | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code; that of Ctrl-C where it was no other signal."""
+        return 128 + (self.number or signal.SIGINT)
+
+
+@contextmanager
+def as_interrupts(told: Told) -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
+    ignores them; the second of them ends the process. In the main thread alone.
+
+    Ray lets no other exception of a handler through.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if told.number is not None:
+            os._exit(told.code)
+        told.number = signal.Signals(number)
+        raise KeyboardInterrupt
+
+    both = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in both:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in both:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Have SIGTERM mean afterwards what it meant before: Ray's own handler leaves with exit code 15."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def restore() -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+    try:
+        yield
+    except SystemExit as error:
+        restore()
+        if error.code == signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)  # it has come meanwhile, and means what it meant before
+        raise
+    finally:
+        restore()

@@ -1,0 +1,85 @@
+"""Which copies of the state in the memory of nodes belong together, and which of them to restore first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from raytf.checkpoint.naming import restore_order, split_name
+
+
+@dataclass(frozen=True)
+class Share:
+    """One rank's share of a snapshot in memory.
+
+    Attributes:
+        step: global steps that the state has seen.
+        attempt: name of the start of the worker group that wrote it.
+        share, shares: which part of how many the ranks of its node wrote.
+        bytes: that it takes.
+    """
+
+    step: int
+    attempt: str
+    share: int
+    shares: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Held(Share):
+    """A share that a node holds, and the path under which processes of that node find it."""
+
+    path: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A snapshot that at least one node holds whole.
+
+    Attributes:
+        holders: node -> its shares, in order.
+    """
+
+    step: int
+    attempt: str
+    holders: dict[str, list[Held]]
+
+
+def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str] | None) -> list[Generation]:
+    """Snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
+
+    Args:
+        found: what each node holds.
+        attempts: those of this run, where it is known; what others wrote is of a run that was deleted.
+    """
+    whole: dict[tuple[int, str], dict[str, list[Held]]] = {}
+    for node, held in found.items():
+        for key in {(h.step, h.attempt) for h in held}:
+            shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold one
+            own = sorted(shares.values(), key=lambda h: h.share)
+            if [h.share for h in own] == list(range(own[0].shares)) and (attempts is None or key[1] in attempts):
+                whole.setdefault(key, {})[node] = own
+    return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
+
+
+def is_latest(found: Mapping[str, Collection[Held]], attempts: Collection[str]) -> bool:
+    """Whether some nodes' answers make it needless to wait for others: they hold a whole copy of the latest attempt.
+
+    All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.
+    Names of attempts begin with their time.
+    """
+    return any(g.attempt == max(attempts) for g in generations(found, attempts))
+
+
+def candidates(found: Collection[Generation], complete: Collection[str]) -> list[Generation | str]:
+    """Snapshots in memory and names of checkpoints on storage, best to restore first: the latest step, whatever becomes
+    of those before it; of equal steps the one in memory.
+
+    Args:
+        found: what `generations` returned.
+        complete: names of checkpoints.
+    """
+    both: list[tuple[int, int, Generation | str]] = [(g.step, 1, g) for g in found]
+    both += [(split_name(name)[0], 0, name) for name in restore_order(complete)]
+    return [one for _, _, one in sorted(both, key=lambda entry: entry[:2], reverse=True)]

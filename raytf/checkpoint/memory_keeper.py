@@ -1,0 +1,276 @@
+"""The memory tier: on every node of a run a keeper, an actor that outlives the workers, owns the memory that they copy
+their state into. What a worker that dies leaves is there for the next group, on this node and on others.
+
+The memory is anonymous and the keeper's own (a memfd, which workers on its node open through /proc): it goes with the
+keeper, whatever ends that. A keeper ends when its run has, and a minute after the run's driver has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytf import _ray
+from raytf._ray import Answer
+from raytf.checkpoint import snapshot_slot
+from raytf.checkpoint.generations import Generation, Held, generations
+from raytf.checkpoint.manifest import Checkpoint
+from raytf.errors import CheckpointError
+
+_NAMESPACE = "raytf"
+#: How long keepers wait for another driver of their run, and how often they look whether there is one.
+ALONE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
+#: Snapshots in memory leave at least so much of the node's memory to others, bytes.
+_LEAVE_BYTES = 1 << 30
+#: A node that is asked what it holds has so many seconds; the second number where its raylet answers meanwhile.
+SURVEY_SECONDS, _BUSY_SECONDS = 3.0, 20.0
+_READ_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Memory for one rank: two slots, as paths on the node; or the reason why there are none."""
+
+    paths: tuple[str, ...] = ()
+    reason: str = ""
+
+
+class Keeper:
+    """Owns memory on one node; see the module's text.
+
+    Args:
+        alone_seconds: for which it outlives its run's driver.
+    """
+
+    def __init__(self, alone_seconds: float = ALONE_SECONDS):
+        self._alone_seconds = alone_seconds
+        self._lock = threading.Lock()
+        #: Path -> attempt, file descriptor, and bytes promised, which are not taken before they are written.
+        self._slots: dict[str, tuple[str, int, int]] = {}
+        self._monitor: Any = None
+        self._seen_at = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
+
+    def reserve(self, attempt: str, state_bytes: int, monitor: Any) -> Place:
+        """Memory for two snapshots of one rank's share of the state.
+
+        What earlier attempts left is dropped, but for the newest snapshot that is whole, which `tidy` drops.
+
+        Args:
+            attempt: name of this start of the worker group.
+            state_bytes: about how large a snapshot is.
+            monitor: an actor that lives as long as the run's driver.
+        """
+        with self._lock:
+            self._monitor, self._seen_at = monitor, time.monotonic()
+            self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt} - self._newest())
+            owed = sum(max(0, promised - os.fstat(fd).st_size) for _, fd, promised in self._slots.values())
+            free = _ray.free_bytes() - _LEAVE_BYTES - owed
+            if 2 * state_bytes > free:
+                return Place(
+                    reason=f"two copies of {state_bytes / 2**20:,.0f} MiB do not fit into the node's free memory"
+                )
+            paths = []
+            for _ in range(2):
+                fd = os.memfd_create(f"raytf-{attempt}")
+                path = f"/proc/{os.getpid()}/fd/{fd}"
+                self._slots[path] = (attempt, fd, state_bytes)
+                paths.append(path)
+            return Place(tuple(paths))
+
+    def tidy(self, attempt: str) -> bool:
+        """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing of it is left."""
+        with self._lock:
+            newest = self._newest()
+            if newest and all(self._slots[path][0] == attempt for path in newest):
+                self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt})
+            return all(owner == attempt for owner, *_ in self._slots.values())
+
+    def held(self) -> list[Held]:
+        """What there is, share by share."""
+        with self._lock:
+            return self._held()
+
+    def newest(self, attempt: str) -> int | None:
+        """The newest step of which it holds an attempt's whole state. Who asks is of the run, which thus goes on."""
+        with self._lock:
+            self._seen_at = time.monotonic()
+            found = generations({"here": self._held()}, [attempt])
+            return found[0].step if found else None
+
+    def read(self, path: str) -> np.ndarray:
+        """The bytes of a slot, uint8 [n]."""
+        with self._lock:
+            fd = self._slots[path][1]
+            memory = _mapped(fd)
+            share = snapshot_slot.head(memory)
+            return np.array(np.frombuffer(memory, np.uint8, 0 if share is None else share.bytes))
+
+    def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function here: this process runs already, where a task's would have to start first."""
+        return function(*arguments)
+
+    def _held(self) -> list[Held]:
+        found = []
+        for path, (_, fd, _) in self._slots.items():
+            share = snapshot_slot.head(_mapped(fd))
+            if share is not None:
+                found.append(Held(share.step, share.attempt, share.share, share.shares, share.bytes, path))
+        return found
+
+    def _newest(self) -> set[str]:
+        found = generations({"here": self._held()}, None)
+        return {held.path for held in found[0].holders["here"]} if found else set()
+
+    def _drop(self, paths: Collection[str]) -> None:
+        for path in paths:
+            os.close(self._slots.pop(path)[1])
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._seen_at < self._alone_seconds:
+            time.sleep(_LOOK_SECONDS)
+            monitor = self._monitor
+            with contextlib.suppress(ray.exceptions.RayError):
+                if monitor is not None and ray.get(monitor.is_there.remote(), timeout=30) and monitor is self._monitor:
+                    self._seen_at = time.monotonic()
+        os._exit(0)
+
+
+def _mapped(fd: int) -> Any:
+    size = os.fstat(fd).st_size
+    return mmap.mmap(fd, size, prot=mmap.PROT_READ) if size else b""
+
+
+def keeper(run_uri: str) -> Any:
+    """The handle of this node's keeper for a run; starts it where there is none. Does not wait for it."""
+    node = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(Keeper)
+        .options(
+            name=_name(run_uri, node),
+            namespace=_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_concurrency=4,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        .remote()
+    )
+
+
+def keeper_on(run_uri: str, node: str) -> Any:
+    """The handle of a node's keeper for a run; None where there is none, or Ray cannot say."""
+    try:
+        return ray.get_actor(_name(run_uri, node), namespace=_NAMESPACE)
+    except (ValueError, ray.exceptions.RayError):
+        return None
+
+
+def survey(
+    run_uri: str, seconds: float = SURVEY_SECONDS, is_enough: Callable[[dict[str, list[Held]]], bool] | None = None
+) -> dict[str, list[Held]]:
+    """What the nodes of the cluster hold of a run, by node; without nodes that do not answer in time.
+
+    Args:
+        seconds: for all to answer.
+        is_enough: whether what has been answered by then makes it needless to wait for nodes that are busy.
+    """
+    asked = {keeper.held.remote(): node for node, keeper in _keepers(run_uri).items()}
+    if not asked:
+        return {}
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
+    if late and not (is_enough and is_enough(_answers(done, asked))):
+        # A node that is busy holds as much as any other; one that is frozen is not waited for.
+        silent = {asked[answer] for answer in late}
+        heard = _ray.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
+        busy = [answer for answer in late if heard.get(asked[answer]) is Answer.LIVES]
+        done += ray.wait(busy, num_returns=len(busy), timeout=_BUSY_SECONDS)[0] if busy else []
+    return _answers(done, asked)
+
+
+def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[Held]]:
+    found: dict[str, list[Held]] = {}
+    for answer in done:
+        with contextlib.suppress(ray.exceptions.RayError):  # it has just died
+            found[asked[answer]] = ray.get(answer)
+    return found
+
+
+def load(run_uri: str, generation: Generation) -> Checkpoint:
+    """A snapshot from this node's memory, or through the network from another's, verified.
+
+    Raises:
+        CheckpointError: no holder gives it whole.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    problem = "nobody holds it"
+    for node in sorted(generation.holders, key=lambda n: n != here):
+        try:
+            return _read(run_uri, generation, node, node == here)
+        except (CheckpointError, OSError, ValueError, KeyError, ray.exceptions.RayError) as error:
+            problem = str(error)
+    raise CheckpointError(f"the snapshot of step {generation.step} in memory could not be read: {problem}")
+
+
+def dismiss(run_uri: str) -> None:
+    """End all keepers of a run."""
+    for actor in _keepers(run_uri).values():
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(actor)
+
+
+def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Checkpoint:
+    actor = None if is_here else _keepers(run_uri)[node]
+    tensors: dict[str, np.ndarray] = {}
+    document: dict[str, Any] = {}
+    for held in generation.holders[node]:
+        if actor is None:
+            fd = os.open(held.path, os.O_RDONLY)
+            try:
+                memory = _mapped(fd)
+            finally:
+                os.close(fd)
+        else:
+            memory = ray.get(actor.read.remote(held.path), timeout=_READ_SECONDS).data
+        share, own, live, slow = snapshot_slot.parse(memory)
+        if (share.step, share.attempt) != (generation.step, generation.attempt):
+            raise CheckpointError(f"the snapshot of step {generation.step} was written over")
+        if tensors and live.get("weights_hash") != document.get("weights_hash"):
+            raise CheckpointError(f"the ranks did not agree on the weights of step {generation.step}")
+        tensors.update(own)
+        document.update({**slow, **live})
+    return Checkpoint(
+        f"memory of {len(generation.holders)} node{'s' if len(generation.holders) > 1 else ''}",
+        generation.step,
+        document,
+        tensors,
+    )
+
+
+def _prefix(run_uri: str) -> str:
+    return f"raytf-keeper-{hashlib.sha256(run_uri.encode()).hexdigest()[:16]}-"
+
+
+def _name(run_uri: str, node: str) -> str:
+    return f"{_prefix(run_uri)}{node}"
+
+
+def _keepers(run_uri: str) -> dict[str, Any]:
+    prefix, found = _prefix(run_uri), {}
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == _NAMESPACE and entry["name"].startswith(prefix):
+            with contextlib.suppress(ValueError):  # gone in the meantime
+                found[entry["name"].removeprefix(prefix)] = ray.get_actor(entry["name"], namespace=_NAMESPACE)
+    return found

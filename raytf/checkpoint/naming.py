@@ -1,0 +1,41 @@
+"""Names of checkpoints and attempts: the step and the attempt are in them, and they sort by time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+#: Of a step in a name.
+_MOST_DIGITS = 15
+
+
+def restore_order(complete: Collection[str]) -> list[str]:
+    """Names of complete checkpoints, best to restore first: the latest step, then the latest attempt."""
+    return sorted(complete, key=split_name, reverse=True)
+
+
+def name_of(step: int, attempt: str, serial: int = 0) -> str:
+    """The folder of the serial-th save of an attempt; names sort by step, and no two saves share one."""
+    return f"{step:012d}-{attempt}-{serial:04d}"
+
+
+def split_name(name: str) -> tuple[int, str]:
+    """(step, attempt) of a checkpoint's folder; (-1, name) where it is none."""
+    step, mark, attempt = name.partition("-")
+    # Of other alphabets' digits int() takes some and refuses others; no run has steps of more than so many.
+    is_step = step.isascii() and step.isdecimal() and len(step) <= _MOST_DIGITS
+    return (int(step), attempt) if mark and is_step else (-1, name)
+
+
+def attempt_of(name: str) -> str:
+    """The attempt that wrote a checkpoint's folder."""
+    return split_name(name)[1].rpartition("-")[0]
+
+
+_ATTEMPT_NAME = re.compile(r"\d{8}T\d{6}\.\d{3}-[0-9a-f]{6}")
+
+
+def is_of_dead_attempt(name: str, present: str, over: Collection[str] = ()) -> bool:
+    """Whether a file's name holds an attempt that is over: a known one, or one before the present one by its time."""
+    found = _ATTEMPT_NAME.search(name)
+    return found is not None and found[0] != present and (found[0] in over or found[0] < present)

@@ -1,0 +1,139 @@
+"""The ranks' replicas of the weights: compared with each copy of the state, and mended where one of them differs.
+
+All ranks apply the same reduced gradient to the same values, so that replicas stay equal. Where one does not, a device
+computes wrongly, or otherwise than the others'. See docs/gpu.md, "Replicas that drift", for the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from raytf.distributed import replica_agreement, step_flags
+from raytf.distributed.worker_table import gather
+from raytf.errors import ReplicaError
+
+#: Bytes of a state that are sent at a time.
+_PIECE = 64 << 20
+
+
+class Ranks(Protocol):
+    """The part of a strategy's Group that replicas need."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, values: np.ndarray) -> np.ndarray: ...
+
+
+class Replicas:
+    """This rank's replica, as it is compared with the others'; every rank must make the same calls.
+
+    Args:
+        group: of all ranks.
+        named: all variables of the state.
+        digest: the present hash of the weights.
+        is_exact: a run promises its last bits: it goes back, and is not mended.
+        say: a line for the user; rank 0 calls it.
+        event: books what happened; rank 0 calls it.
+        about: this rank's host and device, for people.
+
+    Attributes:
+        agreed: latest step at which all were known to be equal; None for none yet.
+        told: step whose hash was told last.
+        newest: the hash of the latest copy.
+    """
+
+    def __init__(
+        self,
+        group: Ranks,
+        named: Mapping[str, Any],
+        digest: Callable[[], int],
+        is_exact: bool,
+        say: Callable[[str], None],
+        event: Callable[..., None],
+        about: Callable[[], str],
+    ):
+        self._group, self._named, self._digest, self._is_exact = group, named, digest, is_exact
+        self._say, self._event, self._about = say, event, about
+        #: Step and hash that are to be told, and those that were.
+        self._pending: tuple[int, int] | None = None
+        self._told: tuple[int, int] | None = None
+        self._drifts = 0
+        self.agreed: int | None = None
+        self.told, self.newest = -1, 0
+
+    def look(self, step: int) -> None:
+        """The state after `step` is about to be copied."""
+        self.newest = self._digest()
+        self._pending = (step, self.newest)
+
+    def tell(self) -> int:
+        """The hash to tell the other ranks with the next vector of flags; 0 for none."""
+        self._told, self._pending = self._pending, None
+        return 0 if self._told is None else self._told[1]
+
+    def hear(self, sums: np.ndarray, step: int) -> bool:
+        """What all ranks told, added over them; whether the state after `step` was mended.
+
+        Raises:
+            ReplicaError: replicas differ, and nobody can say which is right, or the run promises its last bits.
+        """
+        told, self._told = self._told, None
+        if told is None:
+            return False
+        self.told = told[0]
+        if step_flags.agree(sums, self._group.world_size):
+            self.agreed = told[0]
+            return False
+        own = f"{told[1]:016x} {self._about()}".encode()
+        everyone = [each.decode().split(" ", 1) for each in gather(self._group, own)]
+        verdict = replica_agreement.judge([int(value, 16) for value, _ in everyone])
+        if verdict is None:
+            return False
+        places = [f"rank {rank} ({everyone[rank][1]})" for rank in verdict.apart]
+        return self._act(verdict, places, step)
+
+    def _act(self, verdict: replica_agreement.Verdict, places: Sequence[str], step: int) -> bool:
+        where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
+        is_mended = verdict.donor is not None and not self._is_exact
+        if verdict.donor is None:
+            text = f"the weights of {where} differ at step {self.told}, and nobody can say which are right"
+        else:
+            others = self._group.world_size - len(verdict.apart)
+            text = f"the weights of {where} differ at step {self.told} from those of the other {others} workers"
+        fields = {"of_step": self.told, "from_step": self.agreed, "ranks": list(verdict.apart), "mended": is_mended}
+        if self._group.rank == 0:
+            self._event("replicas", text=text, **fields)
+        if not is_mended or verdict.donor is None:
+            known = [] if verdict.donor is None else list(verdict.apart)
+            raise ReplicaError(f"{text}; the run goes back to where all agreed", known)
+        self._send(verdict.donor, self._group.rank in verdict.apart)
+        self._drifts += 1
+        if self._drifts & (self._drifts - 1) == 0:  # a device that drifts does so again and again
+            again = "" if self._drifts == 1 else f"; {self._drifts} times so far"
+            self._say(
+                f"WARNING: {text}: it was given their state at step {step}. Updates since {since} took its gradients"
+                f"{again}. --exact goes back instead."
+            )
+        return True
+
+    def _send(self, donor: int, is_apart: bool) -> None:
+        """One rank's state to those that are apart, tensor by tensor; adding zeros to integers keeps every bit."""
+        for variable in self._named.values():
+            own = _values(variable)
+            raw = own.reshape(-1).view(np.uint8)
+            words = np.zeros(-(-raw.size // 4), np.int32)
+            if self._group.rank == donor:
+                words.view(np.uint8)[: raw.size] = raw
+            size = _PIECE // 4
+            parts = [self._group.sum(words[a : a + size]) for a in range(0, len(words), size)]
+            if is_apart and parts:
+                got = np.concatenate(parts).view(np.uint8)[: raw.size]
+                variable.assign(got.view(own.dtype).reshape(own.shape))
+
+
+def _values(variable: Any) -> np.ndarray:
+    return np.asarray(variable.value) if hasattr(variable, "value") else np.asarray(variable)

@@ -1,0 +1,295 @@
+"""A rank's part in the memory tier: when to copy the state into memory, and what a new group finds there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import ray
+
+from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
+from raytf.checkpoint.codec import shares
+from raytf.checkpoint.keeper_client import Keeping
+from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.variables import MakeSource, Source, Values
+from raytf.distributed.group import Ranks
+
+#: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
+_LOG, _RANK_ZERO = "log/rows", "rank 0"
+
+
+#: Copies whose median tells what one costs.
+_COSTS = 9
+
+
+class Snapshots:
+    """Copies of the state in the memory of this rank's node, of which this rank writes a share.
+
+    All ranks copy after the same steps, so every node of the run holds the same state, bit for bit.
+
+    Args:
+        run_uri: the run's folder.
+        group: of ranks.
+        attempt: name of this start of the worker group.
+        every_steps: between two copies; None chooses it by their cost, 0 makes none.
+        monitor: the driver's Monitor actor.
+        say: told about what goes wrong.
+        place: of `place_on_node`, where that is known.
+    """
+
+    def __init__(
+        self,
+        run_uri: str,
+        group: Ranks,
+        attempt: str,
+        every_steps: int | None,
+        monitor: Any,
+        say: Callable[[str], None],
+        place: tuple[int, int] | None = None,
+    ):
+        self._run_uri, self._group, self._attempt, self._every, self._say = run_uri, group, attempt, every_steps, say
+        self._monitor = monitor
+        self._share, self._shares = place_on_node(group) if place is None else place
+        self._keeping: Keeping | None = None
+        self._source: Source | None = None
+        self._slots: list[snapshot_slot.Slot] = []
+        #: Has the newest copy count, beside training.
+        self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
+        self._sealing.set_result(None)
+        #: Whether what earlier attempts left on this node is gone, and the question for that.
+        self._is_tidy, self._tidying = False, None
+        #: Of the latest copies, seconds: the copy itself, and giving all ranks what rank 0 alone knows.
+        self._costs: list[tuple[float, float]] = []
+        self._slow: tuple[Any, bytes] = (None, b"")
+        self._rank_zero = np.zeros(0, np.uint8)
+        self._wished = -1
+        self._sharing_seconds = self._aside_seconds = 0.0
+        #: Step of this rank's newest copy, bytes that this node holds in two of them, and seconds that copies held up
+        #: training.
+        self.copied: int | None = None
+        self.bytes = 0
+        self.seconds = 0.0
+
+    # -- restoring -----------------------------------------------------------------------------------------------------
+
+    def find(self, attempts: list[str]) -> list[generations.Generation]:
+        """Snapshots of some attempts that some node holds whole, newest first; the same on all ranks."""
+        found = []
+        if self._group.rank == 0 and self._every != 0:
+            held = memory_keeper.survey(
+                self._run_uri, is_enough=lambda answers: generations.is_latest(answers, attempts)
+            )
+            found = generations.generations(held, set(attempts))
+        return pickle.loads(self._group.share(pickle.dumps(found)))
+
+    def load(self, generation: generations.Generation) -> Checkpoint:
+        """The state, verified, with `files` of callbacks in its document where they are small.
+
+        Raises:
+            CheckpointError: it is damaged, or gone.
+        """
+        loaded = memory_keeper.load(self._run_uri, generation)
+        tensors, document = dict(loaded.tensors), dict(loaded.document)
+        document["rows"] = tensors.pop(_LOG)
+        raw = tensors.pop(_RANK_ZERO)
+        document["callbacks"], arrays, document["files"] = pickle.loads(raw.tobytes()) if raw.size else ({}, {}, None)
+        self._rank_zero = raw
+        return Checkpoint(loaded.name, loaded.step, document, tensors | arrays, is_in_memory=True)
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    def begin(self, sizes: dict[str, int], make: MakeSource) -> None:
+        """Ask this node's keeper for memory; copies are made from when it has answered.
+
+        Args:
+            sizes: values of each tensor of the state.
+            make: the source of some of them.
+        """
+        if self._every == 0:
+            return
+        self._source = make(shares(sizes, self._shares)[self._share])
+        self._keeping = Keeping(self._run_uri, self._attempt, self._source.nbytes, self._monitor)
+        self._keeping.begin()
+
+    def look(self) -> None:
+        """Ask this node's keeper whether it lives and what it holds; with each beat, from a thread beside training."""
+        if self._keeping is not None:
+            self._keeping.look()
+
+    @property
+    def step(self) -> int | None:
+        """The newest step of which this node holds a copy that can be restored, as its keeper said; None for none."""
+        self.look()
+        return None if self._keeping is None else self._keeping.step
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank has got memory into which nothing was copied yet."""
+        return self._ready() and self.copied is None
+
+    def wish(self, stop: int, step_seconds: float) -> float:
+        """Rank 0's wish for the call that ends at step `stop`: 1 to copy the state after it."""
+        if self._every == 0 or self._group.rank != 0:
+            return 0.0
+        if self._every is None and not self.is_sealed:
+            return 0.0  # training would wait for the one that is on its way from the device
+        cost = 0.0
+        if self._costs:
+            copying, sharing = zip(*self._costs, strict=True)
+            # Ranks that share wait for each other, as they would in the next step: only the shortest time is a cost.
+            cost = float(np.median(copying)) + min(sharing)
+        every = cadence.snapshot_every(self._every, cost, step_seconds)
+        if self._wished >= 0 and stop - self._wished < every:
+            return 0.0
+        self._wished = stop
+        return 1.0
+
+    def share_rank_zero(self, state: tuple[dict[str, Any], dict[str, np.ndarray], Any] | None) -> None:
+        """Give all ranks what rank 0 alone knows: state and files of callbacks; every rank must call it.
+
+        Args:
+            state: (values, arrays, files) on rank 0, None on the others.
+        """
+        began = time.perf_counter()
+        raw = self._group.share(b"" if state is None else pickle.dumps(state))
+        self._rank_zero = np.frombuffer(raw, np.uint8)
+        self._sharing_seconds = time.perf_counter() - began
+
+    def copy(self, step: int, live: dict[str, Any], slow_key: Any, slow: Callable[[], Any], rows: np.ndarray) -> None:
+        """Copy this rank's share of the state.
+
+        Args:
+            step: global steps that the state has seen.
+            live: what changes with each copy; JSON values.
+            slow_key, slow: what changes seldom, asked for where the key is another than before; JSON values.
+            rows: of the log of steps that are not on storage, [n, 4].
+        """
+        began = time.perf_counter()
+        if not self._ready() or self._source is None:
+            self._book(0.0)  # what was done for it, and will be the next time
+            return
+        if self._share == 0 and self._slow[0] != slow_key:
+            self._slow = (slow_key, json.dumps(slow()).encode())
+        own = {_LOG: rows, _RANK_ZERO: self._rank_zero} if self._share == 0 else {}
+        share, text = generations.Share(step, self._attempt, self._share, self._shares), self._slow[1]
+        try:
+            self._sealing.result()
+            if step == self.copied:
+                self._slots.reverse()  # over itself: that of an earlier step stays until this one counts on all ranks
+            slot, values = self._slots[0], self._source.now()
+
+            def fill() -> None:
+                size = slot.copy(share, {**values.tensors, **own}, live, text)
+                self.bytes = 2 * size * self._shares
+
+            self._seal_soon(slot, fill, values)
+        except (OSError, ValueError) as error:
+            self._stop(f"the state cannot be copied into memory: {error}")
+            return
+        first = self.copied is None
+        self._slots.reverse()
+        self.copied = step
+        self._book(time.perf_counter() - began, counts=not first)  # that pays for memory that is touched the first time
+
+    def _book(self, seconds: float, counts: bool = True) -> None:
+        copying = seconds + self._aside_seconds
+        sharing, self._sharing_seconds, self._aside_seconds = self._sharing_seconds, 0.0, 0.0
+        self.seconds += copying + sharing
+        if counts:
+            self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
+
+    def costs_also(self, seconds: float) -> None:
+        """The next copy holds training up for so many seconds more than are spent here."""
+        self._aside_seconds += seconds
+
+    def distrust(self) -> None:
+        """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
+        if self._slots and self.copied is not None:
+            self._slots.reverse()
+            self.copied = -1  # a copy of the same step is no copy over itself: that place holds an older one now
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether this rank's newest copy counts."""
+        return self._sealing.done()
+
+    def settle(self) -> None:
+        """Wait until this rank's newest copy counts, which it does soon after it was made."""
+        wait([self._sealing])
+
+    def _seal_soon(self, slot: snapshot_slot.Slot, fill: Callable[[], None], values: Values) -> None:
+        if values.is_held and not values.is_here:
+            # From the device beside the next steps, which do not change what is held.
+            self._sealing = self._sealer.submit(self._seal, slot, fill)
+        else:
+            fill()
+            self._sealing = self._sealer.submit(self._seal, slot)
+
+    def _seal(self, slot: snapshot_slot.Slot, fill: Callable[[], None] = lambda: None) -> None:
+        fill()
+        slot.seal()
+        if self._is_tidy or self._keeping is None:
+            return
+        with contextlib.suppress(ray.exceptions.RayError):  # it was killed, which the next look finds
+            # Again after each copy: another rank of this node may not have had its first one.
+            if self._tidying is not None and ray.wait([self._tidying], timeout=0)[0]:
+                tidying, self._tidying = self._tidying, None
+                self._is_tidy = ray.get(tidying)
+            if not self._is_tidy:
+                self._tidying = self._keeping.tidy()
+
+    def _ready(self) -> bool:
+        keeping = self._keeping
+        if keeping is None:
+            return False
+        if keeping.is_lost:
+            self._let_go()
+            keeping.replace()
+        if self._slots:
+            return True
+        place = keeping.take()
+        if place is None:
+            return False
+        if place.reason:
+            self._stop(f"no copies of the state in this node's memory: {place.reason}")
+            return False
+        try:
+            self._slots = [snapshot_slot.Slot(path) for path in place.paths]
+        except OSError:
+            keeping.is_lost = True  # it has died since
+        return bool(self._slots)
+
+    def _let_go(self) -> None:
+        """The keeper is gone: so is what was copied, and the memory is given back for the next one."""
+        wait([self._sealing])
+        for slot in self._slots:
+            slot.close()
+        had_copies = self.copied is not None
+        self._slots, self.copied, self.bytes = [], None, 0
+        if had_copies and self._share == 0:
+            self._say(
+                f"rank {self._group.rank}: the keeper of copies in its node's memory is gone, and so are they; another "
+                "one is started, and the state copied anew"
+            )
+
+    def _stop(self, reason: str) -> None:
+        self._slots, self._keeping, self.copied, self.bytes = [], None, None, 0
+        self._say(f"rank {self._group.rank}: {reason}; after a failure the run goes on from storage or other nodes")
+
+
+def place_on_node(group: Ranks) -> tuple[int, int]:
+    """(number, count) of this rank among those of its node.
+
+    Ray Train's local rank is that among those of an IP address, which several nodes may share.
+    """
+    node = int(ray.get_runtime_context().get_node_id()[:15], 16)
+    mine = np.zeros((group.world_size, 2), np.int32)
+    mine[group.rank] = [node >> 30, node & (1 << 30) - 1]
+    ranks = [r for r, other in enumerate(group.sum(mine).tolist()) if other == mine[group.rank].tolist()]
+    return ranks.index(group.rank), len(ranks)

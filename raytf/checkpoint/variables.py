@@ -1,0 +1,238 @@
+"""What a checkpoint holds: every variable of model, optimizer and metrics by name, and a small JSON document."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf._process import in_thread
+from raytf.checkpoint.snapshot_slot import copy_all
+from raytf.checkpoint.tensor_stream import Remote, Tensor
+from raytf.errors import CheckpointError
+
+
+def variables(model: keras.Model) -> dict[str, keras.Variable]:
+    """Name -> variable, in one order for a given model."""
+    return _named(model, model.optimizer.variables, model.metrics_variables)
+
+
+def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
+    """As `variables`, without metrics, for a model that is not compiled; without an optimizer, without that."""
+    return _named(model, [] if optimizer is None else optimizer.variables, [])
+
+
+def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:
+    seeds = {id(v) for v in seed_states(model)}
+    named: dict[str, keras.Variable] = {}
+    for part, found in (
+        ("model", [v for v in model.variables if id(v) not in seeds]),
+        ("optimizer", optimizer),
+        ("metrics", metrics),
+    ):
+        taken = {id(v) for v in named.values()}
+        own = [v for v in found if id(v) not in taken]
+        # Not the path: it holds layer names that count up with every model made in a process.
+        named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(own)})
+    return named
+
+
+def sizes(named: Mapping[str, keras.Variable]) -> dict[str, int]:
+    """How many values each variable has."""
+    return {name: int(np.prod(v.shape, dtype=np.int64)) for name, v in named.items()}
+
+
+def size_of(named: Mapping[str, keras.Variable]) -> int:
+    """Bytes of all variables."""
+    return sum(_bytes(v.value) for v in named.values())
+
+
+def is_on_host(named: Mapping[str, keras.Variable]) -> bool:
+    """Whether the values are in the host's memory."""
+    return all(_is_on_cpu(v.value) for v in named.values())
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of some tensors as they are now.
+
+    Attributes:
+        tensors: by name.
+        is_held: later steps do not change them; else they have to be taken before the next step begins.
+        is_here: all are in the host's memory.
+    """
+
+    tensors: Mapping[str, Tensor]
+    is_held: bool
+    is_here: bool
+
+
+class Source(Protocol):
+    """Where the values of a state's tensors are.
+
+    Attributes:
+        nbytes: of all of them.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def now(self) -> Values: ...
+
+
+#: A source of the tensors with some names.
+MakeSource = Callable[[Sequence[str]], Source]
+
+
+class Variables:
+    """The values of variables.
+
+    On a CPU they are the variables' own buffers. On another device they stay there until they are fetched, one by one:
+    beside training where the device has memory for them twice, for an update of a variable whose values somebody
+    holds goes to new memory (TensorFlow's copy on write); else the next step has to wait.
+
+    Args:
+        named: variables.
+        names: of those that are asked for.
+        may_hold: whether a device has memory for values of so many bytes beside those of the variables.
+        is_here: whether a tensor or a variable is in the host's memory; injected by tests, which have no GPU.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, keras.Variable],
+        names: Sequence[str],
+        may_hold: Callable[[int], bool] = lambda size: True,
+        is_here: Callable[[Any], bool] | None = None,
+    ):
+        self._may_hold = may_hold
+        is_here = is_here or _is_on_cpu
+        self._variables = {name: named[name].value for name in names}
+        self._far = {name for name, variable in self._variables.items() if not is_here(variable)}
+        variables = list(self._variables.values())
+        # One call for all: reading one by one takes longer than copying them. What is read does not change any more.
+        self._read = tf.function(lambda: [v.read_value() for v in variables], autograph=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_bytes(variable) for variable in self._variables.values())
+
+    def now(self) -> Values:
+        """The present values."""
+        if not self._far or self._may_hold(sum(_bytes(self._variables[name]) for name in self._far)):
+            held = dict(zip(self._variables, self._read(), strict=True))
+            return Values({n: self._held(held, n) for n in self._variables}, True, not self._far)
+        return Values({n: self._live(n) for n in self._variables}, False, False)
+
+    def _held(self, held: dict[str, Any], name: str) -> Tensor:
+        if name not in self._far:
+            return np.asarray(held[name])
+        # Once it is fetched, the device's memory is free again.
+        return _remote(held[name], lambda: np.asarray(held.pop(name)))
+
+    def _live(self, name: str) -> Tensor:
+        variable = self._variables[name]
+        if name not in self._far:
+            return np.asarray(variable.read_value())
+        return _remote(variable, lambda: np.asarray(variable.read_value()))
+
+
+def _is_on_cpu(value: Any) -> bool:
+    return "/device:CPU:" in value.device or not value.device
+
+
+def _bytes(value: Any) -> int:
+    return int(np.prod(value.shape, dtype=np.int64)) * value.dtype.size
+
+
+def _remote(value: Any, fetch: Callable[[], np.ndarray]) -> Remote:
+    return Remote(np.dtype(value.dtype.as_numpy_dtype), tuple(value.shape), fetch)
+
+
+class Copies:
+    """Copies of values that later steps do not change, in memory that is used again.
+
+    New memory is slow: the system clears each page of it when it is first written.
+
+    Args:
+        source: of the values.
+
+    Attributes:
+        filling: ends when the copies that were taken last are whole.
+    """
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._spare: dict[str, np.ndarray] = {}
+        self._names: list[str] = []
+        self.filling: Future[None] = Future()
+        self.filling.set_result(None)
+
+    def take(self) -> dict[str, np.ndarray]:
+        """The present values, by name; they are there once `filling` has ended."""
+        into, self._spare = self._spare, {}
+        values = self._source.now()
+        for name, value in values.tensors.items():
+            if name not in into:
+                into[name] = np.empty(value.shape, value.dtype)
+        self._names = list(values.tensors)
+        targets = {name: into[name] for name in self._names}
+        if values.is_held and not values.is_here:
+            self.filling = in_thread(lambda: _copy(targets, values), "raytf-take")
+        else:
+            _copy(targets, values)
+            self.filling = Future()
+            self.filling.set_result(None)
+        return targets
+
+    def give_back(self, tensors: dict[str, np.ndarray]) -> None:
+        """Nobody uses some copies any more; what else is among them is left alone."""
+        if all(name in tensors for name in self._names):
+            self._spare = {name: tensors[name] for name in self._names}
+
+
+def _copy(targets: dict[str, np.ndarray], values: Values) -> None:
+    copy_all(list(targets.values()), list(values.tensors.values()))
+
+
+def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) -> None:
+    """Assign a checkpoint's tensors to a model's variables.
+
+    Raises:
+        CheckpointError: names or shapes differ; nothing is assigned then.
+    """
+    missing, extra = sorted(set(named) - set(tensors)), sorted(set(tensors) - set(named))
+    wrong = [n for n in set(named) & set(tensors) if tuple(named[n].shape) != tensors[n].shape]
+    if missing or extra or wrong:
+        parts = [
+            f"{what} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            for what, names in (("it lacks", missing), ("it has in addition", extra), ("of another shape is", wrong))
+            if names
+        ]
+        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(parts)}.")
+    for name, variable in named.items():
+        variable.assign(tensors[name])
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """State of every random generator that the model can draw from, Keras's global one included."""
+    found = [v for v in model.variables if v.path.endswith("seed_generator_state")]
+    everywhere = keras.src.random.seed_generator.global_seed_generator().state
+    return [*found, everywhere]
+
+
+def weights_sha256(model: keras.Model) -> str:
+    """SHA-256 over all of `model.weights` in their order: dtype and shape as text (`float32 (3, 4)` and a line feed),
+    then the values, little-endian, in C order. Names do not count, nor do the states of random generators."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        value = np.ascontiguousarray(keras.ops.convert_to_numpy(variable))
+        digest.update(f"{value.dtype} {value.shape}\n".encode())
+        digest.update(value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""To what a cluster's autoscaler may bring it: read from the configuration of the autoscaler that runs beside us.
+
+Ray has a place for this, which Train reads; neither of its autoscalers writes to it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from raytf.storage import untrusted_yaml
+
+#: What the process of either autoscaler has in its command line.
+_MONITORS = ("autoscaler/_private/monitor.py", "autoscaler/v2/monitor.py")
+_CONFIG, _GCS = "--autoscaling-config=", "--gcs-address="
+
+
+class Growth(enum.Enum):
+    """Whether a cluster grows by itself."""
+
+    NO = "no"
+    UNKNOWN = "unknown"  # its autoscaler is somewhere else, as KubeRay's is, if it has one
+
+
+def find(port: int) -> Growth | dict[str, float]:
+    """The most of each resource that an autoscaler may add to the cluster whose head listens on a port.
+
+    Args:
+        port: of the GCS.
+    """
+    return growth(port, _command_lines())
+
+
+def growth(port: int, command_lines: Iterable[list[str]]) -> Growth | dict[str, float]:
+    """What `find` says, where these processes run on this machine."""
+    for words in command_lines:
+        if not any(word.endswith(_MONITORS) for word in words):
+            continue
+        given = [word.removeprefix(_GCS) for word in words if word.startswith(_GCS)]
+        if not any(address.rpartition(":")[2] == str(port) for address in given):
+            continue
+        files = [word.removeprefix(_CONFIG) for word in words if word.startswith(_CONFIG)]
+        if not any(files):
+            return Growth.NO
+        try:
+            return most(untrusted_yaml.load(Path(files[0]).expanduser().read_text(encoding="utf-8")))
+        except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError):
+            return Growth.UNKNOWN
+    return Growth.UNKNOWN
+
+
+def most(config: Mapping[str, Any]) -> Growth | dict[str, float]:
+    """The most of each resource that workers of a cluster's configuration may have together.
+
+    UNKNOWN where it does not say what a machine has, as that of hosts of one's own.
+    """
+    head, limit = config.get("head_node_type"), int(config.get("max_workers", 2))
+    counts: dict[str, list[tuple[float, int]]] = {}
+    for name, kind in config["available_node_types"].items():
+        workers = int(kind.get("max_workers", 0 if name == head else limit))
+        if workers and not kind.get("resources"):
+            return Growth.UNKNOWN
+        for resource, amount in (kind.get("resources") or {}).items():
+            counts.setdefault(resource, []).append((float(amount), workers))
+    found = {}
+    for resource, amounts in counts.items():
+        left, found[resource] = limit, 0.0
+        for amount, workers in sorted(amounts, reverse=True):
+            found[resource] += amount * min(workers, left)
+            left -= min(workers, left)
+    return found
+
+
+def _command_lines() -> Iterable[list[str]]:
+    for process in psutil.process_iter(["cmdline"]):
+        yield process.info["cmdline"] or []

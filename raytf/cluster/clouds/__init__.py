@@ -1,0 +1,1 @@
+"""How clouds, Kubernetes and hosts are asked: accounts, REST, kubectl and SSH."""

@@ -1,0 +1,165 @@
+"""Accounts of Google Cloud and Azure, with the credentials that Ray takes, and plain REST to ask them.
+
+Neither cloud's library is needed: the token of `gcloud` or of an application's credentials, and that of `az`, do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raytf.cluster.check.document import Document
+from raytf.cluster.clouds.rest import Rest, RestError
+
+_TOOL_SECONDS = 15
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+#: API -> where it is; gcloud's own variables CLOUDSDK_API_ENDPOINT_OVERRIDES_... lead elsewhere.
+_GOOGLE = {
+    "compute": "https://compute.googleapis.com/compute/v1",
+    "cloudresourcemanager": "https://cloudresourcemanager.googleapis.com/v1",
+    "iam": "https://iam.googleapis.com/v1",
+    "serviceusage": "https://serviceusage.googleapis.com/v1",
+    "storage": "https://storage.googleapis.com/storage/v1",
+    "tpu": "https://tpu.googleapis.com/v2",
+}
+
+
+class NoCredentials(Exception):
+    """There is nothing to ask with; the text says how to mend it."""
+
+
+@dataclass(frozen=True)
+class Google:
+    """A project.
+
+    Attributes:
+        project: its id.
+        token: an OAuth token.
+        source: where the token is from.
+        environ: where endpoints may be overridden.
+        payer: the project whose quota of calls is used up; empty for the token's own.
+    """
+
+    project: str
+    token: str
+    source: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    payer: str = ""
+
+    def api(self, name: str) -> Rest:
+        """One of its APIs."""
+        root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
+        # A person's application credentials name the project whose quota of calls they use up.
+        payer = (("x-goog-user-project", self.payer),) if self.payer else ()
+        return Rest(root or _GOOGLE[name], self.token, payer)
+
+
+@dataclass(frozen=True)
+class Azure:
+    """A subscription.
+
+    Attributes:
+        subscription: its id.
+        arm: Azure Resource Manager; paths start with /subscriptions.
+    """
+
+    subscription: str
+    arm: Rest
+
+    def path(self, rest: str = "") -> str:
+        """A path below the subscription."""
+        return f"/subscriptions/{self.subscription}{rest}"
+
+
+def google(document: Document, environ: Mapping[str, str]) -> Google:
+    """The project of a cluster, with a token.
+
+    Raises:
+        NoCredentials: there is none.
+        RestError: who gives tokens does not answer.
+    """
+    project = str(document.get("provider", "project_id", default=""))
+    given = document.get("provider", "gcp_credentials")
+    if isinstance(given, dict) and given.get("type") == "credentials_token":
+        return Google(project, str(given.get("credentials")), "provider.gcp_credentials", environ)
+    token = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN")
+    if token:
+        return Google(project, token, "CLOUDSDK_AUTH_ACCESS_TOKEN", environ)
+    home = Path(environ.get("HOME", "~")).expanduser()
+    config = Path(environ.get("CLOUDSDK_CONFIG", home / ".config" / "gcloud"))
+    file = Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or config / "application_default_credentials.json")
+    if file.is_file():
+        found = _application_token(file)
+        if found:
+            return Google(project, found[0], str(file), environ, found[1])
+    if shutil.which("gcloud", path=environ.get("PATH")):
+        said = _tool(["gcloud", "auth", "print-access-token", "--quiet"], environ)
+        if said:
+            return Google(project, said, "gcloud", environ)
+    raise NoCredentials(
+        "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's file"
+    )
+
+
+def _application_token(file: Path) -> tuple[str, str] | None:
+    """A token, and the project that pays for calls with it."""
+    try:
+        import google.auth
+        import google.auth.transport.requests as transport
+    except ImportError:
+        return None  # gcloud may have one
+    try:
+        credentials, _ = google.auth.load_credentials_from_file(str(file), scopes=[_SCOPE])
+        credentials.refresh(transport.Request())
+    except google.auth.exceptions.TransportError as problem:
+        raise RestError(0, "", f"Google's token server: {problem}") from None
+    # Google's library looks into the file before it has looked whether it holds a mapping.
+    except (OSError, ValueError, TypeError, AttributeError, google.auth.exceptions.GoogleAuthError) as problem:
+        raise NoCredentials(
+            f"Renew {file}, which is refused ({type(problem).__name__}): `gcloud auth application-default login`"
+        ) from None
+    return str(credentials.token), str(getattr(credentials, "quota_project_id", None) or "")
+
+
+def azure(document: Document, environ: Mapping[str, str]) -> Azure:
+    """The subscription of a cluster, with the token of `az`: Ray takes no other.
+
+    Raises:
+        NoCredentials: there is none.
+    """
+    if not shutil.which("az", path=environ.get("PATH")):
+        raise NoCredentials("Install the Azure CLI, which Ray needs too, and run `az login`")
+    said = _tool(["az", "account", "get-access-token", "--output", "json"], environ)
+    try:
+        token: Any = json.loads(said)
+    except ValueError:
+        token = None
+    if not isinstance(token, dict) or not token.get("accessToken"):
+        raise NoCredentials("Run `az login`")
+    root = _tool(["az", "cloud", "show", "--query", "endpoints.resourceManager", "--output", "tsv"], environ)
+    subscription = document.get("provider", "subscription_id") or token.get("subscription", "")
+    return Azure(str(subscription), Rest((root or "https://management.azure.com").rstrip("/"), token["accessToken"]))
+
+
+def _tool(command: list[str], environ: Mapping[str, str]) -> str:
+    """What a cloud's command says; empty where it fails."""
+    path = shutil.which(command[0], path=environ.get("PATH")) or command[0]
+    try:
+        done = subprocess.run(
+            [path, *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=_TOOL_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environ},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

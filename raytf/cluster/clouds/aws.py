@@ -1,0 +1,118 @@
+"""boto3 for those who only look: one session, time-outs of seconds, and what AWS means by its refusals.
+
+The only module besides `raytf.storage.s3` that knows boto3: that one writes runs and must retry, this one asks control
+planes and must not make anybody wait. boto3 is imported when it is first used, since it takes half a second.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from enum import StrEnum
+from typing import Any
+
+_CONNECT_SECONDS, _READ_SECONDS = 3.0, 8.0
+_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "403", "Forbidden"}
+_REFUSED = {
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+#: Operations whose right has another name.
+_RIGHTS = {"s3:HeadBucket": "s3:ListBucket"}
+
+
+class Trouble(StrEnum):
+    """Why AWS was of no use.
+
+    Attributes:
+        DENIED: these credentials may not look.
+        REFUSED: AWS does not take these credentials at all.
+        MISSING: what was asked for is not there.
+        SILENT: nobody answered in time.
+        OTHER: anything else.
+    """
+
+    DENIED = "denied"
+    REFUSED = "refused"
+    MISSING = "missing"
+    SILENT = "silent"
+    OTHER = "other"
+
+
+class Aws:
+    """An account, seen from one region.
+
+    Args:
+        region: where.
+        keys: `provider.aws_credentials` of a cluster YAML; empty for those of the environment.
+    """
+
+    def __init__(self, region: str, keys: dict[str, str] | None = None):
+        import boto3
+        from botocore.exceptions import BotoCoreError
+
+        self.region = region
+        try:
+            self._session: Any = boto3.session.Session(region_name=region, **(keys or {}))
+        except BotoCoreError:  # AWS_PROFILE names none, or ~/.aws/config cannot be read
+            self._session = None
+        self._lock = threading.Lock()
+        self._clients: dict[str, Any] = {}
+
+    def has_credentials(self) -> bool:
+        """Whether there are any; where the machine has a role, its metadata are asked."""
+        from botocore.exceptions import BotoCoreError
+
+        try:
+            return self._session is not None and self._session.get_credentials() is not None
+        except BotoCoreError:  # a sign-on that has ended, a role whose source is not there
+            return False
+
+    def client(self, name: str) -> Any:
+        """A client that gives up after seconds; safe to be called from several threads."""
+        from botocore.config import Config
+
+        with self._lock:  # a session makes one client at a time
+            if name not in self._clients:
+                self._clients[name] = self._session.client(
+                    name,
+                    config=Config(
+                        connect_timeout=_CONNECT_SECONDS,
+                        read_timeout=_READ_SECONDS,
+                        retries={"mode": "standard", "total_max_attempts": 2},
+                    ),
+                )
+            return self._clients[name]
+
+
+def code(error: Exception) -> str:
+    """AWS's own word for a refusal; empty for other errors."""
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def trouble(error: Exception) -> Trouble:
+    """What is behind an exception of boto3."""
+    from botocore import exceptions
+
+    said = code(error)
+    if said in _DENIED:
+        return Trouble.DENIED
+    if said in _REFUSED or isinstance(error, exceptions.NoCredentialsError | exceptions.CredentialRetrievalError):
+        return Trouble.REFUSED
+    if re.search(r"NotFound|NoSuch|^404$", said):
+        return Trouble.MISSING
+    if isinstance(error, exceptions.HTTPClientError | exceptions.EndpointConnectionError):
+        return Trouble.SILENT
+    return Trouble.OTHER
+
+
+def right(error: Exception, service: str) -> str:
+    """The right that a denied call needs, such as `ec2:DescribeImages`."""
+    name = f"{service}:{getattr(error, 'operation_name', '')}"
+    return _RIGHTS.get(name, name)

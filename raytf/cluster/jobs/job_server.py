@@ -1,0 +1,229 @@
+"""Ray's job server, as a place that may be away: what it says of a job, and what it does for one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import requests
+from ray.dashboard.modules.job.common import JOB_ACTOR_NAME_TEMPLATE
+from ray.exceptions import AuthenticationError
+from ray.job_submission import JobSubmissionClient
+
+from raytf.cluster.jobs.resubmission import Sight
+from raytf.errors import ClusterError, one_line
+
+#: Within which a connection stands, an answer comes, and the answer to what was uploaded.
+_CONNECT, _ANSWER, _UPLOADED = 5.0, 30.0, 300.0
+#: Metadata of the jobs that raytf submits: their names, and whose they are.
+MARK, ORIGIN = "raytf", "raytf_origin"
+_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+#: Between two tries to read a job's log.
+_AGAIN_SECONDS = 1.0
+
+
+class AwayError(Exception):
+    """The head does not answer, or cannot do anything yet."""
+
+
+class _Client(JobSubmissionClient):
+    """Ray's, with an end to each request: a machine that vanishes closes no connection."""
+
+    def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> Any:
+        kwargs.setdefault("timeout", (_CONNECT, _UPLOADED if method == "PUT" else _ANSWER))
+        return super()._do_request(method, endpoint, **kwargs)
+
+
+class JobServer:
+    """The job server of a cluster.
+
+    Args:
+        address: http://HOST:PORT.
+
+    Raises:
+        AwayError: from each method, where it does not answer.
+        ClusterError: likewise, where it refuses; says why.
+    """
+
+    def __init__(self, address: str):
+        self.address = address
+        # Ray takes these for the address, whatever it was told.
+        for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+            os.environ.pop(name, None)
+        for module in ("job.sdk", "dashboard_sdk"):
+            logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.ERROR)
+        self._client = self._ask(lambda: _Client(address))
+
+    def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None:
+        """Submit a job; once, also where this is called again since the first answer was lost."""
+        try:
+            self._ask(
+                lambda: self._client.submit_job(
+                    entrypoint=command, submission_id=name, runtime_env=runtime_env, metadata={MARK: name, **metadata}
+                )
+            )
+        except ClusterError as error:
+            if "already exists" not in str(error):
+                raise
+
+    def look(self, name: str) -> Sight:
+        """What there is to know of a job."""
+        sight = self._details(name)
+        if sight.status in (None, *_ENDED) or not self._is_watcher_dead(name):
+            return sight
+        # It may have ended between the two questions; its last word comes before its watcher's end.
+        sight = self._details(name)
+        is_dead = sight.status is not None and sight.status not in _ENDED
+        return Sight(sight.status, sight.code, sight.error, is_dead, sight.text)
+
+    def running(self, command: str, origin: str) -> str | None:
+        """The name of a job that raytf submitted with this command from there and that has not ended, or None."""
+        jobs = self._get("/api/jobs/", lambda jobs: [{**job, "metadata": job.get("metadata") or {}} for job in jobs])
+        for job in sorted(jobs, key=lambda job: job.get("start_time") or 0, reverse=True):
+            is_ours = job["metadata"].get(ORIGIN) == origin and job.get("entrypoint") == command
+            if is_ours and job["status"] not in _ENDED and not self._is_watcher_dead(job["submission_id"]):
+                return str(job["submission_id"])
+        return None
+
+    def log(self, name: str) -> str:
+        """All that a job has printed."""
+        return str(self._get(f"/api/jobs/{name}/logs", lambda answer: answer.get("logs") or ""))
+
+    def stop(self, name: str) -> None:
+        """Have a job stopped: SIGTERM, and SIGKILL some seconds later."""
+        self._ask(lambda: self._client.stop_job(name))
+
+    def follow(self, name: str, show: Callable[[str], None]) -> Follower:
+        """Show a job's log from now on, in a thread."""
+        return Follower(lambda: self._client.tail_job_logs(name), show)
+
+    def _details(self, name: str) -> Sight:
+        def sight(job: Any) -> Sight:
+            text = job.get("message") or ""
+            return Sight(job["status"], job.get("driver_exit_code"), job.get("error_type"), text=text)
+
+        found: Sight | None = self._get(f"/api/jobs/{name}", sight, missing="does not exist")
+        return found or Sight(None)
+
+    def _is_watcher_dead(self, name: str) -> bool:
+        # After a restart of the head Ray reads its jobs' status from its store, and looks at none of them. What became
+        # of the actor that started the command it does know.
+        actor = JOB_ACTOR_NAME_TEMPLATE.format(job_id=name)
+        query = f"filter_keys=name&filter_predicates=%3D&filter_values={actor}"
+        states = self._get(
+            f"/api/v0/actors?{query}", lambda answer: [one["state"] for one in answer["data"]["result"]["result"]]
+        )
+        return bool(states) and set(states) == {"DEAD"}
+
+    def _get(self, path: str, pick: Callable[[Any], Any], missing: str | None = None) -> Any:
+        """What `pick` takes of the JSON at a path; None where it says that something is missing."""
+        answer = self._ask(lambda: self._client._do_request("GET", path))
+        if answer.status_code == 404 and missing is not None and missing in answer.text:
+            return None
+        if answer.status_code != 200:
+            raise AwayError(f"{path}: {answer.status_code} {one_line(answer.text, 200)}")
+        try:
+            return pick(answer.json())
+        except (ValueError, KeyError, TypeError, AttributeError):  # of a proxy before it, as a rule
+            raise AwayError(f"{path}: not the answer of a job server: {one_line(answer.text, 100)}") from None
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except AuthenticationError as error:
+            raise ClusterError(_authentication(self.address, str(error))) from None
+        except requests.Timeout:
+            raise AwayError("no answer in time") from None
+        except (requests.ConnectionError, ConnectionError):
+            raise AwayError("no connection") from None
+        except (requests.RequestException, ValueError, KeyError) as error:
+            raise AwayError(one_line(error, 200)) from None
+        except RuntimeError as error:
+            text = one_line(error)
+            if "status code 4" in text:  # 5.. comes while the head gets ready
+                raise ClusterError(f"the job server at {self.address} refuses: {text[-400:]}") from None
+            raise AwayError(text[-200:]) from None
+
+
+class Follower:
+    """Shows what a job prints; begins anew where the connection breaks, and shows nothing twice.
+
+    Args:
+        tail: gives the log from its beginning on, part by part.
+        show: takes the parts.
+    """
+
+    def __init__(self, tail: Callable[[], Any], show: Callable[[str], None]):
+        self._tail, self._show = tail, show
+        self._shown = 0
+        self._lock = threading.Lock()
+        self._round = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Connect anew: the connection may be one to a machine that has vanished."""
+        with self._lock:
+            self._round += 1
+        threading.Thread(target=self._run, args=(self._round,), daemon=True, name="raytf-log").start()
+
+    def finish(self, log: str) -> None:
+        """Show what is missing of the whole log, and end."""
+        with self._lock:
+            self._round += 1
+            self._put(log[self._shown :])
+
+    def stop(self) -> None:
+        """Show nothing any more."""
+        with self._lock:
+            self._round += 1
+
+    def _run(self, number: int) -> None:
+        asyncio.run(self._read(number))
+
+    async def _read(self, number: int) -> None:
+        while self._round == number:
+            seen = 0
+            try:
+                async for part in self._tail():
+                    with self._lock:
+                        if self._round != number:
+                            return
+                        self._put(part[max(0, self._shown - seen) :])
+                    seen += len(part)
+            except (aiohttp.ClientError, OSError, RuntimeError):
+                pass
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _put(self, text: str) -> None:
+        self._shown += len(text)
+        if text:
+            self._show(text)
+
+
+def reach(address: str) -> JobServer:
+    """The job server at an address, which has to answer now.
+
+    Raises:
+        ClusterError: nothing answers there, or it wants another token.
+    """
+    try:
+        return JobServer(address)
+    except AwayError as error:
+        raise ClusterError(
+            f"no job server of Ray answers at {address} ({error}). Expected the dashboard of a head that runs, such as "
+            "http://127.0.0.1:8265; `ray dashboard CLUSTER.yaml` forwards that port from a cloud."
+        ) from None
+
+
+def _authentication(address: str, text: str) -> str:
+    wants = text.startswith("Authentication required")
+    mode = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "Set RAY_AUTH_MODE=token. "
+    return (
+        f"the cluster at {address} {'wants a token' if wants else 'does not take this token'}. {mode}"
+        "RAY_AUTH_TOKEN, the file RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token must hold that of the head."
+    )

@@ -1,0 +1,174 @@
+"""Whether a submitted job is waited for, submitted again or given up: decided by what is known of it. No Ray here.
+
+Ray runs a submitted command once. When its driver or the head of the cluster dies, the run in storage is as it was, and
+the same command goes on from there: raytf's lease keeps a second driver out as long as the first one lives.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from raytf.config import exit_codes
+from raytf.config.exit_codes import Then
+
+#: Seconds before the first resubmission, doubled for each further one in a row, and the most.
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
+#: A job that lived for so many seconds before it died is taken to have made progress.
+LASTING_SECONDS = 600.0
+#: A command that was taken once may be refused while the cluster comes back: so often in a row is enough.
+REFUSALS = 3
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the job server says of a job.
+
+    Attributes:
+        status: Ray's: PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED; None where the server does not know the job.
+        code: the command's exit code, negative for a signal; None where it has none.
+        error: Ray's kind of a failure.
+        is_dead: the process that watches over the command is dead, and the command with it, whatever the status says.
+        text: what Ray says of it.
+    """
+
+    status: str | None
+    code: int | None = None
+    error: str | None = None
+    is_dead: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When it is enough.
+
+    Attributes:
+        resubmits: in a row, without a job that lasted; None is without end.
+        silence: seconds without an answer from the head.
+    """
+
+    resubmits: int | None = 20
+    silence: float = 3600.0
+
+
+class Move(enum.Enum):
+    WAIT = "wait"
+    RESUBMIT = "resubmit"
+    FINISHED = "finished"
+    FAILED = "failed"
+    REFUSED = "refused"
+    STOPPED = "stopped"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do.
+
+    Attributes:
+        why: for people, without a full stop.
+        pause: seconds before a resubmission.
+    """
+
+    move: Move
+    why: str = ""
+    pause: float = 0.0
+
+
+def judge(sight: Sight | None, silent: float, limits: Limits) -> Decision:
+    """What has become of a job; RESUBMIT where it died and its run may go on.
+
+    Args:
+        sight: None where the head does not answer.
+        silent: seconds since it last did.
+    """
+    if sight is None:
+        if silent < limits.silence:
+            return Decision(Move.WAIT)
+        return Decision(Move.GIVE_UP, f"the head has not answered for {silent:.0f} s")
+    match sight.status:
+        case None:
+            return Decision(Move.RESUBMIT, "the head was started anew and knows nothing of the job")
+        case "SUCCEEDED":
+            return Decision(Move.FINISHED)
+        case "STOPPED":
+            return Decision(Move.STOPPED, "somebody stopped the job")
+        case "FAILED":
+            return _failed(sight)
+    if sight.is_dead:
+        return Decision(Move.RESUBMIT, f"the job died with its head, though Ray still says {sight.status}")
+    return Decision(Move.WAIT)
+
+
+def _failed(sight: Sight) -> Decision:
+    code = sight.code
+    if code is None:
+        if sight.error == "RUNTIME_ENV_SETUP_FAILURE":
+            return Decision(Move.FAILED, "Ray could not make the job's environment")
+        return Decision(Move.RESUBMIT, f"Ray lost the job ({(sight.error or 'no reason given').lower()})")
+    match exit_codes.of_code(code).then:
+        case Then.AGAIN if code == exit_codes.AGAIN.code:
+            why = "the job lost Ray or its storage, or its run is still another process's"
+            return Decision(Move.RESUBMIT, why)
+        case Then.AGAIN:
+            # A shell tells a signal that ended its command by 128 and more.
+            return Decision(Move.RESUBMIT, f"the job's driver was killed ({_name(-code if code < 0 else code - 128)})")
+        case Then.REFUSED:
+            return Decision(Move.REFUSED, f"the job was refused (exit code {code})")
+        case Then.STOPPED:
+            return Decision(Move.STOPPED, "somebody interrupted the job")
+    return Decision(Move.FAILED, f"the job failed (exit code {code})")
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of those for real time
+        return f"signal {number}"
+
+
+class Resubmission:
+    """Decides, look by look, about one command that is submitted until its run finishes.
+
+    Args:
+        limits: see there.
+        random: numbers from 0 to below 1, so that many that lost one head do not come back at once.
+    """
+
+    def __init__(self, limits: Limits, random: Callable[[], float]):
+        self._limits, self._random = limits, random
+        self._in_a_row = self._refusals = 0
+        #: Of all time.
+        self.resubmits = 0
+
+    def decide(self, sight: Sight | None, silent: float, lived: float) -> Decision:
+        """What to do now; RESUBMIT is counted as done.
+
+        Args:
+            sight: None where the head does not answer.
+            silent: seconds since it last did.
+            lived: seconds since the job was submitted.
+        """
+        found = judge(sight, silent, self._limits)
+        if found.move is Move.REFUSED and self.resubmits and self._refusals < REFUSALS:
+            self._refusals += 1
+            found = Decision(Move.RESUBMIT, f"{found.why}, and had been taken before")
+        elif found.move is Move.RESUBMIT:
+            self._refusals = 0
+        if found.move is not Move.RESUBMIT:
+            return found
+        if lived >= LASTING_SECONDS:
+            self._in_a_row = 0
+        most = self._limits.resubmits
+        if most is not None and self._in_a_row >= most:
+            times = (
+                f"after {most} resubmission{'' if most == 1 else 's'} in a row" if most else "and is not resubmitted"
+            )
+            return Decision(Move.GIVE_UP, f"{found.why}, {times}")
+        self._in_a_row += 1
+        self.resubmits += 1
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 30))
+        return Decision(Move.RESUBMIT, found.why, longest * (0.5 + 0.5 * self._random()))

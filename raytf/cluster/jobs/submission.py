@@ -1,0 +1,269 @@
+"""A command on a cluster, submitted through Ray's job server, again and again until its run finishes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shlex
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from raytf.cluster.jobs.job_server import ORIGIN, AwayError
+from raytf.cluster.jobs.resubmission import Decision, Limits, Move, Resubmission, Sight
+from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
+from raytf.errors import ClusterError, ConfigError
+
+#: Between two looks at a job, and within which a job that was stopped ends.
+LOOK_SECONDS, STOP_SECONDS = 2.0, 60.0
+EXIT_CODES = {
+    Move.FINISHED: 0,
+    Move.FAILED: EXIT_FAILED,
+    Move.STOPPED: EXIT_FAILED,
+    Move.GIVE_UP: EXIT_FAILED,
+    Move.REFUSED: EXIT_REFUSED,
+}
+
+
+class Log(Protocol):
+    """A job's log, which is being shown."""
+
+    def renew(self) -> None: ...
+    def finish(self, log: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Server(Protocol):
+    """A job server; see `job_server.JobServer`."""
+
+    address: str
+
+    def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None: ...
+    def look(self, name: str) -> Sight: ...
+    def running(self, command: str, origin: str) -> str | None: ...
+    def log(self, name: str) -> str: ...
+    def stop(self, name: str) -> None: ...
+    def follow(self, name: str, show: Callable[[str], None]) -> Log: ...
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What a submission needs of the world around it.
+
+    Attributes:
+        say: takes a line for the user.
+        show: takes what the job prints.
+        clock, sleep: monotonic seconds.
+        random: numbers from 0 to below 1.
+    """
+
+    say: Callable[[str], None]
+    show: Callable[[str], None]
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    random: Callable[[], float]
+
+
+@dataclass
+class Submission:
+    """One command, submitted until its run has finished.
+
+    Attributes:
+        origin: tells this command from the same one of somebody else, see `origin_of`.
+        name: of the present job.
+    """
+
+    server: Server
+    command: str
+    origin: str
+    runtime_env: dict[str, Any]
+    limits: Limits
+    outside: Outside
+    name: str = ""
+    _log: Log | None = None
+    _heard: float = 0.0
+    _away: bool = False
+    _names: str = field(default_factory=lambda: secrets.token_hex(3))
+
+    def begin(self) -> None:
+        """Submit the command, where none of it runs there yet.
+
+        Raises:
+            ClusterError: the cluster refuses it, or does not answer.
+        """
+        self._heard = self.outside.clock()
+        try:
+            if not self._is_running():
+                self._submit(0)
+        except AwayError as error:
+            raise ClusterError(f"the job server at {self.server.address} does not take the job: {error}.") from None
+
+    def wait(self) -> int:
+        """Follow the job, and those that come after it, to the end of the run; the exit code."""
+        out, resubmission = self.outside, Resubmission(self.limits, self.outside.random)
+        began = self._heard = out.clock()
+        self._log = self.server.follow(self.name, out.show)
+        while True:
+            sight = self._look()
+            now = out.clock()
+            decision = resubmission.decide(sight, now - self._heard, now - began)
+            if decision.move is Move.WAIT:
+                out.sleep(LOOK_SECONDS)
+                continue
+            is_shown = self._end_log()
+            if decision.move is not Move.RESUBMIT:
+                return self._end(decision, sight, is_shown)
+            out.say(f"{decision.why}; submitting it again in {decision.pause:.0f} s")
+            out.sleep(decision.pause)
+            self._heard = out.clock()  # nobody asked meanwhile
+            if not self._submit_when_there(resubmission.resubmits):
+                return self._end(Decision(Move.GIVE_UP, "the head has not answered for too long"), None, True)
+            began = out.clock()
+            self._log = self.server.follow(self.name, out.show)
+
+    def stop(self) -> None:
+        """Have the job stopped, and wait for its end."""
+        out, deadline = self.outside, self.outside.clock() + STOP_SECONDS
+        with contextlib.suppress(AwayError, ClusterError):  # a head that was started anew knows of no job
+            self.server.stop(self.name)
+            while self.server.look(self.name).status in ("PENDING", "RUNNING") and out.clock() < deadline:
+                out.sleep(0.5)
+        self._end_log()
+
+    def leave(self) -> None:
+        """Show nothing of the job any more."""
+        if self._log is not None:
+            self._log.stop()
+
+    def _look(self) -> Sight | None:
+        try:
+            sight = self.server.look(self.name)
+        except AwayError as error:
+            if not self._away:
+                self._away = True
+                self.outside.say(f"the head does not answer ({error}); waiting for it")
+            return None
+        self._heard = self.outside.clock()
+        if self._away:
+            self._away = False
+            self.outside.say("the head answers again")
+            if self._log is not None:
+                self._log.renew()
+        return sight
+
+    def _submit_when_there(self, number: int) -> bool:
+        while self.outside.clock() - self._heard < self.limits.silence:
+            try:
+                if not self._is_running():  # somebody else follows it too, and was faster
+                    self._submit(number)
+            except AwayError:
+                self.outside.sleep(LOOK_SECONDS)
+                continue
+            self._heard = self.outside.clock()
+            return True
+        return False
+
+    def _is_running(self) -> bool:
+        running = self.server.running(self.command, self.origin)
+        if running is None:
+            return False
+        self.name = running
+        self.outside.say(f"job {running} runs this command already")
+        return True
+
+    def _submit(self, number: int) -> None:
+        package = self.runtime_env.get("working_dir")
+        if package is not None and not os.path.exists(package):
+            raise ClusterError(f"the packed working directory {package} was deleted. Run the same command again.")
+        run = run_of(self.command)
+        name = f"raytf-{run}-{self._names}-{number}"
+        self.name = name  # before: an answer that is not waited for may be that it runs
+        self.server.submit(name, self.command, dict(self.runtime_env), {"raytf_run": run, ORIGIN: self.origin})
+        self.outside.say(f"submitted as job {name}")
+
+    def _end_log(self) -> bool:
+        """Show the rest of the job's log; whether that could be done."""
+        if self._log is None:
+            return False
+        try:
+            self._log.finish(self.server.log(self.name))
+        except (AwayError, ClusterError):  # gone with the head that had it
+            self._log.stop()
+            return False
+        return True
+
+    def _end(self, decision: Decision, sight: Sight | None, is_shown: bool) -> int:
+        if decision.move is Move.FINISHED:
+            self.outside.say(f"job {self.name} finished")
+        else:
+            # With a command's end Ray keeps its last lines, which have been shown.
+            text = ""
+            if sight is not None and sight.status == "FAILED" and (sight.code is None or not is_shown):
+                text = f"\n{sight.text}"
+            self.outside.say(f"{decision.why}; job {self.name} is not submitted again{text}")
+        return EXIT_CODES[decision.move]
+
+
+def origin_of(who: str, folder: str, env: Mapping[str, str]) -> str:
+    """What tells a command from the same one of another user, in another folder or with other variables.
+
+    Args:
+        who: user and machine.
+        folder: the working directory, absolute; empty for none.
+        env: the job's variables.
+    """
+    return hashlib.sha256(json.dumps([who, folder, sorted(env.items())]).encode()).hexdigest()[:16]
+
+
+def address_of(text: str) -> str:
+    """The address of a job server, as a user gives it: http://HOST:PORT, or HOST:PORT.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    full = text if "://" in text else f"http://{text}"
+    try:
+        url = urllib.parse.urlsplit(full)
+        fits = url.scheme in ("http", "https") and url.hostname and url.path in ("", "/") and not url.query
+        fits = fits and (url.port is not None or url.scheme == "https")
+    except ValueError:
+        fits = False
+    if not fits:
+        hint = " The port of a job server is 8265; 10001 and 6379 are others." if text.startswith("ray://") else ""
+        raise ConfigError(f"{text!r} is no job server's address. Expected http://HOST:8265.{hint}")
+    return full.rstrip("/")
+
+
+def environment_of(pairs: Sequence[str]) -> dict[str, str]:
+    """Variables out of NAME=VALUE.
+
+    Raises:
+        ConfigError: one is none.
+    """
+    found = {}
+    for pair in pairs:
+        name, mark, value = pair.partition("=")
+        if not mark or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise ConfigError(f"--env {pair}: expected NAME=VALUE, such as --env AWS_REGION=us-east-1.")
+        found[name] = value
+    return found
+
+
+def run_of(command: str) -> str:
+    """The run that a command names by --run, as far as it may stand in a job's name."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    run = "default"
+    for word, after in zip(words, [*words[1:], ""], strict=True):
+        if word == "--run" and after:
+            run = after
+        elif word.startswith("--run="):
+            run = word.removeprefix("--run=")
+    return re.sub(r"[^\w.-]", "_", run)[:60]

@@ -1,0 +1,171 @@
+"""A Ray that a driver starts for itself: nobody outside reaches it, and nothing of it outlives the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray._common.utils import get_default_system_temp_dir
+from ray._private import ray_constants
+
+from raytf.cluster import ray_watch, scratch
+from raytf.cluster.orphaned_processes import MARK, Guard
+
+_NICENESS = "RAY_worker_niceness"
+#: Characters of a folder for temporary files in which sockets still have a path that the system takes.
+_LONGEST_FOLDER = 60
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+
+class OwnRay:
+    """What is done around `ray.init` where it starts a Ray, and after its end."""
+
+    def __init__(self) -> None:
+        self._mark = uuid.uuid4().hex
+        self._guard: Guard | None = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """A Ray that is started within it listens on the loopback only, and its processes carry a mark."""
+        keep_token_private()
+        with contextlib.suppress(OSError):
+            self._guard = Guard(self._mark)
+        variables = {MARK: self._mark}
+        # A process that gives itself a title would write it over its environment, and the mark.
+        variables["SPT_NOENV"] = "1"
+        # Ray's workers are nice to all others (15): among other programs of a machine a restart, which is mostly
+        # imports, would get next to nothing.
+        variables[_NICENESS] = os.environ.get(_NICENESS, "0")
+        variables |= self._own_folder()
+        with _environment(variables), _loopback():
+            yield
+
+    def _own_folder(self) -> dict[str, str]:
+        """Temporary files of Ray's processes go to a folder that the guard removes; Ray's logs are where they were."""
+        base = get_default_system_temp_dir()
+        if self._guard is None or len(base) > _LONGEST_FOLDER:
+            return {}
+        try:
+            folder = tempfile.mkdtemp(prefix="raytf-", dir=base)
+        except OSError:
+            return {}
+        self._guard.remove(folder)
+        return {"TMPDIR": folder, "RAY_TMPDIR": base}
+
+    def begun(self) -> list[ray_watch.Sign]:
+        """It has started; how to see that it dies."""
+        node: Any = ray._private.worker._global_node
+        if self._guard is not None:
+            self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
+        gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
+        return [
+            ray_watch.Neighbour("the GCS of this driver's Ray", gcs, False),
+            ray_watch.Neighbour("the raylet of this driver's Ray", raylet, True),
+        ]
+
+    def over(self) -> None:
+        """It was told to end."""
+        if self._guard is not None:
+            self._guard.over()
+
+
+@contextlib.contextmanager
+def reaching(address: str) -> Iterator[None]:
+    """Within it `ray.init` finds the Ray at an address, also where that is another driver's own.
+
+    Args:
+        address: HOST:PORT, or whatever Ray takes.
+    """
+    host, _, port = address.rpartition(":")
+    is_private = host in _LOOPBACK and port.isdigit() and not _answers(ray.util.get_node_ip_address(), int(port))
+    with _loopback() if is_private and _answers(host.strip("[]"), int(port)) else contextlib.nullcontext():
+        yield
+
+
+def _answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    # Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
+            yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def signs_of_cluster() -> list[ray_watch.Sign]:
+    """How to see that the cluster to which this process is connected can be used no more.
+
+    A raylet of this machine that has died takes the driver with it. A GCS that keeps its state may come back.
+    """
+    node = ray._private.worker._global_node
+    if node is None:  # a client, of which Ray's own server looks after the driver
+        return []
+    found: list[ray_watch.Sign] = []
+    # As a whole: where one machine has several nodes, the name of one begins the names of others.
+    socket_name = f"--raylet_socket_name={node.raylet_socket_name}"
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
+            found.append(ray_watch.Neighbour("the raylet of this driver's node", process.pid, True))
+    config = ray._private.state.state.get_system_config()
+    seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", ray_watch.RECONNECT_SECONDS))
+    return [*found, ray_watch.Port("the cluster's GCS", node.gcs_address, ray_watch.patience(seconds))]
+
+
+def keep_token_private() -> None:
+    """Have the token that guards a Ray of this machine readable for its user only; Ray makes it readable for all."""
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or os.environ.get("RAY_AUTH_TOKEN"):
+        return
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    with contextlib.suppress(OSError):  # Ray says what is wrong with the folder
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _create(path)
+        at = path.stat()
+        if at.st_uid == os.getuid() and at.st_mode & 0o077:
+            path.chmod(0o600)
+
+
+def _create(path: Path) -> None:
+    """Make a token that is there as a whole or not at all, whoever else does so at the same time."""
+    from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
+
+    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            stream.write(generate_new_authentication_token())
+        with contextlib.suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

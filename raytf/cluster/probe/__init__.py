@@ -1,0 +1,1 @@
+"""`raytf check --online`: what the cloud's own API says of a cluster YAML, read-only and within seconds."""

@@ -1,0 +1,259 @@
+"""What Google Cloud says about a cluster: project, APIs, zone, machines, quotas, images, accounts and the bucket."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from raytf.cluster.check.document import Document
+from raytf.cluster.check.finding import Finding, Severity, error, warning
+from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.check.node_types import NodeType, most_used
+from raytf.cluster.clouds import accounts
+from raytf.cluster.clouds.accounts import Google, NoCredentials
+from raytf.cluster.clouds.rest import RestError
+from raytf.cluster.probe import bucket, gcp_images, gcp_permissions
+from raytf.cluster.probe.queries import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
+
+_UNSEEN = "the project, its APIs, the zone, quotas, images, the network, accounts, rights and the bucket"
+_LOGIN = "Run `gcloud auth application-default login` again; tokens end after an hour."
+_APIS = ("compute", "iam", "cloudresourcemanager")
+#: Question -> what it takes to be asked; the API's own message often names it, but not always.
+_RIGHTS = {
+    "APIs": "serviceusage.services.get",
+    "zone and machines": "compute.zones.get, compute.machineTypes.get and compute.acceleratorTypes.get",
+    "quotas": "compute.regions.get and compute.projects.get",
+    "images": "compute.images.getFromFamily",
+    "network": "compute.firewalls.list and compute.subnetworks.list",
+    "service accounts": "iam.serviceAccounts.get",
+    "roles": "resourcemanager.projects.getIamPolicy",
+    "project": "resourcemanager.projects.get",
+}
+
+
+def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
+    """Ask Google Cloud all that concerns a cluster; see the AWS one."""
+    seen = Seen()
+    if not isinstance(document.get("provider", "project_id"), str):
+        return seen  # the offline part has said so
+    try:
+        google = accounts.google(document, here.environ)
+    except NoCredentials as problem:
+        seen.findings.append(no_credentials("Google Cloud", _UNSEEN, str(problem)))
+        return seen
+    except RestError as problem:
+        seen.findings.append(no_answer("credentials", problem))
+        return seen
+    try:
+        project = google.api("cloudresourcemanager").get(f"/projects/{google.project}")
+    except RestError as problem:
+        seen.findings.append(_no_project(google, problem))
+        return seen
+    seen.notes.append(
+        f"Google Cloud project {google.project} ({project.get('lifecycleState', '?')}), token of {google.source}"
+    )
+    if project.get("lifecycleState", "ACTIVE") != "ACTIVE":
+        seen.findings.append(_no_project(google, RestError(404, "", f"it is {project['lifecycleState']}")))
+        return seen
+    types = all_nodes(document)
+    looks = [
+        Look("APIs", partial(_apis, google, types)),
+        Look("zone and machines", partial(_machines, google, document, types)),
+        Look("quotas", partial(_quotas, google, document, types)),
+        Look("images", partial(gcp_images.check, google, document, types)),
+        Look("network", partial(gcp_permissions.network, google, document, types)),
+        Look("service accounts", partial(gcp_permissions.service_accounts, google, types)),
+        Look("rights", partial(gcp_permissions.caller, google, document, types)),
+    ]
+    place = bucket.parts(need.storage) if need is not None else None
+    if need is not None and place is not None and place[0] == "gs":
+        looks.append(Look("bucket", partial(bucket.check, need.storage)))
+        looks.append(Look("roles", partial(gcp_permissions.on_bucket, google, types, place[1])))
+        looks.append(Look("place of the bucket", partial(gcp_permissions.bucket_region, google, document, place[1])))
+    seen.findings += run(looks, _explain)
+    return seen
+
+
+def _no_project(google: Google, problem: RestError) -> Finding:
+    if problem.status == 401:
+        return refused("Google Cloud", problem, _LOGIN)
+    if problem.status == 0:
+        return no_answer("project", problem)
+    if "SERVICE_DISABLED" in problem.reason:
+        return _disabled("cloudresourcemanager", google.project)
+    return error(
+        "project-missing",
+        ("provider", "project_id"),
+        f"project {google.project!r} is not there, or not for these credentials: {problem}",
+        "`ray up` tries to create it and ends.",
+        "Give the id (not the name) of a project of yours; `gcloud projects list` has them.",
+    )
+
+
+def _explain(what: Look, problem: Exception) -> Finding:
+    if isinstance(problem, RestError):
+        if problem.status == 401:
+            return refused("Google Cloud", problem, _LOGIN)
+        if "SERVICE_DISABLED" in problem.reason or "accessNotConfigured" in problem.reason:
+            return no_answer(what.what, "the API for it is disabled")
+        if problem.is_denied:
+            return no_right(what.what, _RIGHTS.get(what.what, "a right that reads it"))
+    return no_answer(what.what, f"{type(problem).__name__}: {problem}")
+
+
+def _disabled(name: str, project: str) -> Finding:
+    return error(
+        "api-disabled",
+        ("provider", "project_id"),
+        f"{name}.googleapis.com is not enabled in {project}",
+        "`ray up` ends, or the head starts no worker.",
+        f"Run `gcloud services enable {name}.googleapis.com --project {project}`.",
+    )
+
+
+def _apis(google: Google, types: Sequence[NodeType]) -> Iterator[Finding]:
+    wanted = [*_APIS, *(["tpu"] if any(is_tpu(t) for t in types) else [])]
+    names = "&".join(f"names=projects/{google.project}/services/{api}.googleapis.com" for api in wanted)
+    answer = google.api("serviceusage").get(f"/projects/{google.project}/services:batchGet?{names}")
+    on = {s["name"].rpartition("/")[2] for s in answer.get("services", ()) if s.get("state") == "ENABLED"}
+    for api in wanted:
+        if f"{api}.googleapis.com" not in on:
+            yield _disabled(api, google.project)
+
+
+def is_tpu(t: NodeType) -> bool:
+    """Whether a node type is a TPU, which another API starts."""
+    return "machineType" not in t.config and ("acceleratorType" in t.config or "acceleratorConfig" in t.config)
+
+
+def _machines(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+    given = document.get("provider", "availability_zone")
+    zones = [zone.strip() for zone in given.split(",")] if isinstance(given, str) else []
+    for zone in zones:
+        for found in _in_zone(google, zone, types):
+            # With several zones the others may have it.
+            yield found if len(zones) == 1 else replace(found, severity=Severity.WARNING)
+
+
+def _in_zone(google: Google, zone: str, types: Sequence[NodeType]) -> Iterator[Finding]:
+    compute, base = google.api("compute"), f"/projects/{google.project}/zones/{zone}"
+    try:
+        up = compute.get(base).get("status") == "UP"
+    except RestError as problem:
+        if not problem.is_missing and problem.status != 400:
+            raise
+        up = False
+    if not up:
+        yield error(
+            "zone-missing",
+            ("provider", "availability_zone"),
+            f"zone {zone!r} is not there, or is down",
+            "`ray up` ends, or waits until the zone is back.",
+            "Give one zone such as us-central1-a; `gcloud compute zones list` has them.",
+        )
+        return
+    for t in types:
+        if is_tpu(t):
+            yield from _tpu(google, t, zone)
+            continue
+        name = str(t.config.get("machineType", "")).rpartition("/")[2]
+        if name and "custom" not in name and not _there(google, "compute", f"{base}/machineTypes/{name}"):
+            yield error(
+                "instance-type-not-offered",
+                (*t.path, "node_config", "machineType"),
+                f"{name} is not offered in {zone}",
+                "Google refuses each node of this type, which Ray repeats forever.",
+                f"`gcloud compute machine-types list --filter=name={name}` says where it is.",
+            )
+        given = t.config.get("guestAccelerators")
+        for i, entry in enumerate(given if isinstance(given, list) else ()):
+            kind = str(entry.get("acceleratorType", "")).rpartition("/")[2] if isinstance(entry, dict) else ""
+            if kind and not _there(google, "compute", f"{base}/acceleratorTypes/{kind}"):
+                yield error(
+                    "accelerator-not-offered",
+                    (*t.path, "node_config", "guestAccelerators", i),
+                    f"{kind} is not offered in {zone}",
+                    "Google refuses each node of this type, which Ray repeats forever.",
+                    f"`gcloud compute accelerator-types list --filter=name={kind}` says where it is.",
+                )
+
+
+def _tpu(google: Google, t: NodeType, zone: str) -> Iterator[Finding]:
+    base = f"/projects/{google.project}/locations/{zone}"
+    for key, folder in (("acceleratorType", "acceleratorTypes"), ("runtimeVersion", "runtimeVersions")):
+        name = t.config.get(key)
+        if isinstance(name, str) and not _there(google, "tpu", f"{base}/{folder}/{name}"):
+            yield error(
+                "accelerator-not-offered",
+                (*t.path, "node_config", key),
+                f"Cloud TPU has no {name} in {zone}",
+                "Google refuses each node of this type, which Ray repeats forever.",
+                f"See `gcloud compute tpus {'accelerator-types' if 'Types' in folder else 'versions'} list "
+                f"--zone {zone}`.",
+            )
+
+
+def _there(google: Google, api: str, path: str) -> bool:
+    try:
+        google.api(api).get(path)
+    except RestError as problem:
+        if problem.is_missing:
+            return False
+        raise
+    return True
+
+
+def _quotas(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+    region = document.get("provider", "region")
+    if not isinstance(region, str):
+        return
+    compute = google.api("compute")
+    quotas = {q["metric"]: q for q in compute.get(f"/projects/{google.project}/regions/{region}").get("quotas", ())}
+    quotas |= {q["metric"]: q for q in compute.get(f"/projects/{google.project}").get("quotas", ())
+               if q["metric"] == "GPUS_ALL_REGIONS"}  # fmt: skip
+    wanted: dict[str, list[tuple[NodeType, float]]] = defaultdict(list)
+    for t in types:
+        for metric, each in _metrics(t):
+            wanted[metric].append((t, each))
+    limit = document.get("max_workers", default=2)
+    for metric, members in sorted(wanted.items()):
+        quota = quotas.get(metric)
+        if quota is None:
+            continue
+        room = quota["limit"] - quota.get("usage", 0)
+        ask = f"Ask for more of {metric} in {region}: console, IAM & Admin, Quotas"
+        small = [(t, each) for t, each in members if each > room]
+        for t, each in small:
+            yield error(
+                "quota-too-small",
+                (*t.path, "node_config"),
+                f"the quota {metric} has room for {room:g} of {quota['limit']:g}, and one node of {t.name!r} takes "
+                f"{each:g}",
+                "No node of this type ever starts (QUOTA_EXCEEDED).",
+                f"{ask}, {each * max(1, t.most):g} or more.",
+            )
+        most = most_used(members, limit if isinstance(limit, int) else 2)
+        if not small and most > room:
+            yield warning(
+                "quota-too-small",
+                (*members[0][0].path, "max_workers"),
+                f"the quota {metric} has room for {room:g} of {quota['limit']:g}, and the cluster may want {most:g}",
+                "Beyond the quota nodes are refused, whatever max_workers says.",
+                f"{ask}, or lower max_workers.",
+            )
+
+
+def _metrics(t: NodeType) -> Iterator[tuple[str, float]]:
+    """Quotas that a node counts on, and by how much."""
+    if t.machine is None or t.machine.tpus:
+        return
+    spot = "PREEMPTIBLE_" if t.market == "spot" else ""
+    if t.machine.gpus:
+        kind = t.machine.gpu.upper().replace("-", "_").replace(" ", "_")
+        yield f"{spot}NVIDIA_{kind}_GPUS", t.machine.gpus
+        yield "GPUS_ALL_REGIONS", t.machine.gpus
+    if t.machine.name.split("-")[0] in ("e2", "n1", "f1", "g1"):
+        yield f"{spot}CPUS", t.machine.cpus

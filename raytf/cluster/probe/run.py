@@ -1,0 +1,81 @@
+"""The online part of the preflight: which place a file is about, and what is seen there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from raytf.cluster.check import fallbacks, kuberay
+from raytf.cluster.check.document import Document, parse
+from raytf.cluster.check.finding import Finding, Severity
+from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.local_environment import Surroundings
+from raytf.cluster.check.run import ODD, Report, cannot_judge
+from raytf.cluster.clouds.platform import Place, place_of
+from raytf.cluster.probe import aws, azure, gcp, kube, ssh
+from raytf.cluster.probe.queries import Seen
+
+#: Place -> who asks there.
+_ASK: dict[Place, Callable[[Document, Surroundings, Need | None], Seen]] = {
+    Place.AWS: aws.look,
+    Place.GCP: gcp.look,
+    Place.AZURE: azure.look,
+}
+
+
+def look(text: str, here: Surroundings, need: Need | None, offline: Report, trust: bool = False) -> Seen:
+    """Ask the place that a file is about.
+
+    Args:
+        text: the file.
+        here: this machine.
+        need: what a job wants of the cluster.
+        offline: what is known without asking; a file that is not filled in yet is about nothing that could be asked.
+        trust: run what the file wants to be run on this machine.
+    """
+    try:
+        return _look(text, here, need, offline, trust)
+    except ODD as problem:
+        return Seen([cannot_judge(problem)])
+
+
+def _look(text: str, here: Surroundings, need: Need | None, offline: Report, trust: bool) -> Seen:
+    documents, _ = parse(text)
+    if not documents or any(f.code in ("yaml-syntax", "wrong-type", "cannot-judge") for f in offline.findings):
+        return Seen()
+    if any(f.code == "placeholder" for f in offline.of(Severity.FILL_IN)):
+        return Seen([_not_filled_in(offline)])
+    manifests = [d for d in documents if kuberay.is_manifest(d)]
+    if manifests:
+        return _with_lines(kube.look(manifests, here), manifests[0])
+    document = _with_all_zones(fallbacks.as_cloud(documents[0]), documents[0])
+    if place_of(document) is Place.HOSTS:
+        return _with_lines(ssh.look(document, here, need, trust), document)
+    ask = _ASK.get(place_of(document))
+    return _with_lines(ask(document, here, need), document) if ask else Seen()
+
+
+def _with_all_zones(cloud: Document, given: Document) -> Document:
+    """Of several zones the first is what Ray's own check takes; here each is asked about."""
+    zones = given.get("provider", "availability_zone")
+    if cloud is given or zones is None:
+        return cloud
+    return replace(cloud, value={**cloud.value, "provider": {**cloud.mapping("provider"), "availability_zone": zones}})
+
+
+def _with_lines(seen: Seen, document: Document) -> Seen:
+    seen.findings = [f if f.line is not None else replace(f, line=document.line(f.path)) for f in seen.findings]
+    return seen
+
+
+def _not_filled_in(offline: Report) -> Finding:
+    first = next(f for f in offline.of(Severity.FILL_IN) if f.code == "placeholder")
+    return Finding(
+        "not-asked-yet",
+        Severity.FILL_IN,
+        first.path,
+        "no cloud and no host was asked, since values are still to be filled in",
+        "Quotas, images, networks and rights are looked at when they are known.",
+        "Fill in what is listed here and check again.",
+        first.line,
+    )

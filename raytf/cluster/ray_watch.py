@@ -1,0 +1,222 @@
+"""The driver sees at once that the Ray it needs is gone, and leaves with one line and an exit code before Ray does.
+
+Ray's core in the driver notices a dead raylet after some 10 s and a dead GCS after a minute. It then ends the process
+from within: with lines of its own, exit code 1 or a core dump, and without a word to Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from raytf.config.command_line import EXIT_AGAIN
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What has died.
+
+    Attributes:
+        text: for people.
+        is_reachable: whether actors can still be asked for something.
+    """
+
+    text: str
+    is_reachable: bool
+
+
+#: Says what has died; None while it lives.
+Sign = Callable[[], Loss | None]
+#: Seconds between two looks; for what is done before the process ends; and to reach a port.
+_LOOK_SECONDS, _FAREWELL_SECONDS, _REACH_SECONDS = 0.5, 9.0, 2.0
+#: Seconds between two looks at a port, and for which Ray waits for a GCS that comes back.
+_PORT_SECONDS, RECONNECT_SECONDS = 2.0, 60.0
+#: Of these: to save and to leave before Ray's core ends the process.
+_RESERVE_SECONDS = 15.0
+
+_AGAIN = "The same command goes on where this one stopped."
+
+#: What is done before the process ends: takes what has died, returns what shall be said of it, or nothing.
+Farewell = Callable[[Loss], str]
+_farewells: list[Farewell] = []
+
+
+@contextlib.contextmanager
+def farewell(call: Farewell) -> Iterator[None]:
+    """While the `with` statement lasts, a lost Ray has this called before the process ends, for 9 s at most.
+
+    Args:
+        call: takes what has died; returns what to say after it. Runs in a thread of its own.
+    """
+    _farewells.append(call)
+    try:
+        yield
+    finally:
+        _farewells.remove(call)
+
+
+class Neighbour:
+    """A process of this machine.
+
+    Args:
+        name: who it is, for people.
+        pid: of it.
+        is_all: nothing can be asked of Ray without it.
+
+    Attributes:
+        handle: that becomes readable when it dies; -1 where the system has none.
+    """
+
+    def __init__(self, name: str, pid: int, is_all: bool):
+        self._name, self._pid, self._is_all = name, pid, is_all
+        self._process: psutil.Process | None = None  # it has died already
+        self.handle = -1
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process = psutil.Process(pid)
+        with contextlib.suppress(OSError):
+            self.handle = os.pidfd_open(pid)
+
+    def __call__(self) -> Loss | None:
+        # One that nobody has reaped yet is dead, too.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = self._process
+            if process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return None
+        return Loss(f"{self._name} (pid {self._pid}) has died", not self._is_all)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+
+class Port:
+    """A port that may be closed for a while.
+
+    Args:
+        name: whose it is.
+        address: HOST:PORT.
+        seconds: for which nothing may answer.
+        clock: seconds that only go forward.
+    """
+
+    def __init__(self, name: str, address: str, seconds: float, clock: Callable[[], float] = time.monotonic):
+        host, _, port = address.rpartition(":")
+        self._name, self._host, self._port = name, host.strip("[]"), int(port)
+        self._seconds, self._clock = seconds, clock
+        self._answered_at = self._asked_at = clock()
+
+    def __call__(self) -> Loss | None:
+        now = self._clock()
+        if now - self._asked_at < _PORT_SECONDS:
+            return None
+        self._asked_at = now
+        try:
+            socket.create_connection((self._host, self._port), timeout=_REACH_SECONDS).close()
+        except OSError:
+            silent = now - self._answered_at
+            return Loss(f"{self._name} has not answered for {silent:.0f} s", True) if silent >= self._seconds else None
+        self._answered_at = now
+        return None
+
+
+def patience(reconnect_seconds: float) -> float:
+    """Seconds without a GCS after which a driver leaves; Ray's core ends it after those that are given."""
+    return max(reconnect_seconds - _RESERVE_SECONDS, reconnect_seconds / 2)
+
+
+class Vigil:
+    """Looks after the processes without which this one cannot go on; a context manager.
+
+    When one has died, the farewells are called and this process ends with exit code 75 and a line on standard error;
+    nothing that Ray writes in the meantime is seen.
+
+    Args:
+        signs: of their deaths.
+        end: ends this process; takes what has died.
+    """
+
+    def __init__(self, signs: Sequence[Sign], end: Callable[[Loss], None] | None = None):
+        self._signs, self._end = signs, end or leave
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="raytf-vigil")
+
+    def __enter__(self) -> Vigil:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # What is about to be asked to end must not be dead: Ray would wait for it, or end this process.
+        self._look()
+        self._stop.set()
+        self._thread.join(5)
+        for sign in self._signs:
+            if isinstance(sign, Neighbour):
+                sign.close()
+
+    def _watch(self) -> None:
+        handles = select.poll()
+        for sign in self._signs:
+            if isinstance(sign, Neighbour) and sign.handle >= 0:
+                handles.register(sign.handle, select.POLLIN)
+        while not self._stop.is_set():
+            handles.poll(_LOOK_SECONDS * 1000)  # at once, before Ray shows what it thinks of it
+            self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._stop.is_set():
+                return
+            for sign in self._signs:
+                loss = sign()
+                if loss is not None:
+                    self._stop.set()
+                    self._end(loss)
+                    return
+
+
+def leave(loss: Loss) -> None:
+    """End this process because something that it needs has died."""
+    shown = sys.stdout
+    terminal = _mute()
+    said: list[str] = []
+
+    def say_farewell() -> None:
+        for call in reversed(_farewells):
+            with contextlib.suppress(Exception, SystemExit):
+                said.append(call(loss))
+
+    thread = threading.Thread(target=say_farewell, daemon=True, name="raytf-farewell")
+    thread.start()
+    thread.join(_FAREWELL_SECONDS)
+    try:
+        why = "; ".join(filter(None, said)) or "nothing goes on with this Ray"
+        with contextlib.suppress(Exception):
+            shown.flush()
+        with contextlib.suppress(OSError):
+            os.write(terminal, f"error: {loss.text}; {why}. {_AGAIN}\n".encode())
+    finally:
+        os._exit(EXIT_AGAIN)
+
+
+def _mute() -> int:
+    """Nothing more is seen of what Ray writes, to standard error and as Python; a descriptor that still reaches it."""
+    try:
+        terminal, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        # Ray prints words of its raylet on standard output. What was opened before, as the display, still shows.
+        sys.stdout = sys.stderr = open(nothing, "w")  # noqa: SIM115
+    except OSError:
+        return 2
+    return terminal

@@ -1,0 +1,122 @@
+"""Turn a job's `main(job)` into a command: flags in, one clear line and an exit code out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import select
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from raytf import _process
+from raytf.config import exit_codes
+from raytf.config.terminal_text import printable, visible
+from raytf.errors import JobError, RaytfError
+
+EXIT_FAILED = exit_codes.FAILED.code
+EXIT_REFUSED = exit_codes.REFUSED.code
+#: Names a file in the environment: the command writes what its flags say there as JSON, and does nothing else.
+DESCRIBE = "RAYTF_DESCRIBE_TO"
+#: The same command may do what it should when it is started again in a while (EX_TEMPFAIL of sysexits.h).
+EXIT_AGAIN = exit_codes.AGAIN.code
+
+
+def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: str | None = None) -> None:
+    """Parse the flags of `main`'s one dataclass argument, run it, and exit the process.
+
+    Ends with the codes of `endings`. A `RaytfError` ends as one line on standard error (after its traceback, where the
+    job's own code raised); anything else is a defect and keeps its traceback. SIGTERM and SIGHUP end it as Ctrl-C does,
+    so that what was begun is cleaned up.
+
+    Args:
+        main: a function with one annotated argument, a dataclass.
+        args: the command line without the program's name; `sys.argv[1:]` by default.
+        prog: what `--help` calls the command; the file by default.
+    """
+    printable()
+    argv = _gpu_switches(sys.argv[1:] if args is None else args)
+    asked = os.environ.get(DESCRIBE)
+    called = main if asked is None else _telling(main, asked)
+    told = _process.Told()
+    try:
+        try:
+            with _process.as_interrupts(told):
+                tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt as error:
+        word = "interrupted" if told.number is None else f"told to stop ({told.number.name})"
+        _leave(visible(error) or f"{word}; the same command goes on from the last checkpoint.", told.code)
+    except BrokenPipeError:
+        _unless_nobody_reads()
+        raise
+    except UnicodeEncodeError as error:
+        # A name on the command line that is not of this machine's encoding, which no library takes.
+        if "surrogates" not in error.reason:
+            raise
+        _leave(f"error: {visible(error.object)!s:.500} is no text in UTF-8. Give another name.", EXIT_REFUSED)
+    except RaytfError as error:
+        trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
+        _leave(f"{trace}error: {visible(error)}", exit_codes.of_error(error).code)
+
+
+def _unless_nobody_reads() -> None:
+    """Leave quietly where it is standard output that nobody reads any more, as after `| head`."""
+    out = sys.stdout.fileno()
+    poll = select.poll()
+    poll.register(out, 0)
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)  # the interpreter flushes once more when it ends
+        sys.exit(exit_codes.UNREAD.code)
+
+
+def _telling(main: Callable[[Any], object], path: str) -> Callable[[Any], object]:
+    """In the place of `main`: writes the values of all flags."""
+
+    @functools.wraps(main)
+    def tell(job: Any) -> None:
+        with open(path, "w") as out:
+            json.dump(_values(job), out, default=str)
+
+    return tell
+
+
+def _values(job: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(job):
+        value = getattr(job, field.name)
+        found |= _values(value) if dataclasses.is_dataclass(value) else {field.name: value}
+    return found
+
+
+def _gpu_switches(args: Sequence[str]) -> list[str]:
+    # tyro has no on/off switch for a setting that may also be left open, and that is what --use-gpu is.
+    switches = {"--use-gpu": "True", "--no-use-gpu": "False"}
+    out: list[str] = []
+    for i, arg in enumerate(args):
+        if arg == "--":
+            return out + list(args[i:])  # what follows is another command's
+        follows = args[i + 1] if i + 1 < len(args) else ""
+        if arg in switches and follows not in ("True", "False", "None"):
+            out += ["--use-gpu", switches[arg]]
+        else:
+            out.append(arg)
+    return out
+
+
+def _leave(message: str, code: int) -> None:
+    with contextlib.suppress(OSError):  # of a terminal that was closed
+        print(message, file=sys.stderr, flush=True)
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    # A storage call that an endpoint never answers leaves a thread that no interpreter shutdown can join.
+    os._exit(code)

@@ -1,0 +1,97 @@
+"""What a run asks of a cluster: resources of each worker, and how many workers fit what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from raytf.config.sections import ClusterSection, StrategySection
+from raytf.config.strategy_rules import ALL_DEVICES
+
+#: Parts of a resource that Ray tells apart.
+_UNITS = 10_000
+
+
+def fitting(free: Mapping[str, float], each: Mapping[str, float]) -> int:
+    """Workers that fit into what a node has free.
+
+    Args:
+        free: amounts by resource.
+        each: of one worker, some of it above 0.
+    """
+    return min(_times(name, free.get(name, 0), amount) for name, amount in each.items() if amount)
+
+
+def _times(name: str, free: float, amount: float) -> int:
+    """How often an amount is in what is free, in Ray's units: five times 0.2 are 1, whatever floats say of it."""
+    have, want = round(free * _UNITS), max(1, round(amount * _UNITS))
+    if name != "GPU" or want >= _UNITS:
+        return have // want
+    # A worker's part is of one GPU: what two have left does not make a third part.
+    return have // _UNITS * (_UNITS // want) + have % _UNITS // want
+
+
+def placed(
+    free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
+) -> list[Mapping[str, float]] | None:
+    """What nodes have left with processes on them; None where one of these has no place.
+
+    Args:
+        free: of each node.
+        needs: of each process; they are placed in this order.
+    """
+    left = [dict(node) for node in free]
+    for need in needs:
+        # Tightest first: what a worker leaves on a node may still do for a smaller process.
+        home = min((n for n in left if fitting(n, need) >= 1), key=lambda n: n.get("CPU", 0), default=None)
+        if home is None:
+            return None
+        for name, amount in need.items():
+            home[name] = home.get(name, 0) - amount
+    return list(left)
+
+
+def possible_workers(
+    free: Sequence[Mapping[str, float]], each: Mapping[str, float], helpers: Sequence[Mapping[str, float]], most: int
+) -> int:
+    """Workers that fit beside the helpers into what nodes have free, at most `most`; -1 where not even those fit.
+
+    Args:
+        free: of each node.
+        each: of one worker.
+        helpers: what each process beside the workers takes.
+    """
+    for workers in range(most, -1, -1):
+        if placed(free, [each] * workers + [*helpers]) is not None:
+            return workers
+    return -1
+
+
+#: What each parameter server and the coordinator take.
+HELPER = {"CPU": 1.0}
+
+
+def resources(
+    strategy: StrategySection, cluster: ClusterSection, use_gpu: bool, nodes: Iterable[Mapping[str, float]]
+) -> dict[str, float]:
+    """What Ray is asked for, for each worker.
+
+    Args:
+        use_gpu: whether workers compute on GPUs.
+        nodes: all of each living node.
+    """
+    each = {"CPU": cluster.cpus * (strategy.logical_devices or 1)}
+    if strategy.strategy == "tpu":
+        return each | {"TPU": _most("TPU", nodes)}
+    if use_gpu:
+        return each | {"GPU": _most("GPU", nodes) if strategy.strategy in ALL_DEVICES else cluster.gpus_per_worker}
+    return each
+
+
+def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> float:
+    """CPUs of a run with so many workers and what is beside them."""
+    return workers * resources(strategy, cluster, False, [])["CPU"] + strategy.helpers * HELPER["CPU"]
+
+
+def _most(kind: str, nodes: Iterable[Mapping[str, float]]) -> float:
+    """Of the node that has most of them; 1 where none has any yet."""
+    return float(max([1, *(int(node.get(kind, 0)) for node in nodes)]))

@@ -1,0 +1,356 @@
+"""Data sets by name or path: MNIST, the digits that ship with scikit-learn, and whatever a source reads."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import math
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raytf.data.sources import ArraySource, CsvSource, ParquetSource, Source, Spec, TFRecordSource
+from raytf.data.sources.base import refuse_other_classes
+from raytf.data.sources.detect import Reading, files_of, is_idx, kind_of, open_source, splits_of
+from raytf.data.sources.image_folder import ImageFolderSource
+from raytf.errors import DataError, RaytfError
+from raytf.storage import uris
+
+#: Where a copy of MNIST is looked for before anything is downloaded: raytf's own folder, then Keras's cache.
+MNIST_HOMES = ("~/.raytf/mnist", "~/.keras/datasets/mnist.npz")
+_MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
+_DOWNLOAD_SECONDS = 8.0
+#: What is read into memory as a whole; a header may promise any number. In parts, so that what is not there takes none.
+_MOST_BYTES, _CHUNK_BYTES = 64 << 30, 1 << 20
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_SPLITS = {"train": ("train",), "test": ("t10k", "test")}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labelled images.
+
+    Attributes:
+        name: what was loaded, for people.
+        train, test: sources of (image uint8 [height, width, channels], label int64).
+        image_shape: (height, width, channels).
+        classes: number of classes.
+    """
+
+    name: str
+    train: Source
+    test: Source
+    image_shape: tuple[int, ...]
+    classes: int
+
+
+def load_images(data: str = "auto", size: tuple[int, int] | None = None) -> Images:
+    """Load labelled images.
+
+    Args:
+        data: `auto` (MNIST from a local copy, else downloaded, else the digits), `mnist`, `digits`, or a path: a
+            folder with IDX files as they are published (.gz or not), an .npz with x_train, y_train, x_test, y_test, or
+            a folder or URI with train/ and test/ of TFRecord or Parquet files with image and label, or of folders of
+            JPEG or PNG files, one for each class.
+        size: (height, width) that encoded images are to have; they keep that of the first one by default.
+
+    Raises:
+        DataError: nothing there, or not what it should be.
+    """
+    if data == "digits":
+        return _digits()
+    if data in ("auto", "mnist"):
+        for home in MNIST_HOMES:
+            path = Path(home).expanduser()
+            if path.exists():
+                return load_images(str(path))
+        try:
+            return _from_npz(io.BytesIO(_download(_MNIST_URL)), "MNIST (downloaded)")
+        except OSError as error:
+            if data == "auto":
+                return _digits()
+            raise DataError(
+                f"--data mnist: no local copy in {' or '.join(MNIST_HOMES)}, and the download failed ({error}). "
+                "Give --data PATH, or --data digits for the digits that ship with scikit-learn."
+            ) from error
+    return _from_path(data, size)
+
+
+def _download(url: str) -> bytes:
+    import urllib.request
+
+    with urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer:
+        data = answer.read()
+    home = Path(MNIST_HOMES[1]).expanduser()
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs another download, no more
+        home.parent.mkdir(parents=True, exist_ok=True)
+        temporary = home.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(home)
+    return data
+
+
+def _digits() -> Images:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError(
+            "--data digits: scikit-learn, which the digits ship with, is not installed. pip install scikit-learn"
+        ) from error
+    bunch = load_digits()
+    x = (bunch.images * (255 / 16)).round().astype(np.uint8)
+    y = bunch.target.astype(np.int64)
+    # Writers come in runs: every fifth record tests, so that both parts know all of them.
+    test = np.arange(len(x)) % 5 == 0
+    return _images("handwritten digits of scikit-learn (8x8)", x[~test], y[~test], x[test], y[test])
+
+
+def _from_path(data: str, size: tuple[int, int] | None) -> Images:
+    if uris.is_folder(data):
+        path = Path(data).expanduser()
+        if not path.exists():
+            raise DataError(f"--data {data}: there is no such file or folder. Expected auto, digits, mnist or a path.")
+        if path.is_file():
+            if path.suffix != ".npz":
+                raise DataError(f"--data {data}: expected an .npz file, or a folder of IDX, TFRecord or other files.")
+            return _from_npz(path, str(path))
+        names = sorted(p.name for p in path.iterdir())
+        if any(is_idx(n) for n in names):
+            return _from_idx(path)
+        if not {"train", "test"} & set(names) and not any(n.endswith(".parquet") for n in names):
+            raise DataError(
+                f"--data {data}: the folder holds neither IDX files (train-images-idx3-ubyte.gz ...) nor train/ and "
+                f"test/ with TFRecord, Parquet or image files. It has: {', '.join(names[:6]) or 'nothing'}."
+            )
+    names = files_of(data)
+    kind = kind_of(names, data)
+    if kind == "tfrecord":
+        return _from_tfrecords(data, size)
+    if kind == "images":
+        return _from_folders(data, size)
+    return _from_parquet(data)
+
+
+def open_splits(data: str, reading: Reading | None = None) -> dict[str, Source]:
+    """What lies at a path or URI, by the names of its parts; one without a name where it has no parts.
+
+    Args:
+        data: as for `load_images`, or whatever a source reads, also in folders train/, validation/ and test/.
+
+    Raises:
+        DataError: nothing there that can be read.
+        StorageError: storage refuses.
+    """
+    reading = reading or Reading()
+    if data in ("auto", "mnist", "digits"):
+        images = load_images(data)
+        return {"train": images.train, "test": images.test}
+    names = files_of(data)
+    kind = kind_of(names, data)
+    if kind == "idx" or (kind == "npz" and not reading.columns() and _has_splits(data)):
+        images = load_images(data)
+        return {"train": images.train, "test": images.test}
+    splits = splits_of(names)
+    if not splits:
+        return {"": open_source(data, reading)}
+    found: dict[str, Source] = {}
+    for split in splits:
+        source = found[split] = open_source(part(data, split), reading)
+        if reading.classes is None:
+            reading = replace(reading, classes=getattr(source, "classes", None))
+        first = next(iter(found.values()))
+        refuse_other_classes(first, source)
+        if isinstance(source, CsvSource) and isinstance(first, CsvSource) and source.classes and not first.classes:
+            raise DataError(
+                f"{source.name}: labels are text here and numbers in {first.name}. Give all parts labels of one kind."
+            )
+    return found
+
+
+def part(data: str, name: str) -> str:
+    """The URI of a folder in another one."""
+    base, mark, query = (data, "", "") if uris.is_folder(data) else data.partition("?")
+    return f"{base.rstrip('/')}/{name}{mark}{query}"
+
+
+def _has_splits(data: str) -> bool:
+    path = Path(data).expanduser()
+    if not path.is_file():
+        return False
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return "x_train" in archive
+    except Exception:  # zipfile, zlib, struct and numpy each have their own; who reads it in full says what is wrong
+        return False
+
+
+def _from_idx(folder: Path) -> Images:
+    parts = [read_idx(_find(folder, split, kind)) for split in ("train", "test") for kind in ("images", "labels")]
+    return _images(f"IDX files in {folder}", *parts)
+
+
+def _find(folder: Path, split: str, kind: str) -> Path:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(_SPLITS[split]) and kind in path.name and is_idx(path.name):
+            return path
+    raise DataError(f"{folder}: the {split} {kind} are missing (expected {_SPLITS[split][0]}-{kind}-idx*-ubyte[.gz]).")
+
+
+def read_idx(path: str | os.PathLike) -> np.ndarray:
+    """Read an IDX file (http://yann.lecun.com/exdb/mnist), plain or gzip.
+
+    Raises:
+        DataError: the file is no IDX file, or is cut off.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as plain:
+            packed = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            file: Any = gzip.GzipFile(fileobj=plain) if packed else plain
+            return _idx(path, file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}. Fetch it again.") from error
+    except MemoryError:
+        raise DataError(f"{path} does not fit into this machine's memory. Convert it where it does.") from None
+
+
+def _idx(path: Path, file: Any) -> np.ndarray:
+    """What an IDX file holds; never more of it is read, or made of it, than its header promises."""
+    start = file.read(4)
+    rest = file.read(4 * start[3]) if len(start) == 4 else b""
+    if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES or len(rest) < 4 * start[3]:
+        raise DataError(f"{path} is no IDX file: it does not begin with an IDX header.")
+    shape = struct.unpack(f">{start[3]}I", rest)
+    kind = np.dtype(_IDX_TYPES[start[2]])
+    expected = math.prod(shape) * kind.itemsize
+    if expected > _MOST_BYTES:
+        raise DataError(
+            f"{path}: its header promises {expected:,} bytes, more than the {_MOST_BYTES:,} that are read as a whole. "
+            "Convert it to TFRecord or Parquet, which are read in parts."
+        )
+    parts, there = [], 0
+    while there <= expected and (part := file.read(min(_CHUNK_BYTES, expected + 1 - there))):
+        parts.append(part)
+        there += len(part)
+    if there != expected:
+        found = "more" if there > expected else str(there)
+        raise DataError(f"{path} is damaged: its header promises {expected} bytes, {found} are there. Fetch it again.")
+    return np.frombuffer(b"".join(parts), kind).reshape(shape).astype(kind.newbyteorder("="))
+
+
+def _from_npz(file: io.BytesIO | Path, name: str) -> Images:
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            missing = [k for k in keys if k not in archive]
+            if missing:
+                found = ", ".join(archive.files)
+                raise DataError(f"{name}: {missing[0]} is missing. Expected {', '.join(keys)}; found {found}.")
+            _refuse_large(archive, keys, name)
+            parts = [archive[k] for k in keys]
+    except RaytfError:
+        raise
+    except Exception as error:  # zipfile, zlib, struct and numpy each have their own for a damaged file
+        raise DataError(f"{name} is no .npz file of numbers, or a damaged one: {error}") from error
+    return _images(name, *parts)
+
+
+def _refuse_large(archive: Any, keys: Sequence[str], name: str) -> None:
+    """Refuse members of an .npz that say, or whose headers say, that they are larger than any memory.
+
+    Raises:
+        DataError: names the member.
+    """
+    for key in keys:
+        about = archive.zip.getinfo(key if key in archive.zip.namelist() else f"{key}.npy")
+        with archive.zip.open(about) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(member)
+        promised = math.prod(shape) * dtype.itemsize
+        if promised > about.file_size or about.file_size > _MOST_BYTES:
+            raise DataError(
+                f"{name} is damaged: the header of {key} promises {promised:,} bytes, the archive {about.file_size:,} "
+                f"of at most {_MOST_BYTES:,}. Fetch it again."
+            )
+
+
+def _images(name: str, *parts: np.ndarray) -> Images:
+    x_train, y_train, x_test, y_test = parts
+    for label, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if x.ndim not in (3, 4) or y.ndim != 1:
+            raise DataError(
+                f"{name}: {label} images have shape {x.shape} and labels {y.shape}. Expected [N, height, width] or "
+                "[N, height, width, channels], and [N]."
+            )
+        if y.dtype.kind not in "iu":
+            raise DataError(f"{name}: {label} labels have dtype {y.dtype}. Expected whole numbers.")
+    x_train, x_test = (x[..., None] if x.ndim == 3 else x for x in (x_train, x_test))
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise DataError(f"{name}: train images are {x_train.shape[1:]}, test images {x_test.shape[1:]}.")
+    train = ArraySource(x_train, y_train.astype(np.int64), name=f"{name}, train")
+    test = ArraySource(x_test, y_test.astype(np.int64), name=f"{name}, test")
+    return Images(name, train, test, tuple(x_train.shape[1:]), int(y_train.max()) + 1)
+
+
+def _from_parquet(data: str) -> Images:
+    train, test = (_as_image(ParquetSource(part(data, split))) for split in ("train", "test"))
+    return _loaded(f"Parquet files in {data}", train, test)
+
+
+def _as_image(source: ParquetSource) -> ParquetSource:
+    shape = source.spec[0].shape
+    return source if len(shape) == 3 else ParquetSource(source.name, shapes={"image": _image_shape(source)})
+
+
+def _from_tfrecords(data: str, size: tuple[int, int] | None) -> Images:
+    train, test = (_as_pixels(TFRecordSource(part(data, split), size=size)) for split in ("train", "test"))
+    return _loaded(f"TFRecord files in {data}", train, test)
+
+
+def _as_pixels(source: TFRecordSource) -> TFRecordSource:
+    spec = source.spec[0]
+    if len(spec.shape) == 3:
+        return source
+    return TFRecordSource(source.name, features={"image": Spec(_image_shape(source), spec.dtype)})
+
+
+def _from_folders(data: str, size: tuple[int, int] | None) -> Images:
+    train = ImageFolderSource(part(data, "train"), size)
+    height, width, channels = train.spec[0].shape
+    test = ImageFolderSource(part(data, "test"), size and (height, width), channels, classes=train.classes)
+    return _loaded(f"image files in {data}", train, test)
+
+
+def _loaded(name: str, train: Source, test: Source) -> Images:
+    shape: tuple[int, ...] = train.spec[0].shape
+    if test.spec[0].shape != shape:
+        raise DataError(f"{name}: train images are {shape}, test images {test.spec[0].shape}.")
+    if train.spec[1] is None or train.spec[1].shape or np.dtype(train.spec[1].dtype).kind not in "iu":
+        raise DataError(f"{name}: labels are {train.spec[1]}. Expected one whole number a record.")
+    refuse_other_classes(train, test)
+    return Images(name, train, test, shape, _highest_label(train) + 1)
+
+
+def _highest_label(source: Source, at_a_time: int = 4096) -> int:
+    labels = source.label_range()
+    if labels is not None:
+        return int(labels[1])
+    starts: Sequence[int] = range(0, source.records, at_a_time)
+    return max(int(source.take(np.arange(n, min(n + at_a_time, source.records)))[1].max()) for n in starts)
+
+
+def _image_shape(source: Source) -> tuple[int, ...]:
+    pixels = int(np.prod(source.spec[0].shape, dtype=np.int64))
+    side = round(pixels**0.5)
+    if side * side != pixels:
+        raise DataError(f"{source.name}: images have {pixels} numbers, which is no square of gray pixels.")
+    return (side, side, 1)

@@ -1,0 +1,87 @@
+"""Which records a step takes and which rank computes them: arithmetic on step and shard."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+def assign(shards: int, world_size: int) -> list[range]:
+    """Contiguous runs of logical shards, one a rank; the largest is as small as it can be: ceil(V/W)."""
+    bounds = [shards * r // world_size for r in range(world_size + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def imbalance(shards: int, world_size: int) -> float:
+    """Shards whose time a worker waits in each step, on average, when V is no multiple of W: ceil(V/W) - V/W."""
+    return -(-shards // world_size) - shards / world_size
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Where global steps lie in epochs, for N records, global batches of G and V logical shards.
+
+    Attributes:
+        records: N, at least 1.
+        global_batch_size: G.
+        shards: V, a divisor of G.
+    """
+
+    records: int
+    global_batch_size: int
+    shards: int
+
+    @property
+    def micro_batch_size(self) -> int:
+        return self.global_batch_size // self.shards
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.records // self.global_batch_size)
+
+    @property
+    def full_steps(self) -> int:
+        """Steps of an epoch in which every shard is full."""
+        return self.records // self.shards // self.micro_batch_size
+
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """[V+1] where each shard's range of the epoch's sequence begins."""
+        return np.arange(self.shards + 1, dtype=np.int64) * self.records // self.shards
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """(epoch, step within it) of a global step, all counted from 0."""
+        return divmod(step, self.steps_per_epoch)
+
+    def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
+        """Records that each of some shards has at this step; by default of all."""
+        low, high = (0, self.shards) if shards is None else (shards.start, shards.stop)
+        taken = step_in_epoch * self.micro_batch_size
+        return np.clip(np.diff(self.bounds[low : high + 1]) - taken, 0, self.micro_batch_size)
+
+    def records_of(self, step_in_epoch: int) -> int:
+        """Records that all shards have at this step."""
+        if self.is_full(step_in_epoch):
+            return self.global_batch_size
+        return int(self.counts(step_in_epoch).sum())
+
+    def is_full(self, step_in_epoch: int) -> bool:
+        return step_in_epoch < self.full_steps
+
+    def call_end(self, step: int, limit: int, total: int, boundary: int | None = None) -> int:
+        """The step after the last one of a call that begins at `step`.
+
+        A call runs up to `limit` steps, all of one epoch, all full or one that is not, and stops at multiples of
+        `boundary` (the checkpoint cadence) and at `total`.
+        """
+        epoch, inside = self.locate(step)
+        end = min(total, (epoch + 1) * self.steps_per_epoch, step + limit)
+        if not self.is_full(inside):
+            return step + 1
+        end = min(end, epoch * self.steps_per_epoch + self.full_steps)
+        if boundary:
+            end = min(end, (step // boundary + 1) * boundary)
+        return end

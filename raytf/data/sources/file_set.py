@@ -1,0 +1,167 @@
+"""The files below a URI, read in ranges: mapped where they are local, requested where they are not."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from raytf.errors import DataError
+
+if TYPE_CHECKING:
+    from raytf.storage.storage import File
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+#: Local files of up to so many bytes that are read as a whole are not mapped.
+_WHOLE = 1 << 20
+#: Files that stay mapped.
+_MAPPED = 64
+#: Requests at a time to an object store, whose answers take long and cost little.
+_REQUESTS = 16
+#: Names that begin like this belong to raytf, Spark or Hadoop and hold no records.
+_HIDDEN = ("_", ".")
+
+
+class Files:
+    """Files by the ends of their names, in a fixed order. It travels without what is open; any thread may read.
+
+    Args:
+        uri: a file, or a folder with files at any depth.
+        endings: of names, in lower case; a `uri` that is a file is taken whatever its name.
+        is_wanted: of a name, in place of `endings`.
+        is_sorted_by: what the order goes by; the name by default.
+
+    Attributes:
+        names: relative to the folder.
+        sizes: bytes of each.
+        is_single: whether the URI named a file and no folder.
+        is_local: whether they lie on a mounted disk.
+        reads: ranges read so far.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        endings: Sequence[str] = (),
+        is_sorted_by: Callable[[str], Any] | None = None,
+        is_wanted: Callable[[str], bool] | None = None,
+    ):
+        from raytf.storage.storage import Storage
+
+        storage = Storage(uri)
+        self.is_local = storage.is_local
+        wanted = is_wanted or (lambda name: name.lower().endswith(tuple(endings)))
+        found = [f for f in storage.files() if wanted(f.name) and not _is_hidden(f.name)]
+        # Workers have another working directory.
+        self.uri = storage.root if storage.is_local else uri
+        self.is_single = not found
+        if not found:
+            found, self.uri = _single(storage, uri)
+        found.sort(key=lambda f: f.name if is_sorted_by is None else is_sorted_by(f.name))
+        self.names: list[str] = [f.name for f in found]
+        self.sizes: list[int] = [f.bytes for f in found]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._storage: Any = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._mapped: OrderedDict[int, memoryview] = OrderedDict()
+        self.reads = 0
+
+    def __getstate__(self) -> dict:
+        own = ("_storage", "_pool", "_mapped", "reads")
+        return {k: v for k, v in self.__dict__.items() if k not in own}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def storage(self) -> Any:
+        """The `Storage` that they lie on."""
+        if self._storage is None:
+            from raytf.storage.storage import Storage
+
+            self._storage = Storage(self.uri)
+        return self._storage
+
+    def locate(self, i: int) -> str:
+        """A file as a person would look for it."""
+        return self.storage.locate(self.names[i])
+
+    def read(self, i: int, offset: int, length: int, whole: bool = True) -> memoryview:
+        """Bytes [offset, offset + length) of a file. What is asked for but not `whole` is mapped, where that can be.
+
+        Raises:
+            DataError: the file has become shorter.
+            StorageError: storage refuses.
+        """
+        self.reads += 1
+        if offset + length > self.sizes[i]:
+            raise DataError(f"{self.locate(i)} ends at byte {self.sizes[i]}; {offset + length} were expected.")
+        if not length:
+            return memoryview(b"")
+        if not self.is_local:
+            data = memoryview(self.storage.get_range(self.names[i], offset, length))
+        elif whole and length == self.sizes[i] <= _WHOLE:
+            data = memoryview(self.storage.get(self.names[i]))
+        else:
+            data = self._map(i)[offset : offset + length]
+        if len(data) != length:
+            raise DataError(f"{self.locate(i)} was cut off while it was read. Was it written anew?")
+        return data
+
+    def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+        """What a function gives for each item, in their order, several at a time."""
+        if self._pool is None:
+            threads = len(os.sched_getaffinity(0)) if self.is_local else _REQUESTS
+            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="raytf-read")
+        return self._pool.map(function, items)
+
+    def _map(self, i: int) -> memoryview:
+        found = self._mapped.get(i)
+        if found is None:
+            found = memoryview(_mapped(self.locate(i), self.sizes[i]))
+            self._mapped[i] = found
+            if len(self._mapped) > _MAPPED:
+                # Not closed: slices of it may be in use; the last one of them closes it.
+                self._mapped.popitem(last=False)
+        return found
+
+
+def _mapped(path: str, size: int) -> mmap.mmap:
+    from raytf.storage.refusals import explain
+
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                raise DataError(
+                    f"{path} has {os.fstat(file.fileno()).st_size} bytes, and had {size}: it was written anew."
+                )
+            return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    except OSError as error:
+        raise explain("read", path, error) from error
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(_HIDDEN) for part in name.split("/"))
+
+
+def _single(storage: Any, uri: str) -> tuple[list[File], str]:
+    """The one file that a URI names, and the URI of its folder; nothing where there is none."""
+    base, mark, query = (storage.root, "", "") if storage.is_local else uri.partition("?")
+    folder, _, name = base.rstrip("/").rpartition("/")
+    if folder.endswith(":/") or not storage.exists(""):
+        return [], uri
+    filesystem, path = storage.arrow()
+    from raytf.storage.storage import File
+
+    return [File(name, filesystem.get_file_info(path).size, 0.0)], f"{folder or '/'}{mark}{query}"

@@ -1,0 +1,367 @@
+"""tf.train.Example without TensorFlow: many records at once where they look alike, one by one where they do not."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from raytf.data.sources.base import Spec
+from raytf.data.sources.image_decoder import is_image
+from raytf.errors import DataError
+
+Kind = Literal["bytes", "float", "int64"]
+_KINDS: dict[int, Kind] = {1: "bytes", 2: "float", 3: "int64"}
+#: Kinds of lengths that are looked at as groups; where there are more, records are read one by one.
+_GROUPS = 16
+
+
+@dataclass(frozen=True)
+class Feature:
+    """How a leaf lies in an Example.
+
+    Attributes:
+        name: of the feature.
+        spec: of the leaf.
+        kind: the list that holds it; `bytes` has one value, the array's bytes or an encoded image.
+        encoded: whether it is an image to be decoded.
+    """
+
+    name: str
+    spec: Spec
+    kind: Kind
+    encoded: bool = False
+
+    @property
+    def count(self) -> int:
+        """Numbers of a record."""
+        return int(np.prod(self.spec.shape, dtype=np.int64))
+
+
+def feature(name: str, spec: Spec) -> Feature:
+    """How raytf writes a leaf: integers and float32 as TensorFlow's readers like them, pixels and all else as bytes."""
+    dtype = np.dtype(spec.dtype)
+    if dtype.kind == "f" and dtype.itemsize == 4:
+        return Feature(name, spec, "float")
+    if dtype.kind in "bi" or (dtype.kind == "u" and dtype.itemsize < 8):
+        return Feature(name, spec, "bytes" if dtype.itemsize == 1 and spec.shape else "int64")
+    return Feature(name, spec, "bytes")
+
+
+@functools.cache
+def _example() -> Any:
+    """The class of tf.train.Example, from a pool of its own: TensorFlow's is not imported, and not disturbed."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="raytf/example.proto", package="tensorflow", syntax="proto3")
+    types = descriptor_pb2.FieldDescriptorProto
+    for name, kind in (
+        ("BytesList", types.TYPE_BYTES),
+        ("FloatList", types.TYPE_FLOAT),
+        ("Int64List", types.TYPE_INT64),
+    ):
+        file.message_type.add(name=name).field.add(name="value", number=1, type=kind, label=types.LABEL_REPEATED)
+    message = file.message_type.add(name="Feature")
+    message.oneof_decl.add(name="kind")
+    for number, kind_name in _KINDS.items():
+        of = f".tensorflow.{kind_name.capitalize()}List"
+        message.field.add(
+            name=f"{kind_name}_list",
+            number=number,
+            type=types.TYPE_MESSAGE,
+            type_name=of,
+            label=types.LABEL_OPTIONAL,
+            oneof_index=0,
+        )
+    message = file.message_type.add(name="Features")
+    entry = message.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=types.TYPE_STRING, label=types.LABEL_OPTIONAL)
+    of = ".tensorflow.Feature"
+    entry.field.add(name="value", number=2, type=types.TYPE_MESSAGE, type_name=of, label=types.LABEL_OPTIONAL)
+    of = ".tensorflow.Features.FeatureEntry"
+    message.field.add(name="feature", number=1, type=types.TYPE_MESSAGE, type_name=of, label=types.LABEL_REPEATED)
+    message = file.message_type.add(name="Example")
+    of = ".tensorflow.Features"
+    message.field.add(name="features", number=1, type=types.TYPE_MESSAGE, type_name=of, label=types.LABEL_OPTIONAL)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
+
+def encode(features: Sequence[Feature], leaves: Sequence[np.ndarray]) -> Iterator[bytes]:
+    """Examples of a batch: the same bytes for the same numbers."""
+    example = _example()
+    columns: list[Any] = []
+    for f, leaf in zip(features, leaves, strict=True):
+        if f.kind == "bytes":
+            little = np.ascontiguousarray(leaf, np.dtype(f.spec.dtype).newbyteorder("<"))
+            columns.append([row.tobytes() for row in little])
+        else:
+            flat = leaf.reshape(len(leaf), f.count)
+            columns.append(np.ascontiguousarray(flat, "<f4") if f.kind == "float" else flat.astype(np.int64))
+    for i in range(len(leaves[0])):
+        message = example()
+        table = message.features.feature
+        for f, column in zip(features, columns, strict=True):
+            if f.kind == "bytes":
+                table[f.name].bytes_list.value.append(column[i])
+            elif f.kind == "float":
+                # Not number by number: Python's would change the bits of a NaN.
+                data = column[i].tobytes()
+                table[f.name].float_list.MergeFromString(b"\x0a" + _encoded(len(data)) + data if data else b"")
+            else:
+                table[f.name].int64_list.value.extend(column[i].tolist())
+        yield message.SerializeToString(deterministic=True)
+
+
+def infer(data: bytes, given: Mapping[str, Spec], wanted: Sequence[str], place: str) -> list[Feature]:
+    """What a record says of the features that are wanted.
+
+    Args:
+        data: the record.
+        given: specs that are known.
+        place: for messages.
+
+    Raises:
+        DataError: it is no Example, or lacks one of them.
+    """
+    table = _table(data, place)
+    found = []
+    for name in wanted:
+        if name not in table:
+            raise DataError(
+                f"{place} has no feature {name!r}; it has {', '.join(sorted(table)) or 'none'}. Name those to train "
+                "with: x=..., y=..."
+            )
+        kind = _kind(table[name])
+        if kind is None:
+            raise DataError(f"{place}: feature {name!r} is empty. Give every record a value of it.")
+        values = getattr(table[name], f"{kind}_list").value
+        if name in given:
+            found.append(Feature(name, given[name], kind))
+        elif kind == "bytes" and len(values) == 1:
+            shown = is_image(values[0])
+            found.append(Feature(name, Spec(() if shown else (len(values[0]),), "uint8"), kind, shown))
+        elif kind == "bytes":
+            raise DataError(f"{place}: feature {name!r} has {len(values)} values of bytes. Expected one.")
+        else:
+            shape = () if len(values) == 1 else (len(values),)
+            found.append(Feature(name, Spec(shape, "int64" if kind == "int64" else "float32"), kind))
+    return found
+
+
+def names_of(data: bytes, place: str) -> list[str]:
+    """Names of a record's features.
+
+    Raises:
+        DataError: it is no Example.
+    """
+    return sorted(_table(data, place))
+
+
+def _table(data: bytes, place: str) -> Any:
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _example().FromString(data).features.feature
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{place} is no tf.train.Example. Records of other kinds are not read.") from error
+
+
+def _kind(value: Any) -> Kind | None:
+    name = value.WhichOneof("kind")
+    return None if name is None else name.removesuffix("_list")
+
+
+class Parser:
+    """Takes features out of records.
+
+    Args:
+        features: what to take; of encoded images the bytes are handed out.
+        groups: up to so many lengths of records are taken at once, each.
+    """
+
+    def __init__(self, features: Sequence[Feature], groups: int = _GROUPS):
+        self.features, self._groups = list(features), groups
+
+    def parse(
+        self, data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, place: Callable[[int], str]
+    ) -> list[Any]:
+        """Leaves of records: an array [n, *shape] for each feature, or a list of n bytes where it is encoded.
+
+        Args:
+            data: uint8, bytes of a file.
+            starts, lengths: [n] of the records in it.
+            place: names the i-th of them, for messages.
+
+        Raises:
+            DataError: a record lacks a feature, or has one of another kind or length.
+        """
+        n = len(starts)
+        out: list[Any] = [[b""] * n if f.encoded else np.empty((n, *f.spec.shape), f.spec.dtype) for f in self.features]
+        kinds = np.unique(lengths)
+        rest: Sequence[int] = range(n)
+        if len(kinds) <= self._groups and not any(f.encoded for f in self.features):
+            left = [self._parse_alike(data, starts, np.flatnonzero(lengths == k), int(k), out) for k in kinds]
+            rest = np.sort(np.concatenate(left)).tolist() if left else []
+        view: Any = memoryview(data)  # type: ignore[arg-type]
+        for i in rest:
+            start = int(starts[i])
+            self._parse_one(view[start : start + int(lengths[i])], i, out, place)
+        return out
+
+    def _parse_alike(
+        self, data: np.ndarray, starts: np.ndarray, which: np.ndarray, length: int, out: list[Any]
+    ) -> np.ndarray:
+        """Take what looks like the first of some records of one length; returns those that do not."""
+        if len(which) < 2 or not length:
+            return which
+        rows = np.lib.stride_tricks.sliding_window_view(data, length)[starts[which]]
+        layout = _layout(rows[0].tobytes())
+        spans = [_usable(layout, f, rows[0]) for f in self.features] if layout else [None]
+        if layout is None or None in spans:
+            return which
+        fixed = np.ones(length, bool)
+        for _, a, b in layout.values():
+            fixed[a:b] = False
+        alike = (rows[:, fixed] == rows[0, fixed]).all(1)
+        for f, span in zip(self.features, spans, strict=True):
+            if f.kind == "int64":
+                a, b = span  # type: ignore[misc]
+                alike &= ((rows[:, a:b] ^ rows[0, a:b]) < 0x80).all(1)
+        good = which[alike]
+        for f, span, target in zip(self.features, spans, out, strict=True):
+            a, b = span  # type: ignore[misc]
+            values = np.ascontiguousarray(rows[alike, a:b])
+            if f.kind == "int64":
+                numbers = _varints(values)
+            else:
+                numbers = values.view("<f4" if f.kind == "float" else np.dtype(f.spec.dtype).newbyteorder("<"))
+            if not _fits(numbers, f.spec.dtype).all():
+                return which  # one of them is named when they are read one by one
+            target[good] = numbers.reshape(len(good), *f.spec.shape)
+        return which[~alike]
+
+    def _parse_one(self, data: memoryview, i: int, out: list[Any], place: Callable[[int], str]) -> None:
+        table = _table(bytes(data), place(i))
+        for f, target in zip(self.features, out, strict=True):
+            if f.name not in table:
+                raise DataError(f"{place(i)} has no feature {f.name!r}, which the first record has.")
+            value, kind = table[f.name], _kind(table[f.name])
+            if kind != f.kind:
+                raise DataError(f"{place(i)}: feature {f.name!r} holds {kind or 'nothing'}. Expected {f.kind}.")
+            values = getattr(value, f"{kind}_list").value
+            size, wanted = len(values), f.count
+            if f.kind == "bytes":
+                wanted = f.spec.bytes
+                size = len(values[0]) if len(values) == 1 else -1
+            if f.encoded and size >= 0:
+                target[i] = values[0]
+                continue
+            if size != wanted:
+                unit = "bytes" if f.kind == "bytes" else "numbers"
+                has = f"{size} {unit}" if size >= 0 else f"{len(values)} values"
+                raise DataError(
+                    f"{place(i)}: feature {f.name!r} has {has}, and shape {f.spec.shape} of {f.spec.dtype} takes "
+                    f"{wanted} {unit}. Give features={{{f.name!r}: Spec(shape, dtype)}}, or records of one length."
+                )
+            if f.kind == "bytes":
+                flat = np.frombuffer(values[0], np.dtype(f.spec.dtype).newbyteorder("<"))
+            elif f.kind == "float":
+                flat = np.frombuffer(value.float_list.SerializeToString()[-4 * wanted :], "<f4")
+            else:
+                flat = np.array(values, np.int64)
+            if not _fits(flat, f.spec.dtype).all():
+                raise DataError(
+                    f"{place(i)}: feature {f.name!r} holds {flat[~_fits(flat, f.spec.dtype)][0]}, no {f.spec.dtype}."
+                )
+            target[i] = flat.reshape(f.spec.shape)
+
+
+def _fits(numbers: np.ndarray, dtype: str) -> np.ndarray:
+    """Of each number, whether a whole-numbered dtype holds it; the others hold any, as near as they can."""
+    kind = np.dtype(dtype)
+    if kind.kind not in "iub" or numbers.dtype == kind:
+        return np.ones(numbers.shape, bool)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(numbers.astype(kind) == numbers)
+
+
+def _usable(layout: dict[str, tuple[Kind, int, int]], f: Feature, row: np.ndarray) -> tuple[int, int] | None:
+    """Where a feature's value lies, if it is as it should be."""
+    kind, a, b = layout.get(f.name, ("bytes", 0, -1))
+    if kind != f.kind or b < a:
+        return None
+    if kind == "int64":
+        return (a, b) if int((row[a:b] < 0x80).sum()) == f.count else None
+    return (a, b) if b - a == (4 * f.count if kind == "float" else f.spec.bytes) else None
+
+
+def _varints(rows: np.ndarray) -> np.ndarray:
+    """Numbers of packed varints [n, bytes] whose rows have their ends in the same places."""
+    ends = np.flatnonzero(rows[0] < 0x80)
+    out = np.zeros((len(rows), len(ends)), np.uint64)
+    begin = 0
+    for column, end in enumerate(ends.tolist()):
+        for shift, at in enumerate(range(begin, end + 1)):
+            out[:, column] |= (rows[:, at] & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * shift)
+        begin = end + 1
+    return out.view(np.int64)
+
+
+def _layout(record: bytes) -> dict[str, tuple[Kind, int, int]] | None:
+    """Where each feature's value lies in a record; None for a record that is put together in another way."""
+    try:
+        found: dict[str, tuple[Kind, int, int]] = {}
+        ((number, a, b),) = _fields(record, 0, len(record))
+        for entry, c, d in _fields(record, a, b):
+            (one, key_a, key_b), (two, value_a, value_b) = _fields(record, c, d)
+            ((kind, e, f),) = _fields(record, value_a, value_b)
+            ((value, g, h),) = _fields(record, e, f)
+            name = record[key_a:key_b].decode()
+            if (number, entry, one, two, value) != (1, 1, 1, 2, 1) or kind not in _KINDS or name in found:
+                return None
+            found[name] = _KINDS[kind], g, h
+        return found
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return None
+
+
+def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of a message's fields.
+
+    Raises:
+        ValueError: one of them has no length.
+    """
+    while at < end:
+        key, at = _varint(data, at)
+        if key & 7 != 2:
+            raise ValueError("a field without a length")
+        length, at = _varint(data, at)
+        if at + length > end:
+            raise ValueError("a field beyond its message")
+        yield key >> 3, at, at + length
+        at += length
+
+
+def _encoded(value: int) -> bytes:
+    """A varint."""
+    out = b""
+    while value >= 0x80:
+        out += bytes((value & 0x7F | 0x80,))
+        value >>= 7
+    return out + bytes((value,))
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at

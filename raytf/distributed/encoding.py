@@ -1,0 +1,125 @@
+"""Tensors as whole numbers times a power of two, a tensor at a time or all in blocks; both give the same numbers.
+
+A tensor at a time reads and writes least, which counts on a CPU. In blocks there are few operations, which counts on a
+GPU: see `blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from raytf.distributed.blocks import Blocks
+from raytf.distributed.wire import Layout, Words
+
+
+class Encoding(Protocol):
+    """What the sums of a step are made of.
+
+    Attributes:
+        shapes: of the encoded tensors.
+        small: how many of these, from the first, hold numbers within 16 bits.
+        parts: of each range of tensors that it was made for, which of these are its own.
+    """
+
+    shapes: list[tuple[int, ...]]
+    small: int
+    parts: list[range]
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Whole numbers near tensor * weight * scale, and [tensors] the largest magnitude in each tensor * weight.
+
+        Args:
+            weight: a power of two, or whatever all numbers are to be multiplied by.
+            scales: [tensors] powers of two.
+        """
+        ...
+
+    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        """The tensors as float32: encoded ones, or their sums, times [tensors] steps."""
+        ...
+
+
+class EachTensor:
+    """A tensor at a time.
+
+    Args:
+        layout: of the tensors.
+        compressed: how many of them, from the first, are to be within 16 bits.
+        most: the largest magnitude of these.
+        words: how the device holds whole numbers.
+        ranges: of tensors that travel together, in order; none has compressed ones and others.
+    """
+
+    def __init__(self, layout: Layout, compressed: int, most: float, words: Words, ranges: Sequence[range]):
+        self.shapes, self.small, self.parts = layout.shapes, compressed, list(ranges)
+        self._most, self._words = most, words
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        found = [self._encode(part, tensors, weight, scales) for part in self.parts]
+        return [each for encoded, _ in found for each in encoded], tf.concat([largest for _, largest in found], 0)
+
+    def _encode(
+        self, part: range, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        values = [tf.cast(tensors[i], tf.float32) for i in part]
+        # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
+        largest = tf.abs(tf.stack([_largest(v) for v in values])) * weight
+        # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
+        factors = tf.unstack(scales[part.start : part.stop] * weight, len(values))
+        with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
+            products = [v * f for v, f in zip(values, factors, strict=True)]
+        whole = [_whole(p, i < self.small, self._most, self._words) for i, p in zip(part, products, strict=True)]
+        return whole, largest
+
+    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        each = tf.unstack(steps, len(self.shapes))
+        return [self._words.real(part) * step for part, step in zip(sums, each, strict=True)]
+
+
+class InBlocks:
+    """All of a range in one vector of blocks. See `EachTensor`."""
+
+    def __init__(self, layout: Layout, compressed: int, most: float, words: Words, ranges: Sequence[range]):
+        self._most, self._words, self._ranges = most, words, list(ranges)
+        self._blocks = [Blocks([layout.shapes[i] for i in part]) for part in self._ranges]
+        self.shapes: list[tuple[int, ...]] = [each.shape for each in self._blocks]
+        self.small = sum(part.stop <= compressed for part in self._ranges)
+        self.parts = [range(i, i + 1) for i in range(len(self._ranges))]
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        factors, encoded, largest = scales * weight, [], []
+        for i, (part, blocks) in enumerate(zip(self._ranges, self._blocks, strict=True)):
+            values = blocks.lay([tensors[t] for t in part])
+            found = blocks.largest(values)
+            with tf.control_dependencies([found]):
+                product = values * blocks.spread(factors[part.start : part.stop])
+            encoded.append(_whole(product, i < self.small, self._most, self._words))
+            largest.append(found)
+        return encoded, tf.concat(largest, 0) * weight
+
+    def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for part, blocks, whole in zip(self._ranges, self._blocks, sums, strict=True):
+            found += blocks.tensors(self._words.real(whole) * blocks.spread(steps[part.start : part.stop]))
+        return found
+
+
+def _largest(values: tf.Tensor) -> tf.Tensor:
+    # Where there is no number, TensorFlow's largest is minus infinity.
+    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values)) if all(values.shape) else tf.constant(0.0)
+
+
+def _whole(product: tf.Tensor, is_small: bool, most: float, words: Words) -> tf.Tensor:
+    if is_small:
+        # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
+        product = tf.clip_by_value(tf.round(product), -most, most)
+    return words.whole(product)

@@ -1,0 +1,39 @@
+"""From the name of a way to distribute to the group."""
+
+from __future__ import annotations
+
+from raytf.config.sections import StrategySection
+from raytf.distributed.group import Group
+
+
+def make(section: StrategySection, gpus: float = 0.0) -> Group:
+    """The group of a synchronous strategy; before any TensorFlow operation, in a process that `worker.set_up` made.
+
+    Args:
+        gpus: that the cluster has given this process; a fraction where several share one.
+
+    Raises:
+        ClusterError: the devices are not there.
+        GpuError, WorkerLostError: a worker of multi-worker-mirrored has not got the GPU that it was given.
+    """
+    match section.strategy:
+        case "mirrored":
+            from raytf.distributed import local
+
+            return local.mirrored()
+        case "one-device":
+            from raytf.distributed import local
+
+            return local.one_device()
+        case "central-storage":
+            from raytf.distributed import local
+
+            return local.central_storage()
+        case "tpu":
+            from raytf.distributed import local
+
+            return local.tpu()
+        case _:
+            from raytf.distributed import multi_worker
+
+            return multi_worker.Group(section.communication, promised=gpus)

@@ -1,0 +1,185 @@
+"""Whether GPUs are fit for a group: decided by readings of NVML, before it starts, and by one matrix product.
+
+Thresholds follow those of NVIDIA's DCGM, whose health checks fail a GPU for any uncorrectable ECC error since its
+driver was loaded, for rows of memory that wait for a reset to be replaced or could not be, and for hardware that slows
+it down. No GPU has run this module yet: what is decided is tested with readings made up, and what reads is not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raytf.distributed.gpu.nvml import Gpu, handles, identity, nvml
+from raytf.errors import GpuError
+
+#: Part of a GPU's memory that must be free, of what a worker was given of it.
+FREE = 0.9
+#: Seconds in which a predecessor that is dying gives its memory back, and a GPU that was hot cools down; between looks.
+WAIT_SECONDS, LOOK_SECONDS = 20.0, 0.5
+#: Reasons for low clocks that tell of trouble, in NVML's bits (nvml.h, nvmlClocksEventReasons).
+SLOW = {
+    0x08: "the hardware slows it down (power or heat)",
+    0x20: "it is too hot, and the driver slows it down",
+    0x40: "it is too hot, and the hardware slows it down",
+    0x80: "its power supply slows it down",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What NVML says of a GPU; None for what its kind cannot tell.
+
+    Attributes:
+        gpu: who it is.
+        free_bytes: of its memory.
+        display_bytes: of its memory, that programs with graphics have; they stay.
+        processes: other than this one, that compute on it.
+        uncorrected: ECC errors since the driver was loaded that could not be corrected.
+        is_remapping: rows of memory wait for a reset to be replaced.
+        is_worn: rows could not be replaced.
+        slow: NVML's bits, why its clocks are low.
+    """
+
+    gpu: Gpu
+    free_bytes: int
+    display_bytes: int = 0
+    processes: int | None = None
+    uncorrected: int | None = None
+    is_remapping: bool | None = None
+    is_worn: bool | None = None
+    slow: int | None = None
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """What is wrong with a GPU.
+
+    Attributes:
+        text: for people, after the GPU's name.
+        passes: it may be gone in some seconds.
+    """
+
+    text: str
+    passes: bool = False
+
+
+def judge(reading: Reading, share: float = 1.0) -> list[Complaint]:
+    """All that is wrong with a GPU, what does not pass first.
+
+    Args:
+        share: of the GPU that this worker was given, at most 1. Others have the rest, and may have taken theirs.
+    """
+    found = []
+    if reading.uncorrected:
+        found.append(Complaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
+    if reading.is_worn:
+        found.append(Complaint("rows of its memory are broken and could not be replaced"))
+    if reading.is_remapping:
+        found.append(Complaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
+    reasons = [text for bit, text in SLOW.items() if reading.slow and reading.slow & bit]
+    if reasons:
+        found.append(Complaint(" and ".join(reasons), passes=True))
+    all_bytes = reading.gpu.memory_bytes - reading.display_bytes
+    wanted = int(FREE * min(share, 1.0) * all_bytes)
+    if reading.free_bytes < wanted:
+        held = "another process holds the rest" if reading.processes else "nobody says who has the rest"
+        text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, and {_gib(wanted)} should be: {held}"
+        found.append(Complaint(text, passes=True))
+    return found
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def await_fit(
+    read: Callable[[], Sequence[Reading]],
+    node: tuple[str, str],
+    share: float = 1.0,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once all of this process's GPUs are fit; wait some seconds for what passes.
+
+    Args:
+        read: all of them, now.
+        node: for people, and Ray's id.
+        share: of each that this worker was given.
+
+    Raises:
+        GpuError: one is not; names node, GPU and reading.
+    """
+    deadline = clock() + WAIT_SECONDS
+    while True:
+        try:
+            readings = read()
+        except GpuError as error:
+            raise GpuError(f"node {node[0]}: {error}", node[1]) from None
+        wrong = [(reading.gpu, complaint) for reading in readings for complaint in judge(reading, share)]
+        if not wrong:
+            return
+        lasting = [(gpu, complaint) for gpu, complaint in wrong if not complaint.passes]
+        if lasting or clock() >= deadline:
+            gpu, complaint = (lasting or wrong)[0]
+            waited = "" if lasting else f", after {WAIT_SECONDS:.0f} s"
+            raise GpuError(f"node {node[0]}: {gpu.name} ({gpu.uuid}) is not fit: {complaint.text}{waited}", node[1])
+        sleep(LOOK_SECONDS)
+
+
+# -- the thin edge: NVML itself ----------------------------------------------------------------------------------------
+
+
+def read_mine(computes: bool = False) -> list[Reading]:
+    """Readings of the GPUs that this process may use; none without a driver.
+
+    Args:
+        computes: this process has begun to use them.
+
+    Raises:
+        GpuError: NVML fails, as for a GPU that has fallen off the bus.
+    """
+    with nvml() as library:
+        return [] if library is None else [_read(library, handle, computes) for handle in handles(library)]
+
+
+def _read(library: Any, handle: Any, computes: bool) -> Reading:
+    # Some of these are what a driver says of a question that makes no sense for a part of a GPU (MIG).
+    names = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument")
+    unknown = tuple(getattr(library, f"NVMLError_{name}") for name in names)
+
+    def ask(question: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return question(handle, *args)
+        except unknown:
+            return None
+
+    rows = ask(library.nvmlDeviceGetRemappedRows)
+    computing = ask(library.nvmlDeviceGetComputeRunningProcesses)
+    drawing = ask(library.nvmlDeviceGetGraphicsRunningProcesses) or ()
+    uncorrected, volatile = library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, library.NVML_VOLATILE_ECC
+    return Reading(
+        identity(library, handle),
+        int(library.nvmlDeviceGetMemoryInfo(handle).free),
+        display_bytes=sum(process.usedGpuMemory or 0 for process in drawing),
+        processes=None if computing is None else len(others([p.pid for p in computing], os.getpid(), computes)),
+        uncorrected=ask(library.nvmlDeviceGetTotalEccErrors, uncorrected, volatile),
+        is_remapping=None if rows is None else bool(rows[2]),
+        is_worn=None if rows is None else bool(rows[3]),
+        slow=ask(library.nvmlDeviceGetCurrentClocksEventReasons),
+    )
+
+
+def others(pids: Sequence[int], own: int, computes: bool) -> list[int]:
+    """Processes on a GPU that are not this one.
+
+    Args:
+        pids: NVML's; where this process is in a container they may be the host's.
+        own: this process's, as it knows it.
+        computes: this process computes on the GPU, so that one of them is it, whatever its number.
+    """
+    rest = [pid for pid in pids if pid != own]
+    return rest[1:] if computes and len(rest) == len(pids) else rest

@@ -1,0 +1,78 @@
+"""What the training loop sees of a way to distribute, and the group of one worker."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from raytf.distributed.devices import Devices
+from raytf.distributed.routes import Route
+
+
+class Ranks(Protocol):
+    """What ranks tell each other outside of the step. Each rank must make the same calls in the same order.
+
+    Attributes:
+        rank, world_size: of workers.
+    """
+
+    rank: int
+    world_size: int
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of an array over all workers, now."""
+        ...
+
+    def share(self, data: bytes) -> bytes:
+        """Rank 0's bytes, of any length, on every worker."""
+        ...
+
+    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+        ...
+
+
+class Group(Ranks, Protocol):
+    """This worker among the workers, and its devices.
+
+    Attributes:
+        devices: of this process.
+        route: the path that gradients take between workers; None where there is but one.
+    """
+
+    devices: Devices
+
+    @property
+    def route(self) -> Route | None: ...
+
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums of tensors of one dtype over all workers; may be traced."""
+        ...
+
+
+class Alone:
+    """A group of one worker with some devices.
+
+    Args:
+        devices: that compute.
+    """
+
+    rank, world_size = 0, 1
+    route: Route | None = None
+
+    def __init__(self, devices: Devices):
+        self.devices = devices
+
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return tensors
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def share(self, data: bytes) -> bytes:
+        return data
+
+    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        return arrays

@@ -1,0 +1,229 @@
+"""MultiWorkerMirroredStrategy as raytf uses it: the strategy owns the cluster and the collectives, nothing else.
+
+A worker has one device, so its shards are computed one after another. Model and optimizer variables are plain
+`tf.Variable`s, created outside the strategy's scope, and only the reduction runs through `strategy.run`. Every rank
+applies the same reduced gradient to the same values, so the copies stay equal without a mirrored container. What that
+buys: Keras sees no strategy, so compiled losses keep their scale, metrics and callbacks read local numbers without a
+collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
+reduced with the gradients instead of diverging.
+
+What is no gradient goes over CPUs (`control`), and the path of gradients is chosen from where all ranks compute
+(`routes`): from GPU to GPU where each has one of its own, else over the hosts. On one host nothing goes over the
+network then.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.eager import context
+
+from raytf.config.sections import Communication
+from raytf.distributed import routes
+from raytf.distributed.control_plane import Control
+from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.gpu import nvml
+from raytf.distributed.host_allreduce import HostSum, host_identity
+from raytf.distributed.reduction import packed
+from raytf.distributed.routes import Path, Route, Seat
+from raytf.errors import GpuError, WorkerLostError
+
+#: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
+#: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
+_HEARTBEAT_TIMEOUT_MS = 6000
+#: Seconds for NCCL to connect all GPUs. Usually it takes one or two; where it cannot, it waits without an end.
+NCCL_SECONDS = 60.0
+
+#: (what tells this process's GPU from all others, its kind), or None where TensorFlow finds none.
+OwnGpu = Callable[[], tuple[str, str] | None]
+
+
+def own_gpu() -> tuple[str, str] | None:
+    """UUID and kind of the GPU on which TensorFlow computes in this process; None where it has none."""
+    if not tf.config.list_logical_devices("GPU"):
+        return None
+    found = nvml.mine()
+    if found:
+        return found[0].uuid, found[0].name
+    # Nobody knows its UUID; on one host no two GPUs have one number.
+    return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
+
+
+class Group:
+    """This worker's place among the workers, and their sum.
+
+    Reads TF_CONFIG, which Ray Train's backend has set; create it before any TensorFlow operation.
+
+    Args:
+        communication: how gradients are added; with `ring` nothing goes through the memory of a host.
+        host: what this process has in common with those that can share memory with it; None shares none.
+        promised: GPUs that the cluster has given this worker; a fraction where several share one.
+        gpu: finds this process's.
+
+    Attributes:
+        rank, world_size: int.
+        route: the path that gradients take, and why; None where there is but one worker.
+
+    Raises:
+        GpuError: this worker has not got the GPU that it was promised, or NCCL does not connect the GPUs.
+        WorkerLostError: another worker has not.
+        ConfigError: NCCL was asked for where it cannot be.
+    """
+
+    def __init__(
+        self,
+        communication: Communication = "auto",
+        host: Callable[[], str | None] = host_identity,
+        promised: float = 0.0,
+        gpu: OwnGpu = own_gpu,
+    ) -> None:
+        self.devices: Devices = OneDevice()
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        self.rank = int(resolver.task_id or 0)
+        self.world_size = max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
+        if self.world_size > 1:
+            # The strategy would configure the same service with TensorFlow's time.
+            context.context().configure_coordination_service(
+                service_type="standalone",
+                service_leader="/job:worker/replica:0/task:0",
+                heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
+                coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=self.world_size)],
+            )
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        self.route: Route | None = None
+        self._control: Control | None = None
+        seat = _seat(host(), promised, gpu())
+        if self.world_size == 1:
+            _check_gpus([seat], 0)
+            return
+        self._control = Control(self.rank, self.world_size, f"/job:worker/replica:0/task:{self.rank}/device:CPU:0")
+        self._take_route(communication, seat)
+
+    @property
+    def on_host(self) -> HostSum | None:
+        """The sum over the workers of this host, where there are several."""
+        return None if self._control is None else self._control.on_host
+
+    def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums over all workers of tensors of one dtype; call it at the same place on every one. May be traced."""
+        if self._control is None or self.route is None:
+            return [tf.identity(t) for t in tensors]
+        return packed(self._strategy_sum)(tensors) if self.uses_collective else self._control.add(tensors)
+
+    @property
+    def uses_collective(self) -> bool:
+        """Whether gradients are added by the strategy's collective, on the devices that compute: GPUs, if any."""
+        if self._control is None or self.route is None or self.route.path is Path.HOST:
+            return False
+        return self.route.path is not Path.CPU or self._control.hosts == self.world_size
+
+    def _strategy_sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        assert self.route is not None
+        experimental = tf.distribute.experimental
+        name = {Path.NCCL: "NCCL", Path.RING: "RING"}.get(self.route.path, "AUTO")
+        # With the call: the strategy has to be there before the path is known.
+        options = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation[name])
+        return self.strategy.run(_replica_sum, args=(tensor, options))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of an array over all workers, now.
+
+        Raises:
+            tf.errors.UnavailableError: or another of TensorFlow's, when one of them is gone.
+        """
+        return values if self._control is None else self._control.sum(values)
+
+    def share(self, data: bytes) -> bytes:
+        """Rank 0's bytes, of any length, on every worker."""
+        return data if self._control is None else self._control.share(data)
+
+    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+        return arrays if self._control is None else self._control.broadcast(arrays)
+
+    def _take_route(self, communication: Communication, seat: Seat) -> None:
+        """Tell all workers where this one computes, and go the way that follows from what they say."""
+        assert self._control is not None
+        seats = [Seat.of_row(row) for row in self._control.gather(seat.to_row())]
+        _check_gpus(seats, self.rank)
+        self.route = routes.choose(communication, seats)
+        if self.route.path is not Path.RING:
+            self._control.share_memory([s.host for s in seats], [s.token for s in seats])
+        if self.route.path is Path.NCCL:
+            within(NCCL_SECONDS, self._connect)
+
+    def _connect(self) -> None:
+        """A first sum, with which NCCL connects all GPUs."""
+        first = tf.function(lambda: self.all_reduce([tf.ones([1])])[0], autograph=False)
+        found = float(first()[0])
+        if found != self.world_size:
+            raise GpuError(f"NCCL's sum of {self.world_size} ones is {found:g}. {_WITHOUT_NCCL}")
+
+
+def within(seconds: float, connect: Callable[[], None]) -> None:
+    """Have NCCL connect the GPUs, in so many seconds; it has no limit of its own.
+
+    Raises:
+        GpuError: the time is over. What hangs then ends with the process.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="raytf-nccl")
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise GpuError(f"NCCL has not connected the workers' GPUs in {seconds:g} s. {_WITHOUT_NCCL}", is_doubtful=True)
+    if raised:
+        raise raised[0]
+
+
+_WITHOUT_NCCL = (
+    "NCCL_DEBUG=INFO in the workers' environment shows why, often the network (NCCL_SOCKET_IFNAME); --communication "
+    "host does without NCCL."
+)
+
+
+def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> Seat:
+    token = secrets.token_hex(16)
+    # One that shares nothing is alone on a host of its own.
+    shared = token if host is None else sha256(host.encode()).hexdigest()
+    identity, kind = gpu or (None, "")
+    return Seat(shared, token, platform.node(), promised, identity, kind)
+
+
+def _check_gpus(seats: Sequence[Seat], rank: int) -> None:
+    """
+    Raises:
+        GpuError: this rank has not got the GPU that it was promised.
+        WorkerLostError: another one has not.
+    """
+    lacking = routes.without_gpu(seats)
+    if not lacking:
+        return
+    missing = rank if rank in lacking else lacking[0]
+    text = (
+        f"rank {missing} on {seats[missing].node} was given {seats[missing].promised:g} GPU, and TensorFlow finds none "
+        "there: see the node's driver (nvidia-smi)"
+    )
+    raise GpuError(text) if missing == rank else WorkerLostError(text)
+
+
+def _replica_sum(tensor: tf.Tensor, options: Any) -> Any:
+    # The copy is made on the replica's device; the collective asks a tensor for its device, and a traced one has none.
+    mine = tf.identity(tensor)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, mine, options=options)

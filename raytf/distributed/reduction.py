@@ -1,0 +1,301 @@
+"""What travels between workers in a step: reduced at once, and the sum does not depend on who adds first.
+
+Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
+a matrix with one row a logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
+arrives bit for bit, and all ranks add the V rows in the same order.
+
+Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
+last bit: after 50 steps losses may differ in the fourth digit. `Exact` therefore adds integers. Each tensor has an
+exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of them cannot
+overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it pre-rounding). The
+exponent follows the largest value of the step before, with head-room, so that no worker has to wait for a maximum
+first; where a step outgrows it, all ranks see so in the reduced rows and do the step's arithmetic once more with the
+right one. Exponents are a function of the step alone and are saved with the weights. The bytes on the wire are those of
+float32.
+
+With compression a gradient's values become 16-bit numbers, two of which travel in one int32: the sum of such words is
+the word of the sums, as long as these fit 16 bits, so any sum of int32 will do. V of them have 16 - log2(V) bits each,
+sign included, in place of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of head-room is one
+less, so exponents follow more closely then, and a step is repeated more often. Values are rounded to the nearest.
+Layers' updates are averages that accumulate, where such rounding would stay: they travel whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf.distributed import buckets
+from raytf.distributed.buckets import Buckets, Overlap, after
+from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
+from raytf.distributed.wire import HOST, AllReduce, Layout, Words, pack, zeros
+
+#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
+#: comes down only when it leaves more than `_SLACK`: noise would otherwise outgrow it again and again.
+_HEADROOM, _SLACK = 3, 4
+#: The same where 16 bits must do.
+_SMALL_HEADROOM, _SMALL_SLACK = 1, 2
+#: Exponents below this round to zero; it keeps the scale a normal float32.
+_LEAST, _MOST = -90, 128
+
+#: (scales, sums over workers that begin meanwhile) -> (encoded tensors summed over this worker's shards, or over those
+#: of all workers where there are such sums; rows [L, M + extra]).
+Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor]]
+
+
+class Reduced(NamedTuple):
+    """A step after reduction: tensors, the row [M] added over all shards, flags [F] added over all ranks, and whether
+    all numbers in the tensors are finite."""
+
+    tensors: list[tf.Tensor]
+    row: tf.Tensor
+    flags: tf.Tensor
+    finite: tf.Tensor
+
+
+class Reduction(Protocol):
+    """A way to add tensors over shards and workers.
+
+    Attributes:
+        layout: of the tensors.
+        shapes: of what `encode` makes of a shard's tensors, and
+        dtype: of these.
+        extra: columns that `encode` appends to a shard's row.
+    """
+
+    layout: Layout
+    shapes: list[tuple[int, ...]]
+    dtype: tf.DType
+    extra: int
+
+    def state(self) -> dict[str, keras.Variable]:
+        """What must be saved with the weights."""
+        ...
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """A shard's tensors times its weight, in a form that may be added, and [extra] columns of its row."""
+        ...
+
+    def reduce(
+        self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
+    ) -> Reduced:
+        """Compute this worker's shards and add them over all workers.
+
+        Args:
+            all_reduce: sums tensors over workers; None where this is the only one.
+            compute: this worker's part.
+            flags: [F] this worker's flags, whole numbers.
+            shards: the shards of this worker.
+            total_shards: V.
+        """
+        ...
+
+
+class Float:
+    """Plain float addition: one pass, and last bits that depend on the number of workers.
+
+    Args:
+        layout: what travels.
+        dtype: as which.
+        overlap: add over workers in buckets, while gradients are computed; by default all at once.
+    """
+
+    extra = 0
+
+    def __init__(self, layout: Layout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
+        self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
+        sizes = [size * dtype.size for size in layout.sizes]
+        self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
+
+    def state(self) -> dict[str, keras.Variable]:
+        return {}
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        return [tf.cast(t, self.dtype) * tf.cast(weight, self.dtype) for t in tensors], tf.zeros([0])
+
+    def reduce(
+        self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
+    ) -> Reduced:
+        if all_reduce is None:
+            summed, rows = compute(tf.zeros([0]), None)
+            tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
+            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed))
+        early = None
+        if self._overlap is not None:
+            early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
+        summed, rows = compute(tf.zeros([0]), early)
+        beside = [tf.cast(_everyones(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
+        if early is None:
+            *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
+        else:
+            tensors, (matrix, flags_sum) = summed, all_reduce(after(summed, beside))
+        finite = all_finite(tensors)
+        tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
+        return Reduced(tensors, tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32), finite)
+
+
+class Exact:
+    """Integer addition in fixed point: the same bits for every number of workers and every order.
+
+    Args:
+        layout: what travels.
+        total_shards: V.
+        compressed: how many of the tensors, from the first, travel as 16 bits.
+        words: how the devices hold whole numbers; the sums have the same bits with any.
+        overlap: add over workers in buckets, while gradients are computed; the sums have the same bits. By default all
+            at once, when they all are known.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        total_shards: int,
+        compressed: int = 0,
+        words: Words = HOST,
+        overlap: Overlap | None = None,
+    ):
+        self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
+        self._words, self.dtype = words, words.dtype
+        spent = math.ceil(math.log2(max(2, total_shards)))
+        #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
+        self.bits = 31 - spent
+        #: Of each tensor, and what else differs by its kind.
+        small = np.arange(self.extra) < compressed
+        self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
+        self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
+        self._slack = np.where(small, _SMALL_SLACK, _SLACK).astype(np.int32)
+        together = buckets.of_kinds(layout.sizes, compressed, overlap.bytes if overlap else None)
+        make: Callable[..., Encoding] = InBlocks if words.is_on_gpu else EachTensor
+        self._encoding = make(layout, compressed, 2.0 ** (15 - spent) - 1, words, together)
+        self.shapes = self._encoding.shapes
+        self._exponents = keras.Variable(
+            np.full(self.extra, _LEAST, np.int32), dtype="int32", trainable=False, name="exponents"
+        )
+
+    def state(self) -> dict[str, keras.Variable]:
+        return {"reduction/00000/exponents": self._exponents}
+
+    def encode(
+        self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        return self._encoding.encode(tensors, weight, scales)
+
+    def reduce(
+        self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
+    ) -> Reduced:
+        before, words = tf.convert_to_tensor(self._exponents.value), self._words
+        early = None
+        if self._overlap is not None:  # with one worker, too: the loop's body is to be the same for every number
+            early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
+
+        def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            used = tf.maximum(used, needed)
+            summed, matrix = compute(power_of_two(self._bits - used), early)
+            flags_sum = words.whole(flags)
+            if all_reduce is not None:
+                beside = [words.of_bits(_everyones(matrix, shards, total_shards)), flags_sum]
+                if early is None:
+                    summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
+                else:
+                    _, (bits, flags_sum) = words.add(all_reduce, [], 0, after(summed, beside))
+                matrix = words.bits(bits)
+            largest = _largest(matrix, self.extra)
+            needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
+            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *summed)
+
+        # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
+        start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
+        invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
+        encoding, travel = self._encoding, len(self.shapes)
+        is_packed = all_reduce is not None and early is None
+        if is_packed:
+            travel = words.travelling(travel, encoding.small)
+        sums = [zeros([0], self.dtype)] * travel
+        shapes = *invariants, *([tf.TensorShape(None)] * travel)
+        again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
+        _, used, needed, matrix, flags_sum, *sums = again
+        lowered = tf.where(used - needed > self._slack, used - 1, used)
+        self._exponents.assign(tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST))
+        largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
+        finite = tf.math.is_finite(largest)
+        # What is not finite makes all of its tensor so.
+        steps = tf.where(finite, power_of_two(used - self._bits), largest)
+        if is_packed:
+            sums = words.unpack(sums, Layout(self.shapes), encoding.small)
+        sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
+        decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
+        tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
+        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite))
+
+    def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
+        if all_reduce is None:
+            return own
+        small = len(own) if self._encoding.parts[place].stop <= self._encoding.small else 0
+        sums, _ = self._words.add(all_reduce, own, small, [])
+        return self._words.unpack(sums, Layout([t.shape for t in own]), small)
+
+
+def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
+    """A sum of tensors, made of one that sums a vector over workers."""
+
+    def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if len(tensors) == 1:
+            return [all_reduce(tensors[0])]
+        return Layout([t.shape for t in tensors]).split(all_reduce(pack(tensors)))
+
+    return reduce
+
+
+def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Whether all numbers of some tensors are finite."""
+    # What is not finite makes a sum so, in one pass that writes nothing. A sum can overflow by itself: look twice then.
+    quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
+    slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
+    return tf.cond(quick, lambda: tf.constant(True), slow)
+
+
+def everyones(
+    all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int, words: Words = HOST
+) -> tf.Tensor:
+    """[V, M] float32 rows of all shards, bit for bit, on every worker.
+
+    Args:
+        rows: [L, M] of this worker's shards.
+        words: as which they travel.
+    """
+    if all_reduce is None:
+        return rows
+    bits = words.of_bits(_everyones(rows, shards, total_shards))
+    return words.bits(words.add(all_reduce, [], 0, [bits])[1][0])
+
+
+def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
+    """The largest of each of the last columns."""
+    largest = matrix[:, -count:]
+    # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay one.
+    return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
+
+
+def exponent(magnitude: tf.Tensor) -> tf.Tensor:
+    """The least e, int32, with magnitude < 2**e, at least `_LEAST`; exact, from the bits of a finite float32 >= 0."""
+    return tf.maximum(tf.bitwise.right_shift(tf.bitcast(magnitude, tf.int32), 23) - 126, _LEAST)
+
+
+def power_of_two(e: tf.Tensor) -> tf.Tensor:
+    """2**e as float32, exactly, for e in [-126, 127]."""
+    return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)
+
+
+def _everyones(rows: tf.Tensor, shards: range, total_shards: int) -> tf.Tensor:
+    """[V, M] with this worker's rows in their places and zeros elsewhere."""
+    return tf.pad(rows, [[shards.start, total_shards - shards.stop], [0, 0]])

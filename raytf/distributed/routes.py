@@ -1,0 +1,136 @@
+"""Which path gradients take from rank to rank, out of what each rank says of its place. No TensorFlow here.
+
+TensorFlow leaves this open: its `AUTO` is the ring over gRPC, on GPUs too, and NCCL only comes where it is named; NCCL
+refuses two ranks on one GPU, and parts of one (MIG). So each rank says where it computes, and all decide alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from raytf.config import strategy_rules
+from raytf.config.sections import Communication
+from raytf.errors import ConfigError
+
+#: How the UUID of a part of a GPU begins.
+_PART = "MIG-"
+#: Characters of what a rank says of its machine, so that every row has room for it.
+_LONGEST = 80
+
+
+class Path(enum.Enum):
+    """How a vector of gradients becomes the sum over all ranks."""
+
+    CPU = "cpu"  # as without GPUs: in the memory of each host, and between hosts over gRPC
+    HOST = "host"  # the same, forced, or for GPUs: down to the host, summed there, and up again
+    RING = "ring"  # TensorFlow's ring over gRPC, among all ranks
+    NCCL = "nccl"  # from GPU to GPU
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank computes, as it says itself.
+
+    Attributes:
+        host: what processes have in common that can share memory; unique where this one shares none.
+        token: random, of this process.
+        node: its machine, for people.
+        promised: GPUs that the cluster has given it; a fraction where several ranks share one.
+        gpu: what tells its GPU from all others, a UUID; None where TensorFlow computes on the CPU.
+        kind: of that GPU, for people.
+    """
+
+    host: str
+    token: str
+    node: str = ""
+    promised: float = 0.0
+    gpu: str | None = None
+    kind: str = ""
+
+    def to_row(self) -> bytes:
+        """In at most a kilobyte."""
+        return json.dumps({k: _short(v) if isinstance(v, str) else v for k, v in asdict(self).items()}).encode()
+
+    @classmethod
+    def of_row(cls, row: bytes) -> Seat:
+        """What `to_row` has made."""
+        return cls(**json.loads(row))
+
+
+def _short(text: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text[:_LONGEST])
+
+
+@dataclass(frozen=True)
+class Route:
+    """The path, and why it was chosen; no reason where nobody has a GPU and nothing else was asked for."""
+
+    path: Path
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"gradients go {_WAYS[self.path]}: {self.why}"
+
+
+_WAYS = {
+    Path.CPU: "over the hosts' memory",
+    Path.HOST: "over the hosts' memory",
+    Path.RING: "over TensorFlow's gRPC ring",
+    Path.NCCL: "over NCCL",
+}
+
+
+def without_gpu(seats: Sequence[Seat]) -> list[int]:
+    """Ranks that were promised a GPU, or a part of one, and have none."""
+    return [rank for rank, seat in enumerate(seats) if seat.promised and seat.gpu is None]
+
+
+def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
+    """The path for a group of ranks that have the GPUs they were promised; every rank finds the same.
+
+    Args:
+        communication: as the user gave it.
+        seats: of all ranks, by rank.
+
+    Raises:
+        ConfigError: NCCL was asked for where it cannot be, or some ranks compute on CPUs and others on GPUs.
+    """
+    is_asked = f"--communication {communication}"
+    with_gpu = [seat.gpu for seat in seats if seat.gpu is not None]
+    if not with_gpu:
+        if communication == "nccl":
+            raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
+        why = "" if communication == "auto" else is_asked
+        return Route({"auto": Path.CPU, "host": Path.HOST, "ring": Path.RING}[communication], why)
+    if len(with_gpu) < len(seats):
+        odd = next(rank for rank, seat in enumerate(seats) if seat.gpu is None)
+        raise ConfigError(
+            f"rank {odd} on {seats[odd].node} computes on a CPU, and others on GPUs: their gradients travel in other "
+            "words. Give each worker a GPU (--use-gpu), or none (--no-use-gpu)."
+        )
+    obstacle = _against_nccl(seats)
+    if communication == "nccl" and obstacle:
+        raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or give --communication host.")
+    if communication == "auto":
+        return Route(Path.HOST, obstacle) if obstacle else Route(Path.NCCL, _equipped(with_gpu, seats))
+    return Route(Path(communication), is_asked)
+
+
+def _against_nccl(seats: Sequence[Seat]) -> str:
+    """Why NCCL cannot add what these ranks have; empty where it can."""
+    gpu, ranks = Counter(seat.gpu for seat in seats).most_common(1)[0]
+    if ranks > 1:
+        node = next(seat.node for seat in seats if seat.gpu == gpu)
+        return f"{ranks} workers share one GPU of {node}, which NCCL refuses"
+    part = next((seat for seat in seats if (seat.gpu or "").startswith(_PART)), None)
+    return f"{part.node} gives parts of a GPU (MIG), which NCCL does not join" if part else ""
+
+
+def _equipped(gpus: Sequence[str], seats: Sequence[Seat]) -> str:
+    kinds = Counter(seat.kind or "GPU" for seat in seats)
+    names = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"each of {len(gpus)} workers has a GPU of its own ({names})"

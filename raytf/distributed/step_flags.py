@@ -1,0 +1,43 @@
+"""What the ranks tell each other with every call of the training step: numbers that are added over them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+import numpy as np
+
+from raytf.distributed import replica_agreement
+
+
+class Flag(enum.IntEnum):
+    """Places in the vector of flags."""
+
+    WANT_SAVE = 0
+    WRITTEN = 1
+    COMMITTED = 2
+    FAILED = 3
+    CALL_STEPS = 4
+    PARK = 5
+    COPY = 6
+    SHARE = 7
+    PROBE = 8
+    UNSEALED = 9
+
+
+#: Of the vector: the flags, and the bits of a hash of the weights after them.
+LENGTH = len(Flag) + replica_agreement.BITS
+
+
+def vector(given: Mapping[Flag, float], weights_hash: int = 0) -> np.ndarray:
+    """Flags and a hash as they are added over the ranks, float32 [LENGTH]; 0 for what is not given."""
+    flags = np.zeros(LENGTH, np.float32)
+    for flag, value in given.items():
+        flags[flag] = value
+    flags[len(Flag) :] = replica_agreement.bits_of(weights_hash)
+    return flags
+
+
+def agree(sums: np.ndarray, world_size: int) -> bool:
+    """Whether all ranks told the same hash, given their vectors added up."""
+    return replica_agreement.all_equal(sums[len(Flag) :], world_size)

@@ -1,0 +1,308 @@
+"""Work that is no training, over the cluster's workers: a function of each part, every part counted once.
+
+Each worker is an actor that computes one part at a time. What a part gives depends on the part alone, never on who
+computes it or how often it was begun; so a worker that is killed changes when the answer comes, and no bit of it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import ray
+
+from raytf.config.sections import WorkerSection
+from raytf.config.terminal_text import say
+from raytf.config.train_config import TrainConfig
+from raytf.distributed.gpu import visibility
+from raytf.driver import preflight
+from raytf.driver.fit import connected
+from raytf.errors import ClusterError, ConfigError, JobError, RaytfError, one_line
+
+Part = TypeVar("Part")
+Answer = TypeVar("Answer")
+
+#: A part whose workers end so often is what ends them.
+LOSSES_OF_A_PART = 5
+#: Workers in a row that end before they have computed anything.
+FRUITLESS_STARTS = 5
+#: Seconds between two lines that say how far it is, and between two looks.
+_LINE_SECONDS, _LOOK_SECONDS = 5.0, 1.0
+
+
+def on_workers(
+    function: Callable[[Part], Answer],
+    parts: Sequence[Part],
+    *,
+    workers: WorkerSection | None = None,
+    on_answer: Callable[[int, Answer], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> list[Answer]:
+    """Compute `function(part)` for every part on Ray workers.
+
+    A part whose worker or node is lost is computed again by another one; its answer is taken once. Workers join as the
+    cluster has room for them, up to the most that are asked for.
+
+    Args:
+        function: of a part alone: seeds belong into the part. Runs in the workers' processes; what it needs must be
+            installed there, or lie in the job's own file.
+        parts: of the work, a few times as many as workers. Whatever can be pickled.
+        workers: how many, and what each of them takes.
+        on_answer: called in this process with a part's number and its answer, as they come.
+        say: takes a line for people; print by default.
+
+    Returns:
+        The answers, in the order of the parts.
+
+    Raises:
+        JobError: the function raised; the work ends at once.
+        RaytfError: one line that says what is wrong and how to mend it.
+    """
+    section = workers or WorkerSection()
+    section.check()
+    config = TrainConfig.of(
+        workers=section.workers,
+        use_gpu=section.use_gpu,
+        cpus_per_worker=section.cpus_per_worker,
+        gpus_per_worker=section.gpus_per_worker,
+        mixed_gpus=True,  # parts do not become one model
+    )
+    say = say or _print
+    if not len(parts):
+        return []
+    with connected(config) as local:
+        need = preflight.check_cluster(config, local, say)
+        try:
+            ray.cloudpickle.dumps(function)
+            for part in parts:
+                ray.cloudpickle.dumps(part)
+        except Exception as error:
+            raise ConfigError(
+                f"the function or a part cannot be sent to the workers: {type(error).__name__}: {one_line(error, 300)}."
+                " Create what cannot be pickled (open files, locks, models) inside the function."
+            ) from error
+        sent = ray.put(function)
+        threads = max(1, int(section.cpus))
+        actor = ray.remote(num_cpus=section.cpus, num_gpus=need.get("GPU", 0))(_Worker)
+        options = actor.options(scheduling_strategy="SPREAD", max_restarts=0, max_task_retries=0)
+
+        def start() -> Any:
+            return options.remote(sent, threads)
+
+        crew = _Crew(start, parts, min(section.worker_range[1], len(parts)), say)
+        try:
+            with _interruptible():
+                return crew.run(on_answer)
+        finally:
+            crew.dismiss()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C and SIGTERM, which `ray job stop` sends, end the work in order; Ray's own handler of SIGTERM aborts.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: with what a person reads, or the exit code.
+    """
+    told: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        told.append(number)
+        raise KeyboardInterrupt  # of what a handler raises in the middle of a call, Ray passes on this alone
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        if told:
+            raise SystemExit(128 + told[0]) from None
+        raise KeyboardInterrupt("interrupted; the same command begins anew.") from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _print(text: str) -> None:
+    say(text, lines=True)
+
+
+class _Worker:
+    """A process that computes parts, one at a time."""
+
+    def __init__(self, function: Callable[[Any], Any], threads: int):
+        visibility.hide_unless_given()
+        # TensorFlow and numpy read these when the function imports them.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        os.environ["TF_NUM_INTRAOP_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(threads)
+        self._function = function
+
+    def ready(self) -> None:
+        """Answers once the process is there."""
+
+    def compute(self, number: int, part: Any) -> Any:
+        try:
+            return self._function(part)
+        except RaytfError:
+            raise
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise JobError(
+                f"part {number} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno}).",
+                traceback.format_exc(),
+            ) from None
+
+
+@dataclass
+class Parts(Generic[Answer]):
+    """What is to be done, who does it, and what came of it. No Ray here.
+
+    Attributes:
+        waiting: numbers of the parts that nobody computes.
+        losses: of each part, how many workers ended while they computed it.
+    """
+
+    total: int
+    waiting: collections.deque[int] = field(default_factory=collections.deque)
+    losses: collections.Counter[int] = field(default_factory=collections.Counter)
+    answers: dict[int, Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting.extend(range(self.total))
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.answers) == self.total
+
+    @property
+    def again(self) -> int:
+        """Parts that were begun once more."""
+        return self.losses.total()
+
+    def take(self) -> int | None:
+        """The next part for a worker that has none; None where there is none."""
+        return self.waiting.popleft() if self.waiting else None
+
+    def done(self, number: int, answer: Answer) -> None:
+        if number in self.answers:
+            raise AssertionError(f"part {number} was counted already")
+        self.answers[number] = answer
+
+    def lost(self, number: int, why: str) -> None:
+        """The worker of a part has ended: the part waits again, before all others.
+
+        Raises:
+            ClusterError: it happened too often to this part.
+        """
+        self.losses[number] += 1
+        if self.losses[number] >= LOSSES_OF_A_PART:
+            raise ClusterError(
+                f"part {number} has ended {LOSSES_OF_A_PART} workers, one after another; the last one: {why}. Make "
+                "parts smaller where memory runs out, or look for what ends the process."
+            )
+        self.waiting.appendleft(number)
+
+
+class _Crew:
+    """Workers and the parts that they compute.
+
+    Args:
+        start: starts a worker.
+        work: the parts.
+        most: workers at a time.
+        say: takes a line for people.
+    """
+
+    def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
+        self._start, self._work, self._say = start, work, say
+        self._parts: Parts[Any] = Parts(len(work))
+        self._began = time.monotonic()
+        self._fruitless = 0
+        #: What is being waited for -> (worker, its name, number of its part); no number for one that starts.
+        self._asked: dict[Any, tuple[Any, int, int | None]] = {}
+        #: Parts that each worker has computed, by its name. No handles: a worker ends with the last one.
+        self._shares: collections.Counter[int] = collections.Counter()
+        self._names = itertools.count()
+        for _ in range(most):
+            self._hire()
+
+    def run(self, on_answer: Callable[[int, Any], None] | None) -> list[Any]:
+        parts, told = self._parts, time.monotonic()
+        while not parts.is_done:
+            ready, _ = ray.wait(list(self._asked), num_returns=1, timeout=_LOOK_SECONDS)
+            for reference in ready:
+                worker, name, number = self._asked.pop(reference)
+                try:
+                    answer = ray.get(reference)
+                except ray.exceptions.RayTaskError as error:
+                    raise _cause(error) from None
+                except ray.exceptions.RayError as error:
+                    self._replace(number, one_line(error, 200))
+                    continue
+                if number is not None:
+                    parts.done(number, answer)
+                    self._fruitless = 0
+                    self._shares[name] += 1
+                    if on_answer is not None:
+                        on_answer(number, answer)
+                self._give(worker, name)
+            if time.monotonic() - told >= _LINE_SECONDS and not parts.is_done:
+                told = time.monotonic()
+                self._say(f"{len(parts.answers)} of {parts.total} parts, {self._at_work()}")
+        self._say(self._summary())
+        return [parts.answers[number] for number in range(parts.total)]
+
+    def dismiss(self) -> None:
+        """End all workers."""
+        for worker, _, _ in self._asked.values():
+            ray.kill(worker)
+        self._asked.clear()
+
+    def _hire(self) -> None:
+        worker = self._start()
+        self._asked[worker.ready.remote()] = worker, next(self._names), None
+
+    def _give(self, worker: Any, name: int) -> None:
+        number = self._parts.take()
+        if number is not None:
+            self._asked[worker.compute.remote(number, self._work[number])] = worker, name, number
+        # One that finds no work ends here, with its handle: a part that comes back comes with a new worker.
+
+    def _replace(self, number: int | None, why: str) -> None:
+        if number is None:
+            self._fruitless += 1
+            if self._fruitless >= FRUITLESS_STARTS:
+                raise ClusterError(f"{FRUITLESS_STARTS} workers in a row could not start; the last one: {why}.")
+        else:
+            self._say(f"a worker was lost in part {number}; another one computes it")
+            self._parts.lost(number, why)
+        self._hire()
+
+    def _at_work(self) -> str:
+        count = sum(number is not None for _, _, number in self._asked.values())
+        return f"{count} worker{'s' if count != 1 else ''}"
+
+    def _summary(self) -> str:
+        shares = list(self._shares.values())
+        again = self._parts.again
+        return (
+            f"{self._parts.total} parts in {time.monotonic() - self._began:.1f} s by {len(shares)} "
+            f"worker{'s' if len(shares) != 1 else ''} ({', '.join(map(str, shares))})"
+            + (f"; {again} begun again after a worker was lost" if again else "")
+        )
+
+
+def _cause(error: ray.exceptions.RayTaskError) -> RaytfError:
+    inner = error.cause
+    if isinstance(inner, RaytfError):
+        return inner
+    return JobError(f"a part failed: {type(inner).__name__}: {one_line(inner, 300)}", str(error))

@@ -1,0 +1,355 @@
+"""What the driver can refuse in seconds, before any worker starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from raytf.checkpoint import manifest
+from raytf.cluster import autoscaler_limits
+from raytf.cluster.autoscaler_limits import Growth
+from raytf.config import resources, strategy_rules
+from raytf.config.identity import batch_identity, differences, strategy_identity
+from raytf.config.precision import DEFAULT, Precision
+from raytf.config.resources import fitting, possible_workers
+from raytf.config.train_config import TrainConfig
+from raytf.distributed.gpu import kinds
+from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
+from raytf.runs import run_log
+from raytf.storage.storage import Storage
+
+#: How long a cluster that still grows may take to show the workers' resources.
+_SETTLE_SECONDS = 10.0
+
+
+#: Memory that one worker with TensorFlow takes at the least, bytes.
+_WORKER_BYTES = 700 << 20
+
+
+#: Of --logical-shards.
+_SHARDS_DIGITS = 9
+
+
+_OF_RESULT = ("metrics", "weights_sha256")
+
+
+_NOTHING_ELSE = (
+    "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
+    "delete it to begin anew, or choose another --run name."
+)
+
+
+#: What raytf writes below a run's folder, and what callbacks do.
+_FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "tensorboard")
+
+
+_FILES = ("architecture.json", "lease.json", "model.keras", "result.json")
+
+
+_OF_CALLBACKS = ("files", "tensorboard")
+
+
+_MOVE = "Choose a --storage where there is room for the run, or link the run's folder as a whole."
+
+
+_REMOVE = "Remove it, or choose another --run name."
+
+
+#: A head that was started so shortly ago may not have its nodes back.
+_YOUNG_SECONDS = 30.0
+
+
+def finished(
+    run: Storage, total_steps: int, say: Callable[[str], None] = lambda message: None
+) -> dict[str, Any] | None:
+    """The result of a run that has nothing left to do; None where there is work.
+
+    Args:
+        say: told of a result that cannot be read, and will be made again from the newest checkpoint.
+
+    Raises:
+        DamagedFileError: that cannot be, as there is no checkpoint.
+    """
+    try:
+        result = run_log.read_result(run)
+        missing = [] if result is None else [part for part in _OF_RESULT if part not in result]
+        if missing:
+            raise DamagedFileError(run.locate(run_log.RESULT), f"it has no {missing[0]!r}")
+    except DamagedFileError as error:
+        if not manifest.list_complete(run):
+            raise DamagedFileError(error.file, error.reason, _NOTHING_ELSE) from None
+        say(f"{error} It is made again from the newest checkpoint")
+        return None
+    if result is None or not (result.get("stopped_early") or result["steps"] >= total_steps):
+        return None
+    return result
+
+
+def stored_identity(run: Storage) -> dict[str, str]:
+    """With what settings the run in storage was made; empty where it has no checkpoint that can be read."""
+    for name in manifest.list_complete(run):
+        with contextlib.suppress(CheckpointError):  # a resume takes the next one, too
+            identity = manifest.read(run, name)["document"].get("identity")
+            if identity is not None:
+                return identity
+    return {}
+
+
+def check_folder(run: Storage) -> None:
+    """Refuse a run's folder in which something of another kind lies where raytf writes, or a link that leads out of it:
+    the first save would fail, or the last word of the run, or another run would be written to.
+
+    Raises:
+        DamagedFileError: says what lies where.
+    """
+    if not run.is_local or not os.path.isdir(run.root):
+        return
+    for name in _FOLDERS:
+        path = os.path.join(run.root, name)
+        if os.path.islink(path):
+            raise DamagedFileError(path, "it is a link, and raytf writes into a run's own folder alone", _MOVE)
+        if os.path.lexists(path) and not os.path.isdir(path):
+            raise DamagedFileError(path, "there is a file where a folder is expected", _REMOVE)
+    for name in _FILES:
+        path = os.path.join(run.root, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
+    for folder in _OF_CALLBACKS:  # which may open what is there for writing
+        for name, entry in run.entries(folder):
+            if entry.is_symlink():
+                raise DamagedFileError(run.locate(f"{folder}/{name}"), "it is a link", _REMOVE)
+
+
+def stored_shards(identity: dict[str, str]) -> int | None:
+    """--logical-shards of the run in storage; None where it has none.
+
+    Args:
+        identity: of `stored_identity`.
+
+    Raises:
+        CheckpointError: that is no number.
+    """
+    text = identity.get("--logical-shards")
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= _SHARDS_DIGITS):
+        raise CheckpointError(
+            f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is no number: its manifest is "
+            "none that raytf has written. Choose another --run name to begin anew."
+        )
+    return int(text)
+
+
+def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
+    """Refuse to go on with parameter servers where there were none, or the other way round, or asynchronously where
+    gradients were aggregated. Synchronous strategies learn the same and may follow each other.
+
+    Args:
+        before: of `stored_identity`.
+
+    Raises:
+        RunMismatchError: shows the difference.
+    """
+    now = strategy_identity(config)
+    was: dict[str, str] = {key: before[key] for key in ("--strategy", "--sync-replicas") if key in before}
+    if not before or was == now:
+        return
+    raise RunMismatchError(
+        f"run {config.run.run!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
+        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose "
+        "another --run name."
+    )
+
+
+def _named(identity: dict[str, str]) -> str:
+    if not identity:
+        return "a synchronous strategy"
+    more = " --sync-replicas" if identity.get("--sync-replicas") == "True" else ""
+    return f"--strategy {identity['--strategy']}{more}"
+
+
+def compare_batch(before: dict[str, str], config: TrainConfig, records: int, precision: Precision = DEFAULT) -> None:
+    """Refuse a changed batch before anything is started; the model is compared by the workers.
+
+    Args:
+        before: of `stored_identity`.
+
+    Raises:
+        RunMismatchError: shows the difference.
+    """
+    if not before:
+        return
+    now = batch_identity(config, records, precision)
+    difference = differences({k: before.get(k, "nothing") for k in now}, now)
+    if difference:
+        raise RunMismatchError(
+            f"run {config.run.run!r} in storage was made with other settings: {difference}. "
+            "Give them as they were, or choose another --run name."
+        )
+
+
+def cpus_here(config: TrainConfig) -> float:
+    """CPUs of a Ray that is started on this machine for a run.
+
+    A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
+
+    Raises:
+        ClusterError: names a number that fits.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    fits = max(1, total // _WORKER_BYTES - config.strategy.helpers)
+    wanted, most = config.worker_range
+    if wanted > fits:
+        raise ClusterError(
+            f"--workers {config.cluster.workers or wanted}: this machine's {total / 2**30:.0f} GiB of memory hold "
+            f"about {fits} workers of at least {_WORKER_BYTES / 2**30:.1f} GiB. Use --workers {fits} or fewer, "
+            "or a cluster."
+        )
+    return resources.cpus(config.strategy, config.cluster, min(fits, most))
+
+
+def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> dict[str, float]:
+    """What each worker asks for; refuse what the cluster can never give.
+
+    Raises:
+        ClusterError, ConfigError: says what the cluster has.
+    """
+    have, most, is_known = _when_settled(config, local)
+    strategy, cluster = config.strategy, config.cluster
+    if strategy.strategy == "tpu" and not max(have.get("TPU", 0), most.get("TPU", 0) if most else 0):
+        raise ConfigError(
+            "--strategy tpu: no node of this cluster has a TPU (Ray's resource `TPU`). Run on a TPU VM, add a node "
+            "that has one, or take another --strategy."
+        )
+    gpus = max(have.get("GPU", 0), most.get("GPU", 0) if most else 0)
+    use_gpu = not strategy.is_without_gpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
+    if use_gpu and not gpus and is_known:
+        raise ConfigError("--use-gpu: no node of this cluster has a GPU, nor could one be added. Use --no-use-gpu.")
+    wanted, alive, helpers = config.worker_range[0], _alive(), strategy.helpers
+    cpu = resources.resources(strategy, cluster, False, alive)
+    need = resources.resources(strategy, cluster, use_gpu, alive)
+    mixed = cluster.mixed_gpus or strategy.strategy != "multi-worker-mirrored"
+    fits = _fits(need, most, helpers, mixed)
+    if use_gpu and cluster.use_gpu is None and fits < wanted <= _fits(cpu, most, helpers):
+        say(f"this cluster has {gpus:g} GPU, {why_on_cpus(wanted, fits, _fits(need, most, helpers), need['GPU'])}")
+        use_gpu, need = False, cpu
+        fits = _fits(need, most, helpers)
+    if strategy.communication == "nccl" and not use_gpu:
+        raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
+    if fits < wanted and is_known:
+        each = " and ".join(f"{v:g} {k}" for k, v in need.items())
+        if strategy.strategy in strategy_rules.ONE_WORKER:
+            raise ClusterError(
+                f"--strategy {strategy.strategy} is one worker with {each}: no node of this cluster can give that. Use "
+                f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
+                "machine."
+            )
+        beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
+        mends = [f"--workers {fits}"] if fits else []
+        mends += ["--mixed-gpus"] * (_fits(need, most, helpers) > fits)
+        mends += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * use_gpu
+        raise ClusterError(
+            f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
+            f"{beside}. Use {', '.join(mends)}, or add nodes."
+        )
+    if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
+        say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
+    if not use_gpu and strategy.strategy in strategy_rules.ALL_DEVICES and strategy.logical_devices is None:
+        say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
+    if need.get("GPU", 0) > config.logical_shards:
+        say(
+            f"{need['GPU']:g} GPUs and {config.logical_shards} logical shards: a GPU without a shard has nothing to "
+            f"do. For a new run, --logical-shards {need['GPU']:g} uses them all"
+        )
+    return need
+
+
+def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
+    """Why GPUs that there are stay idle, and what would use them.
+
+    Args:
+        wanted: workers.
+        fits: those for whom there are GPUs of one kind.
+        of_all_kinds: those for whom there are GPUs of any.
+        each: GPUs of a worker.
+    """
+    if of_all_kinds >= wanted:
+        return (
+            f"of several kinds, too few of one for {wanted} workers: training on CPUs; --mixed-gpus takes them all, "
+            f"--workers {fits or 1} those of one kind"
+        )
+    if each <= 1:
+        return f"too few for {wanted} workers: training on CPUs; --workers {fits or 1} uses it"
+    return "with too few CPUs beside them: training on CPUs; fewer --cpus-per-worker use them"
+
+
+def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
+    """What the cluster has, and what an autoscaler may add, once that is enough or has had time to be.
+
+    Returns:
+        And whether more than that cannot come.
+    """
+    wanted, uses_gpu = config.worker_range[0], bool(config.cluster.use_gpu)
+    need = resources.resources(config.strategy, config.cluster, uses_gpu, [])
+    begin = time.monotonic()
+    found = (
+        Growth.NO if local else autoscaler_limits.find(int(ray.get_runtime_context().gcs_address.rpartition(":")[2]))
+    )
+    most = None if isinstance(found, Growth) else found
+    while True:
+        waited = time.monotonic() - begin
+        is_late = waited >= max(_SETTLE_SECONDS, _YOUNG_SECONDS - _age())
+        if local or most or _fits(need, None, config.strategy.helpers) >= wanted or is_late:
+            return ray.cluster_resources(), most, found is not Growth.UNKNOWN
+        time.sleep(0.5)
+
+
+def _age() -> float:
+    """Seconds since the start of the head, by the clocks of two machines; without end where that is not known."""
+    raylet: Any = ray._raylet  # compiled, of which mypy knows no names
+    infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
+    starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
+    return max(0.0, time.time() - max(starts)) if starts else float("inf")
+
+
+def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, mixed: bool = True) -> int:
+    """Workers that nodes hold, or may hold once the cluster has grown, beside some helpers.
+
+    Args:
+        mixed: on nodes with GPUs of several kinds.
+    """
+    nodes = _alive()
+    if need.get("GPU") and not mixed:
+        nodes = of_one_kind(nodes, need)
+    now = _room(nodes, need, helpers)
+    if not most:
+        return now
+    heads = [node for node in nodes if "node:__internal_head__" in node]
+    return max(now, _room([*heads, most], need, helpers))
+
+
+def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[dict[str, float]]:
+    """The nodes with the kind of GPU on which most workers fit.
+
+    Args:
+        nodes: all of each.
+        need: of each worker.
+    """
+    of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
+    kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
+    return [node for i, node in enumerate(nodes) if of[str(i)] == kind]
+
+
+def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -> int:
+    alone = sum(fitting(node, need) for node in nodes)
+    return max(0, possible_workers(nodes, need, [resources.HELPER] * helpers, alone)) if helpers else alone
+
+
+def _alive() -> list[dict[str, float]]:
+    """What each living node has."""
+    return [n["Resources"] for n in ray.nodes() if n["Alive"]]

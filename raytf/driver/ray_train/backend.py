@@ -1,0 +1,84 @@
+"""Ray Train's backend for MultiWorkerMirroredStrategy: prepares each worker's process for its place in the group."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.backend import Backend, BackendConfig
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+
+from raytf.errors import GpuError
+
+
+@dataclasses.dataclass
+class MwmsConfig(BackendConfig):
+    """Ray Train's TensorFlow backend without its imports.
+
+    Ray's own configuration imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
+
+    Attributes:
+        threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow, None is what the
+            worker's node has for each GPU.
+        quiet: silence TensorFlow's messages.
+        exact: have TensorFlow refuse operations without a deterministic kernel.
+        jit: keep what XLA compiled for the next group.
+        one_worker: the strategy is one of one process.
+        logical_devices: parts of each worker's CPU that count as devices.
+    """
+
+    threads: int | None = 0
+    quiet: bool = True
+    exact: bool = False
+    jit: bool = False
+    one_worker: bool = False
+    logical_devices: int = 1
+
+    @property
+    def backend_cls(self) -> type[Backend]:
+        return _MwmsBackend
+
+
+class _MwmsBackend(Backend):
+    def on_start(self, worker_group: Any, backend_config: BackendConfig) -> None:
+        try:
+            self._set_up(worker_group, backend_config)
+        except ray.exceptions.RayError as error:
+            # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
+            # CPUs of its placement group would be lost to the run.
+            worker_group._clear_state()
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, GpuError):
+                raise WorkerGroupStartupFailedError(cause) from None  # of others Ray Train makes no second attempt
+            raise
+
+    def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
+        from raytf.training import worker
+
+        assert isinstance(config, MwmsConfig)
+        addresses = worker_group.execute(_free_address)
+        started = [
+            worker_group.execute_single_async(
+                rank,
+                worker.set_up,
+                addresses,
+                rank,
+                config.threads,
+                config.quiet,
+                config.exact,
+                config.jit,
+                config.one_worker,
+                config.logical_devices,
+            )
+            for rank in range(len(worker_group))
+        ]
+        ray.get(started)
+
+
+def _free_address() -> str:
+    from ray.train._internal.utils import get_address_and_port
+
+    host, port = get_address_and_port()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,130 @@
+"""When a run changes its number of workers: a decision of time and counts alone. No Ray and no TensorFlow here."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Set
+from dataclasses import dataclass
+
+#: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
+#: together, and a node that comes and goes is not worth a restart.
+SETTLE_SECONDS = 4.0
+
+
+#: Seconds after which a run follows a cluster that still changes.
+PATIENCE_SECONDS = 8.0
+
+
+#: Seconds before a node with notice goes at which a run that cannot leave it saves once more.
+LAST_SAVE_SECONDS = 10.0
+
+
+class Move(enum.Enum):
+    """What to do with a group of workers that trains well."""
+
+    KEEP = "keep"
+    PARK = "park"  # ask all ranks to save the present step and to wait
+    RELEASE = "release"  # the reason to park is gone, or it was to save alone: train on
+    RESIZE = "resize"  # all ranks have saved: replace the group by one of the new size
+
+
+@dataclass(frozen=True)
+class View:
+    """The cluster and the run at one moment.
+
+    Attributes:
+        now: seconds, of any clock that only goes forward.
+        workers: that run.
+        possible: that the cluster can run now, without nodes that are about to go; at most the most wanted.
+        leaving: whether a node of the run was given notice.
+        parked: True when all ranks have saved and wait, False when they could not save, None while neither is known.
+        deadline: when the first of the nodes with notice goes, by the same clock; None where nobody knows.
+    """
+
+    now: float
+    workers: int
+    possible: int
+    leaving: bool = False
+    parked: bool | None = None
+    deadline: float | None = None
+
+
+class Resizer:
+    """Follows the cluster without haste: once a change has lasted, and at most once in so many seconds.
+
+    Notice for a node of the run is followed at once, since the node goes anyway. Where the nodes that stay are too few,
+    the run saves at once and again shortly before the end, and trains on meanwhile: capacity may come. What cannot be
+    planned, the loss of a node without notice, is told with `started`, and counts: a node that goes and comes back
+    within the interval costs one restart, not two.
+
+    Args:
+        fewest: workers below which there is no run.
+        every_seconds: between two planned changes.
+    """
+
+    def __init__(self, fewest: int, every_seconds: float):
+        self._fewest, self._every = fewest, every_seconds
+        self._workers: int | None = None
+        self._changed_at = float("-inf")
+        self._seen: int | None = None
+        self._seen_at = self._differs_at = self._failed_at = float("-inf")
+        self._parking = False
+        #: The last save for the sake of a notice that could not be followed.
+        self._saved_at: float | None = None
+
+    def started(self, workers: int, now: float) -> None:
+        """A group of so many workers starts, for whatever reason."""
+        if self._workers is not None and workers != self._workers:
+            self._changed_at = now
+        self._workers, self._seen, self._differs_at, self._parking = workers, None, now, False
+        self._saved_at = None
+
+    def decide(self, view: View) -> Move:
+        """The next move; each is answered before the next one is asked for, or the view says otherwise."""
+        if view.possible != self._seen:
+            self._seen, self._seen_at = view.possible, view.now
+        has_room = view.possible >= self._fewest
+        wanted = has_room and (view.leaving or view.possible != view.workers)
+        is_stuck = view.leaving and not has_room
+        if not wanted:
+            self._differs_at = view.now
+        if not view.leaving:
+            self._saved_at = None
+        if self._parking:
+            if view.parked and wanted:
+                return Move.RESIZE
+            if view.parked is None and (wanted or is_stuck):
+                return Move.KEEP
+            self._parking = False
+            if view.parked is False:
+                self._failed_at = view.now
+            elif view.parked and is_stuck:
+                self._saved_at = view.now
+            return Move.RELEASE
+        settled = view.now - self._seen_at >= SETTLE_SECONDS or view.now - self._differs_at >= PATIENCE_SECONDS
+        lasting = settled and view.now - self._changed_at >= self._every
+        # Training goes on between two tries to save, else a run on failing storage would only try.
+        rested = view.now - self._failed_at >= SETTLE_SECONDS
+        if rested and ((wanted and (lasting or view.leaving)) or (is_stuck and self._is_save_due(view))):
+            self._parking = True
+            return Move.PARK
+        return Move.KEEP
+
+    def _is_save_due(self, view: View) -> bool:
+        if self._saved_at is None:
+            return True
+        last = None if view.deadline is None else view.deadline - LAST_SAVE_SECONDS
+        return last is not None and self._saved_at < last <= view.now
+
+
+def is_preemption(dead: Set[int], is_peer_missed: bool, noticed: Set[int]) -> bool:
+    """Whether the loss of workers is that of nodes which had notice, and so no failure.
+
+    The survivors miss a peer before Ray knows which one has died; the node with notice is then taken to be the one.
+
+    Args:
+        dead: ranks whose processes Ray knows to be dead.
+        is_peer_missed: whether that is all that went wrong in the other ranks, of those that say anything.
+        noticed: ranks on nodes with notice.
+    """
+    return bool(noticed) and (dead <= noticed if dead else is_peer_missed)

@@ -1,0 +1,303 @@
+"""How many workers the next group has: Ray Train's elastic policy, with raytf's decisions."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+import ray.train
+from ray.core.generated import gcs_pb2
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+    ScalingDecision,
+)
+from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from raytf import _ray
+from raytf._ray import Answer
+from raytf.config.resources import fitting
+from raytf.config.sections import ClusterSection
+from raytf.distributed.gpu import kinds
+from raytf.driver.ray_train.node_exclusion import Exclusion, without
+from raytf.driver.ray_train.resizing import Move, Resizer, View
+from raytf.driver.ray_train.warm_supply import Supply
+from raytf.driver.supervision.watchdog import Watchdog
+
+#: Seconds in which Ray hears that the resources of a group that has ended are free.
+_FREE_SECONDS = 1.0
+
+
+#: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
+_WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
+
+
+def remove_abandoned() -> None:
+    """Give back what placement groups of this job hold whose controller died: Ray would, when the driver ends."""
+    table: Any = gcs_pb2  # generated code, of which mypy knows no names
+    table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
+    for raw in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
+        group = table.FromString(raw)
+        is_ours = group.creator_job_id.hex() == job and group.creator_actor_id and not group.is_detached
+        if is_ours and group.creator_actor_dead and group.state != table.REMOVED:
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+
+
+class ScalingPolicy(ElasticScalingPolicy):
+    """Ray Train's elastic policy, with a save before each planned change and an own look at which nodes are alive.
+
+    Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
+    of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
+    decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
+    workers fail again and again (`Exclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A group
+    that hangs is ended (`Watchdog`).
+
+    Args:
+        scaling_config: Ray Train's.
+        run: names the run on this cluster.
+        monitor: a Monitor's handle.
+        run_uri: the run's folder.
+        flags: of the cluster.
+        keeps_kind: of GPU, once there is one.
+    """
+
+    def __init__(
+        self, scaling_config: Any, run: str, monitor: Any, run_uri: str, flags: ClusterSection, keeps_kind: bool = False
+    ):
+        super().__init__(scaling_config)
+        self._run, self._run_monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
+        self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
+        #: Made in the controller's process.
+        self._watchdog: Watchdog | None = None
+        self._exclusion, self._excluded = Exclusion(), frozenset[str]()
+        #: Nodes of stragglers that shall be replaced.
+        self._slow: list[str] = []
+        self._retry_at = float("-inf")
+        self._ticket = 0
+        #: Nodes reserved for the run; and all that are alive and have no notice.
+        self._nodes: list[str] = []
+        self._staying: set[str] = set()
+        #: Nodes with notice -> Unix time in ms at which they go, 0 where nobody knows.
+        self._leaving: dict[str, int] = {}
+        #: The present group's ranks on nodes with notice -> the node.
+        self._noticed: dict[int, str] = {}
+        self._unusable_workers = 0
+        self._told_at = float("-inf")
+        resources = scaling_config._resources_per_worker_not_none
+        self._has_one_kind = bool(resources.get("GPU")) and not flags.mixed_gpus
+        #: The kind of GPU of the present group and of the next one, and whether that stays; nodes with other kinds.
+        self._kind: str | None = None
+        self._next_kind: str | None = None
+        self._keeps_kind = keeps_kind
+        self._other_kinds = frozenset[str]()
+        self._supply = Supply(resources, lambda text: monitor.say.remote(text)) if flags.warm_workers else None
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
+        # the same name again. A run has one controller, since it has one owner.
+        super().after_controller_start(types.SimpleNamespace(run_id=self._run))
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        if self._watchdog is not None and type(current_state).__name__ not in ("RunningState", "SchedulingState"):
+            self._watchdog.over()
+        verdict = getattr(getattr(current_state, "training_failed_error", None), "raytf_verdict", None)
+        if verdict is not None and current_state is not previous_state:
+            self._retry_at = time.monotonic() + verdict.pause
+            self._exclusion.fault(verdict.nodes, time.monotonic())
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        if time.monotonic() < self._retry_at:
+            time.sleep(_WAIT_SECONDS)
+            return NoopDecision()
+        possible = self._look(knock=True)
+        if possible is None or possible < self.scaling_config.min_workers:
+            if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
+                self._told_at = time.monotonic()
+                wanted = self.scaling_config.min_workers
+                self._run_monitor.event.remote("waiting", {"possible": possible, "wanted": wanted})
+                self._run_monitor.say.remote(
+                    f"waiting: the cluster can run {possible} workers now, and at least "
+                    f"{self.scaling_config.min_workers} are wanted"
+                )
+            time.sleep(_WAIT_SECONDS)  # Ray's controller would ask again at once, for ever
+            return NoopDecision()
+        return self._resize(possible)
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> ScalingDecision:
+        self._maybe_send_resource_request()
+        self._look_at_workers(worker_group_state)
+        try:
+            possible = self._look(knock=False)
+            parked = ray.get(self._run_monitor.parked.remote(self._ticket), timeout=5)
+        except ray.exceptions.RayError:
+            return NoopDecision()
+        if possible is None:
+            return NoopDecision()
+        if self._supply is not None:
+            self._supply.keep(worker_group_state.workers, self._staying)
+        workers = worker_group_state.num_workers
+        nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
+        mine, end = set(nodes.values()), self._heed(nodes)
+        replaced = mine & set(self._slow) - set(self._nodes)
+        view = View(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
+        match self._resizer.decide(view):
+            case Move.PARK:
+                why = _why_to_park(view, bool(replaced), self.scaling_config.min_workers)
+                self._run_monitor.say.remote(why)
+                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
+                self._run_monitor.event.remote("park", fields)
+                self._ticket = ray.get(self._run_monitor.park.remote())
+            case Move.RELEASE:
+                self._run_monitor.release.remote(self._ticket)
+            case Move.RESIZE:
+                why = "a node is about to go" if view.leaving else "the cluster has changed"
+                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
+                self._run_monitor.event.remote("resize", fields)
+                return self._resize(possible)
+        return NoopDecision()
+
+    def _heed(self, nodes: dict[int, str]) -> float | None:
+        """Tell the monitor of ranks whose nodes have notice; when the first of these goes, monotonic, if known."""
+        now, unix = time.monotonic(), time.time()
+        ends = {n: now + at / 1000 - unix if at else None for n, at in self._leaving.items() if n in nodes.values()}
+        found = {rank: node for rank, node in nodes.items() if node in ends and rank not in self._noticed}
+        for node in sorted(set(found.values())):
+            end = ends[node]
+            fields = {"node": node, "deadline_seconds": None if end is None else round(end - now, 1)}
+            self._run_monitor.event.remote("drain", fields)
+        if found:
+            self._noticed |= found  # as long as the group lives: a dead node drains no more
+            self._run_monitor.set_noticed.remote(self._noticed)
+        return min((end for end in ends.values() if end is not None), default=None)
+
+    def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
+        self._watchdog = self._watchdog or Watchdog(self._run_monitor, self._run_uri, self._flags.hang_seconds)
+        self._watchdog.begin()
+        self._kind = self._next_kind
+        self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
+        self._noticed = {}
+        self._wait_until_free(num_workers)
+        # Ray may not know yet that a node is dead, and would place workers on it.
+        return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+
+    def _wait_until_free(self, workers: int) -> None:
+        # What the last group had is free a moment after its end. A placement group that is asked for sooner takes
+        # longer, since Ray tries again ever more seldom.
+        each, deadline = self.scaling_config._resources_per_worker_not_none, time.monotonic() + _FREE_SECONDS
+        while time.monotonic() < deadline:
+            free = ray._private.state.available_resources_per_node()
+            if sum(fitting(free.get(node, {}), each) for node in self._nodes) >= workers:
+                break
+            time.sleep(0.02)
+
+    def _resize(self, workers: int) -> ResizeDecision:
+        self._resizer.started(workers, time.monotonic())
+        return self._get_resize_decision(workers)
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        # What is reserved on a node that is about to go is asked for once more, elsewhere.
+        return self.scaling_config.max_workers + self._unusable_workers
+
+    def _look_at_workers(self, worker_group_state: Any) -> None:
+        """End a group that hangs, by raising what says so, and note who is slow."""
+        assert self._watchdog is not None
+        for straggler in self._watchdog.look(worker_group_state.workers):
+            if self._flags.replace_stragglers and straggler.node not in self._slow:
+                self._slow.append(straggler.node)
+
+    def _count_possible_workers(self, reserved_resources: Any) -> int:
+        each = self.scaling_config._resources_per_worker_not_none  # Ray's count of parts of a GPU is that of floats
+        room = sum(fitting(has, each) for has in reserved_resources.values())
+        return min(room, self.scaling_config.max_workers)
+
+    def _choose(self, usable: dict[str, Any], nodes: Mapping[str, Any]) -> set[str]:
+        """Nodes to use, out of those that can be: without those that fail, those whose GPUs are of another kind than
+        most, and slow ones that can be replaced.
+
+        Args:
+            usable: what is reserved on each.
+            nodes: what Ray tells of each.
+        """
+        unwanted = self._exclusion.excluded(usable, time.monotonic())
+        known = {node: kinds.of_node(nodes[node]) for node in usable}
+
+        def of_kind(some: Iterable[str]) -> set[str]:
+            if not self._has_one_kind:
+                return set(some)
+            among = {node: known[node] for node in some}
+            return kinds.nodes_of(among, kinds.one_kind(among, count, self._kind, self._keeps_kind))
+
+        def count(some: Iterable[str]) -> int:
+            return self._count_possible_workers({node: usable[node] for node in some})
+
+        chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda some: count(of_kind(some)))
+        for node in set(usable) - chosen - self._excluded:
+            why = f"workers failed on it {self._exclusion.count(node, time.monotonic())} times within an hour"
+            self._run_monitor.say.remote(f"node {node[:8]} is left out: {why}")
+            self._run_monitor.event.remote("exclude", {"node": node, "why": why})
+        self._excluded = frozenset(set(usable) - chosen)
+        left, chosen = chosen, of_kind(chosen)
+        self._tell_of_kinds(frozenset(node for node in left - chosen if count([node])), chosen, known)
+        return without(chosen, self._slow, count(chosen), count)
+
+    def _tell_of_kinds(self, others: frozenset[str], chosen: set[str], known: dict[str, str]) -> None:
+        self._next_kind = next((known[node] for node in chosen), None)
+        if others - self._other_kinds:
+            self._run_monitor.say.remote(kinds.said(others, known, self._next_kind or ""))
+        self._other_kinds = others
+
+    def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
+        """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
+
+        Args:
+            knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
+            known: which of them did a moment ago, in a second look after what is asked for has changed.
+        """
+        try:
+            reserved = ray.get(
+                self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
+                timeout=5,
+            )
+            self._leaving = leaving = ray._private.state.state.get_draining_nodes()
+            staying = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
+        except ray.exceptions.RayError:
+            return None
+        self._staying = set(staying)
+        answers = dict(known or {})
+        unasked = [about for node, about in staying.items() if node in reserved and node not in answers]
+        if knock:
+            answers |= {node: answer is Answer.LIVES for node, answer in _ray.ask(unasked).items()}
+        else:
+            answers |= {about["NodeID"]: True for about in unasked}
+        usable = {node: resources for node, resources in reserved.items() if answers.get(node) and node in staying}
+        chosen = self._choose(usable, staying)
+        usable = {node: resources for node, resources in usable.items() if node in chosen}
+        # In the place of nodes with other GPUs no more are asked for: those might be of any kind, without an end.
+        lost = [n for n in reserved if n not in usable and n not in self._other_kinds]
+        lost += [n for n in self._slow if n in usable]
+        unusable = self._count_possible_workers({n: reserved[n] for n in lost})
+        if unusable != self._unusable_workers:
+            self._unusable_workers = unusable
+            self._send_resource_request()
+            if known is None:  # a spare node may be reserved now
+                return self._look(knock, answers)
+        self._nodes = sorted(usable)
+        return self._count_possible_workers(usable)
+
+
+def _why_to_park(view: View, is_slow: bool, fewest: int) -> str:
+    if view.possible < fewest:
+        return (
+            f"a node is about to go, and the cluster can run {view.possible} workers without it, while at least "
+            f"{fewest} are wanted: saving, and training on until it goes"
+        )
+    why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
+    why = "a node is slow, and another one is there" if is_slow else why
+    return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"

@@ -1,0 +1,77 @@
+"""Ray Train's TensorflowTrainer with raytf's scaling policy, and what it tears down at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
+
+from raytf.config.sections import ClusterSection
+from raytf.driver.ray_train.failure_policy import FailurePolicy
+from raytf.driver.ray_train.scaling_policy import ScalingPolicy
+
+#: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
+_END_SECONDS = 0.5
+
+
+#: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
+#: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
+#: third starts one that cannot know without Ray's dashboard whether a controller lives: see `remove_abandoned`.
+_LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
+
+
+class Trainer(TensorflowTrainer):
+    """TensorflowTrainer with raytf's policies.
+
+    Args:
+        train_loop: run by each worker.
+        run: names the run on this cluster.
+        monitor: handle of the driver's Monitor.
+        run_uri: the run's folder.
+        flags: of the cluster.
+        keeps_kind: of GPU: another kind would compute other bits than the run promises.
+    """
+
+    def __init__(
+        self,
+        train_loop: Callable[[], Any],
+        run: str,
+        monitor: Any,
+        run_uri: str,
+        flags: ClusterSection,
+        keeps_kind: bool = False,
+        **kwargs: Any,
+    ):
+        self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
+        self._keeps_kind = keeps_kind
+        # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
+        super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
+
+    def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
+        hangs = self._run_uri if self._flags.hang_seconds else None
+        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs)
+        kwargs["scaling_policy"] = ScalingPolicy(
+            self.scaling_config, self._run, self._monitor, self._run_uri, self._flags, self._keeps_kind
+        )
+        return super()._initialize_and_run_controller(**kwargs)
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        """None: Ray's would end the workers before they can save, and the driver with exit code 0; see `stopping`."""
+
+    def _create_default_callbacks(self) -> list[Any]:
+        made = super()._create_default_callbacks()
+        return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [Teardown()]
+
+
+class Teardown(WorkerGroupCallback):
+    """Ends the workers that hang before Ray waits for them."""
+
+    def before_worker_group_shutdown(self, worker_group: Any) -> None:
+        answers = {worker.actor.shutdown.remote(): worker.actor for worker in worker_group.get_workers()}
+        hanging = ray.wait(list(answers), num_returns=len(answers), timeout=_END_SECONDS)[1]
+        for answer in hanging:
+            ray.kill(answers[answer])

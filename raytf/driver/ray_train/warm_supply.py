@@ -1,0 +1,157 @@
+"""Which nodes of a run get warm processes, and when: the part of the warm pool that Ray Train's controller runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytf import _ray
+from raytf.config.resources import fitting
+from raytf.errors import one_line
+from raytf.training import warm_pool
+
+#: Seconds between two questions to a node: while it lacks processes, and when it has them; and to wait for an answer.
+_SOON_SECONDS, _LATER_SECONDS, _ANSWER_SECONDS = 2.0, 60.0, 30.0
+
+
+class Schedule:
+    """When to ask which node. No Ray here.
+
+    Args:
+        clock: seconds, of any clock that only goes forward.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+        self._ready: set[str] = set()
+        self._waiting: set[str] = set()
+
+    def restart(self) -> None:
+        """There is a new group: nothing is known of any node."""
+        self._asked.clear()
+        self._ready.clear()
+        self._waiting.clear()
+
+    def due(self, nodes: list[str]) -> list[str]:
+        """Those that shall be asked now; they are taken as asked."""
+        now, found = self._clock(), []
+        for node in nodes:
+            patience = (
+                _ANSWER_SECONDS if node in self._waiting else _LATER_SECONDS if node in self._ready else _SOON_SECONDS
+            )
+            if now - self._asked.get(node, float("-inf")) >= patience:
+                self._asked[node] = now
+                self._waiting.add(node)
+                found.append(node)
+        return found
+
+    def answered(self, node: str, ready: bool) -> None:
+        """A node has said whether it has all that it shall have."""
+        self._waiting.discard(node)
+        (self._ready.add if ready else self._ready.discard)(node)
+
+
+def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
+    """Nodes that may take the place of one of a group's, and how many workers each would run.
+
+    Enough of them for the workers of the node that runs most; the others stay as they are.
+
+    Args:
+        room: workers that fit into what is free now on each living node, in Ray's order.
+        group: workers on each of its nodes.
+    """
+    wanted, found = max(group.values(), default=0), {}
+    for node, fits in room.items():
+        if wanted > 0 and fits > 0 and node not in group:
+            found[node] = min(fits, wanted)
+            wanted -= found[node]
+    return found
+
+
+class Supply:
+    """Keeps the nodes of a run, and a spare one, supplied with warm processes.
+
+    Args:
+        resources: of each worker.
+        say: told, once for each node, why it has none.
+    """
+
+    def __init__(self, resources: dict[str, float], say: Callable[[str], None]):
+        self._resources, self._say = resources, say
+        self._schedule = Schedule()
+        self._group: list[Any] = []
+        self._runtime_env = ""
+        self._has_helper = False
+        self._answers: dict[Any, str] = {}
+        self._told: set[str] = set()
+
+    def keep(self, workers: list[Any], staying: set[str]) -> None:
+        """Look after it; call it often while a group trains. Waits for nothing, and what fails is told once.
+
+        Args:
+            workers: Ray Train's.
+            staying: nodes that live and are not about to go.
+        """
+        try:
+            self._keep(workers, staying)
+        except Exception as error:  # training needs none of this
+            self._say_once("run", f"no warm processes are started now: {type(error).__name__}: {one_line(error, 200)}")
+
+    def _keep(self, workers: list[Any], staying: set[str]) -> None:
+        group = [worker.actor for worker in workers]
+        if group != self._group:
+            # Spare nodes wait until the group trains, too: all nodes may be on one machine.
+            self._group, self._answers, self._runtime_env, self._has_helper = group, {}, "", False
+            self._schedule.restart()
+        self._collect()
+        counts = Counter(worker.metadata.node_id for worker in workers)
+        speakers = {worker.metadata.node_id: worker for worker in workers}
+        for node in self._schedule.due([node for node in counts if node in staying]):
+            self._answers[speakers[node].execute_async(warm_pool.prepare, counts[node])] = node
+        if self._runtime_env and self._schedule.due(["the spare nodes"]):
+            self._schedule.answered("the spare nodes", False)
+            spares = spare_nodes(self._room(staying), counts)
+            for node in self._schedule.due(list(spares)):
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                task: Any = ray.remote(num_cpus=0, max_retries=0)(warm_pool.prepare).options(scheduling_strategy=there)
+                self._answers[task.remote(spares[node], self._runtime_env)] = node
+
+    def _room(self, staying: set[str]) -> dict[str, int]:
+        free = ray._private.state.available_resources_per_node()
+        return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
+
+    def _start_helper(self) -> None:
+        # Each group has an actor of Ray Train beside it, on the controller's node; the next one's finds a process too.
+        context, node = ray.get_runtime_context(), warm_pool.this_process().node
+        env = context.get_runtime_env_string()
+        _ray.prestart(
+            node.node_ip_address, node.node_manager_port, context.get_job_id(), env, 1, warm_pool.KEEP_SECONDS
+        )
+        self._has_helper = True
+
+    def _collect(self) -> None:
+        if not self._answers:
+            return
+        for ref in ray.wait(list(self._answers), num_returns=len(self._answers), timeout=0)[0]:
+            node = self._answers.pop(ref)
+            try:
+                answer: warm_pool.Answer = ray.get(ref)
+            except ray.exceptions.RayError:  # it died, and the group will be replaced
+                continue
+            if answer.runtime_env and not self._has_helper:
+                self._start_helper()
+            self._schedule.answered(node, answer.ready)
+            self._runtime_env = answer.runtime_env or self._runtime_env
+            if answer.why:
+                self._say_once(node, f"no warm processes on node {node[:8]}, so a restart takes longer: {answer.why}")
+
+    def _say_once(self, about: str, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            self._say(text)

@@ -1,0 +1,280 @@
+"""Looking at worker processes from outside: do they run, and where are they? Nothing here waits for a dead node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raytf import _ray
+from raytf._ray import Answer
+from raytf.checkpoint import memory_keeper
+from raytf.driver.supervision.hang_detector import Evidence
+from raytf.errors import one_line
+from raytf.training.heartbeat import STACKS_SIGNAL, Beat
+
+#: Seconds over which a process's use of the CPU is measured, and the share of one from which it is busy.
+_WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
+_PY_SPY_SECONDS = 4.0
+_SIGNAL_SECONDS = 2.0
+#: A keeper that is asked to look at processes, or to end them, has so long until a task is sent as well.
+_KEEPER_SECONDS, _END_SECONDS = 3.0, 1.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of a rank: evidence, None where there is none; its Python stacks, or why there are none.
+
+    Attributes:
+        is_whole: nothing more is to come.
+    """
+
+    evidence: Evidence | None
+    stacks: str
+    is_whole: bool = True
+
+
+class Examination:
+    """Looks at ranks on their nodes, in the background.
+
+    On the node of this process by itself; on others by the run's keeper, and by a task, whose process has to start
+    first, where there is none or it does not answer soon. Evidence of this node is there before the stacks, which take
+    longer.
+
+    Args:
+        run_uri: the run's folder.
+        beats: of the ranks.
+    """
+
+    def __init__(self, run_uri: str, beats: Sequence[Beat]):
+        self._beats = {beat.rank: beat for beat in beats}
+        by_node: dict[str, list[Beat]] = {}
+        for beat in beats:
+            by_node.setdefault(beat.node, []).append(beat)
+        self._answers: dict[str, Answer] = {}
+        alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        self._dead = set(by_node) - set(alive)
+        for node in by_node:
+            if node in alive:
+                threading.Thread(target=self._knock, args=(alive[node],), daemon=True, name="raytf-knock").start()
+        self._found: dict[int, Found] = {}
+        self._here = threading.Thread(target=self._look_here, args=(by_node.pop(_own_node(), []),), daemon=True)
+        self._here.start()
+        self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
+        self._waiting: dict[Any, str] = {}
+        #: Nodes for which no task has been sent yet, and when that is due.
+        self._untasked, self._tasks_at = set(self._elsewhere), time.monotonic() + _KEEPER_SECONDS
+        for node, processes in self._elsewhere.items():
+            keeper = memory_keeper.keeper_on(run_uri, node)
+            if keeper is None:
+                self._send_task(node)
+            else:
+                self._waiting[keeper.do.remote(look, processes)] = node
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._waiting and not self._here.is_alive()
+
+    def collect(self, seconds: float = 0.0) -> dict[int, Found]:
+        """What is known by now of each rank, after so many seconds at most."""
+        deadline = time.monotonic() + seconds
+        while self._waiting:
+            if time.monotonic() >= self._tasks_at:
+                for node in self._untasked & set(self._waiting.values()):
+                    self._send_task(node)
+            done, _ = ray.wait(list(self._waiting), timeout=max(0.0, min(0.2, deadline - time.monotonic())))
+            for ref in done:
+                self._take(ref)
+            for ref, node in list(self._waiting.items()):
+                if node in self._dead or self._answers.get(node, Answer.LIVES) is not Answer.LIVES:
+                    del self._waiting[ref]
+            if time.monotonic() >= deadline:
+                break
+        self._here.join(max(0.0, deadline - time.monotonic()))
+        return {rank: self._found.get(rank) or self._unseen(beat) for rank, beat in self._beats.items()}
+
+    def _send_task(self, node: str) -> None:
+        self._untasked.discard(node)
+        self._waiting[_by_task(node, look, self._elsewhere[node])] = node
+
+    def _take(self, answer: Any) -> None:
+        node = self._waiting.pop(answer, None)
+        if node is None:
+            return
+        try:
+            self._found |= ray.get(answer)
+        except ray.exceptions.RayError:  # the keeper or the node went meanwhile
+            if node in self._untasked:
+                self._send_task(node)
+            return
+        self._waiting = {ref: other for ref, other in self._waiting.items() if other != node}
+
+    def _look_here(self, beats: list[Beat]) -> None:
+        def look_at(beat: Beat) -> None:
+            evidence = state(beat.pid)
+            self._found[beat.rank] = Found(evidence, "no stacks: they did not come in time", False)
+            self._found |= [_look_at((beat.rank, beat.pid, beat.stacks))]
+
+        with ThreadPoolExecutor(max(1, len(beats))) as pool:
+            list(pool.map(look_at, beats))
+
+    def _unseen(self, beat: Beat) -> Found:
+        if beat.node in self._dead or self._answers.get(beat.node) is Answer.REFUSES:
+            return Found(Evidence.GONE, "its node has gone")
+        if self._answers.get(beat.node) is Answer.SILENT:
+            return Found(Evidence.SILENT_NODE, "its node does not answer")
+        return Found(None, "its node has not answered in time")
+
+    def _knock(self, node: dict[str, Any]) -> None:
+        self._answers |= _ray.ask([node])
+
+
+def end(run_uri: str, beats: Sequence[Beat]) -> None:
+    """SIGKILL to ranks, stopped ones too; waits a second at most."""
+    own = _own_node()
+    asked: dict[Any, Beat] = {}
+    for beat in beats:
+        if beat.node == own:
+            kill(beat.pid)
+        elif (keeper := memory_keeper.keeper_on(run_uri, beat.node)) is not None:
+            asked[keeper.do.remote(kill, beat.pid)] = beat
+        else:
+            _by_task(beat.node, kill, beat.pid)
+    if asked:
+        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_END_SECONDS)[0]:
+            with contextlib.suppress(ray.exceptions.RayError):  # the keeper has died, and has ended nobody
+                ray.get(answer)
+                del asked[answer]
+    for beat in asked.values():
+        _by_task(beat.node, kill, beat.pid)
+
+
+def stopped_here(beats: Sequence[Beat]) -> list[int]:
+    """Ranks on the node of this process whose processes were stopped by a signal; does not wait."""
+    own = _own_node()
+    return [beat.rank for beat in beats if beat.node == own and _is_stopped(beat.pid)]
+
+
+def _own_node() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+def _by_task(node: str, function: Any, *arguments: Any) -> Any:
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=here).remote(*arguments)
+
+
+# -- what runs on the node of the ranks --------------------------------------------------------------------------------
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False
+
+
+def kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def look(processes: list[tuple[int, int, int]]) -> dict[int, Found]:
+    """Look at processes of this machine.
+
+    Args:
+        processes: rank, process number, and descriptor of the file for stacks, of each.
+    """
+    with ThreadPoolExecutor(max(1, len(processes))) as pool:
+        return dict(pool.map(_look_at, processes))
+
+
+def _look_at(process: tuple[int, int, int]) -> tuple[int, Found]:
+    rank, pid, file = process
+    evidence = state(pid)
+    return rank, Found(evidence, "it has gone" if evidence is Evidence.GONE else stacks(pid, file))
+
+
+def state(pid: int) -> Evidence:
+    """What a process does, from half a second of it."""
+    try:
+        process = psutil.Process(pid)
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE:
+            return Evidence.GONE
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return Evidence.STOPPED
+        if status == psutil.STATUS_DISK_SLEEP:
+            return Evidence.BUSY
+        before = sum(process.cpu_times()[:2])
+        time.sleep(_WATCH_SECONDS)
+        used = sum(process.cpu_times()[:2]) - before
+    except psutil.Error:
+        return Evidence.GONE
+    return Evidence.BUSY if used >= _BUSY_SHARE * _WATCH_SECONDS else Evidence.IDLE
+
+
+def stacks(pid: int, file: int) -> str:
+    """The Python stacks of a process, by py-spy, else by the process itself; or why there are none.
+
+    Args:
+        pid: of a process of this machine.
+        file: descriptor to which it writes them on `STACKS_SIGNAL`; -1 for none.
+    """
+    text, problem = _py_spy(pid)
+    if text:
+        return text
+    return _by_signal(pid, file) or f"no stacks: {problem}"
+
+
+def _py_spy(pid: int) -> tuple[str, str]:
+    # Not in PATH where the environment is not activated.
+    program = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}")
+    if program is None:
+        return "", "py-spy is not installed"
+    problem = ""
+    # Read while it runs on, a process may seem to lack threads, so it is paused; what is stopped, py-spy cannot pause.
+    is_stopped = state(pid) is Evidence.STOPPED
+    for options in ((), ("--nonblocking",), ("--nonblocking",))[is_stopped:]:
+        try:
+            command = [program, "dump", *options, "--pid", str(pid)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PY_SPY_SECONDS)
+        except (OSError, subprocess.SubprocessError) as error:
+            problem = one_line(error, 200)
+            continue
+        if done.returncode == 0 and "Thread " in done.stdout:
+            return done.stdout.strip(), ""
+        problem = one_line(done.stderr, 200)
+    return "", f"py-spy says: {problem}"
+
+
+def _by_signal(pid: int, file: int) -> str:
+    path = f"/proc/{pid}/fd/{file}"
+    try:
+        before = os.stat(path).st_size
+        if file < 0 or "raytf-stacks" not in os.readlink(path):
+            return ""
+        os.kill(pid, STACKS_SIGNAL)
+        deadline, size = time.monotonic() + _SIGNAL_SECONDS, before
+        while time.monotonic() < deadline:
+            time.sleep(0.1)
+            size, last = os.stat(path).st_size, size
+            if size > before and size == last:
+                break
+        with open(path, "rb") as stream:
+            stream.seek(before)
+            return stream.read().decode(errors="replace").strip()
+    except OSError:
+        return ""

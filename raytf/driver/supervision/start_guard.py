@@ -1,0 +1,78 @@
+"""Watching a worker group while it starts: Ray Train waits without end for a worker that was stopped by then."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import ray
+
+from raytf.driver.supervision.hang_detector import Evidence
+from raytf.driver.supervision.inspection import Examination, end
+from raytf.training.heartbeat import Activity, Beat
+
+#: Seconds before the first look, and between two of them; a worker must be found stopped in two in a row.
+_FIRST_SECONDS, _LOOK_SECONDS = 10.0, 5.0
+#: Ray Train's class of workers.
+_WORKER = "RayTrainWorker"
+
+
+class StartGuard:
+    """Ends workers that were stopped while their group starts, in a thread of its own, until `over`.
+
+    Ray Train's controller waits for them meanwhile, and takes their end for a failed start, which it tries again.
+
+    Args:
+        monitor: the driver's Monitor.
+        run_uri: the run's folder.
+        group: number of the group.
+    """
+
+    def __init__(self, monitor: Any, run_uri: str, group: int):
+        self._monitor, self._run_uri, self._group = monitor, run_uri, group
+        self._over = threading.Event()
+        threading.Thread(target=self._guard, daemon=True, name="raytf-start-guard").start()
+
+    def over(self) -> None:
+        """The group has started, or could not."""
+        self._over.set()
+
+    def _guard(self) -> None:
+        before: set[tuple[str, int]] = set()
+        seconds = _FIRST_SECONDS
+        while not self._over.wait(seconds):
+            seconds = _LOOK_SECONDS
+            with contextlib.suppress(ray.exceptions.RayError):
+                beats = self._workers()
+                found = Examination(self._run_uri, beats).collect(_LOOK_SECONDS)
+                stopped = [beat for beat in beats if found[beat.rank].evidence is Evidence.STOPPED]
+                if not self._over.is_set():
+                    self._end([beat for beat in stopped if (beat.node, beat.pid) in before])
+                before = {(beat.node, beat.pid) for beat in stopped}
+
+    def _workers(self) -> list[Beat]:
+        """The job's workers that live; they have no ranks yet, so they are numbered."""
+        job = ray.get_runtime_context().job_id
+        actors = ray._private.state.state.actor_table(None, job, "ALIVE").values()
+        places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]
+        return [Beat(self._group, i, len(places), *place, activity=Activity.START) for i, place in enumerate(places)]
+
+    def _end(self, beats: list[Beat]) -> None:
+        for beat in beats:
+            text = f"a worker on node {beat.address} (pid {beat.pid}) was stopped while it started; ending it"
+            self._monitor.say.remote(text)
+            fields: dict[str, Any] = {
+                "rank": None,
+                "node": beat.node,
+                "pid": beat.pid,
+                "where": "start",
+                "text": text,
+                "stacks": {},
+            }
+            self._monitor.event.remote("hang", fields)
+        end(self._run_uri, beats)
+
+
+def _is_worker(actor: dict[str, Any]) -> bool:
+    return actor["ActorClassName"].rpartition(".")[2] == _WORKER

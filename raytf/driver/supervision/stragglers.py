@@ -1,0 +1,96 @@
+"""Which rank is slower than its peers: a decision of measurements. No Ray and no TensorFlow here.
+
+Ranks wait for the slowest one in each step, so the time of a step tells nothing of who that is. Each rank measures now
+and then how long it takes for one logical shard alone, all at once, and how long it has waited for its records.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raytf.training.heartbeat import Beat
+
+#: Times the usual rank from which one is slow, and below which it is so no more.
+SLOW, RECOVERED = 1.5, 1.25
+#: Measurements that are averaged without the longest, the fewest that say something, and how often in a row a rank must
+#: be slow by them.
+_WINDOW, _LEAST, _PERSISTENT = 6, 4, 3
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that is slow.
+
+    Attributes:
+        ratio: its seconds for a shard to those of the median of its peers.
+    """
+
+    rank: int
+    node: str
+    address: str
+    ratio: float
+
+
+class Stragglers:
+    """Finds slow ranks of one worker group."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, Beat] = {}
+        self._costs: dict[int, deque[float]] = {}
+        self._slow: dict[int, int] = {}
+        self._named: set[int] = set()
+
+    def look(self, beats: Sequence[Beat]) -> list[Straggler]:
+        """Take the latest beat of each rank; those that are found to be slow now and were not before."""
+        if len(beats) < 2 or len(beats) < beats[0].world_size:
+            return []
+        before = self._before
+        if len(before) != len(beats):
+            self._before = {b.rank: b for b in beats}
+            return []
+        if not all(b.probes > before[b.rank].probes for b in beats):
+            return []
+        for beat in beats:
+            costs = self._costs.setdefault(beat.rank, deque(maxlen=_WINDOW))
+            costs.append(_shard_seconds(before[beat.rank], beat))
+        self._before = {b.rank: b for b in beats}
+        if len(self._costs[beats[0].rank]) < _LEAST:
+            return []
+        found = []
+        usual = {rank: _mean_but_longest(costs) for rank, costs in self._costs.items()}
+        in_order = sorted(usual.values())
+        for beat in beats:
+            peers = _median_without(in_order, usual[beat.rank])
+            ratio = usual[beat.rank] / peers if peers else 1.0
+            self._slow[beat.rank] = self._slow.get(beat.rank, 0) + 1 if ratio >= SLOW else 0
+            if ratio < RECOVERED:
+                self._named.discard(beat.rank)
+            if self._slow[beat.rank] >= _PERSISTENT and beat.rank not in self._named:
+                self._named.add(beat.rank)
+                found.append(Straggler(beat.rank, beat.node, beat.address, ratio))
+        return found
+
+
+def _median_without(in_order: Sequence[float], one: float) -> float:
+    """The median of sorted numbers, at least two, but for one of them."""
+    left, place = len(in_order) - 1, bisect.bisect_left(in_order, one)
+
+    def at(i: int) -> float:
+        return in_order[i if i < place else i + 1]
+
+    return at(left // 2) if left % 2 else (at(left // 2 - 1) + at(left // 2)) / 2
+
+
+def _shard_seconds(before: Beat, beat: Beat) -> float:
+    """What a shard costs a rank: computing it, and waiting for its records."""
+    computing = (beat.probe_seconds - before.probe_seconds) / (beat.probes - before.probes)
+    steps = beat.step - before.step
+    waiting = (beat.input_seconds - before.input_seconds) / (steps * beat.shards) if steps > 0 else 0.0
+    return computing + waiting
+
+
+def _mean_but_longest(costs: deque[float]) -> float:
+    return (sum(costs) - max(costs)) / (len(costs) - 1)

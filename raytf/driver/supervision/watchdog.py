@@ -1,0 +1,241 @@
+"""Watching a worker group from Ray Train's controller: who hangs is named with all stacks, and the group ends."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.train import WorkerGroupError
+
+from raytf.driver.supervision.hang_detector import Evidence, Finding, HangDetector, Sighting, blamed_for_loss
+from raytf.driver.supervision.inspection import Examination, Found, end, stopped_here
+from raytf.driver.supervision.start_guard import StartGuard
+from raytf.driver.supervision.stragglers import Straggler, Stragglers
+from raytf.errors import HangError, StorageError
+from raytf.storage.storage import Storage
+from raytf.training.heartbeat import Activity, Beat
+
+#: Seconds between two questions for the beats, between two examinations, and for the stacks of all.
+_ASK_SECONDS, _EXAMINE_SECONDS, _STACKS_SECONDS = 1.0, 5.0, 10.0
+#: Silence of a rank, when the others have lost a peer, after which it is looked at; and seconds for that.
+_LOSS_SILENCE_SECONDS, _LOSS_SECONDS = 3.0, 8.0
+#: For the stacks of one that is stopped; those of the others are not waited for.
+_STOPPED_STACKS_SECONDS = 4.0
+#: Characters of a rank's stacks in an event, and frames in a message.
+_EVENT_CHARACTERS, _FRAMES = 8000, 4
+#: What does not end in time when Ray Train asks it to, and can be killed.
+_KILLABLE = (Evidence.STOPPED, Evidence.IDLE, Evidence.BUSY)
+#: Whose frames tell a user little.
+_LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
+FOLDER = "hangs"
+
+
+@dataclass
+class _Group:
+    """What is known of the present group; times are those of `time.monotonic`."""
+
+    began: float
+    question: Any = None
+    asked_at: float = float("-inf")
+    sightings: list[Sighting] = field(default_factory=list)
+    evidence: dict[int, Evidence] = field(default_factory=dict)
+    examination: Examination | None = None
+    examined_at: float = float("-inf")
+    finding: Finding | None = None
+    found_at: float = float("-inf")
+    stragglers: Stragglers = field(default_factory=Stragglers)
+
+
+class Watchdog:
+    """Watches one run's worker groups.
+
+    Args:
+        monitor: the driver's Monitor.
+        run: folder of the run, where stacks are written.
+        seconds: within which a hang is found; 0 for never.
+    """
+
+    def __init__(self, monitor: Any, run: str, seconds: float):
+        self._monitor, self._run = monitor, run
+        self._seconds, self._detector = seconds, HangDetector(seconds)
+        self._group = _Group(time.monotonic())
+        self._guard: StartGuard | None = None
+
+    def begin(self) -> None:
+        """A group starts; to be called before its workers do."""
+        self.over()
+        number = ray.get(self._monitor.begin_group.remote(), timeout=30)
+        self._group = _Group(time.monotonic())
+        if self._seconds:
+            self._guard = StartGuard(self._monitor, self._run, number)
+
+    def over(self) -> None:
+        """The group has started, or could not."""
+        if self._guard is not None:
+            self._guard.over()
+            self._guard = None
+
+    def look(self, workers: Sequence[Any]) -> list[Straggler]:
+        """Look at a group that runs, without waiting for anything; new stragglers, of which user and ledger are told.
+
+        Args:
+            workers: Ray Train's, by rank.
+
+        Raises:
+            WorkerGroupError: a rank hangs, and the group must end; with a HangError for each rank to blame.
+        """
+        self.over()
+        now, group = time.monotonic(), self._group
+        if group.finding is not None:
+            assert group.examination is not None
+            found = group.examination.collect()
+            is_over = group.examination.is_complete or now - group.found_at >= _STACKS_SECONDS
+            if is_over or _is_enough(group.finding.beats, found, now - group.found_at):
+                raise conclude(self._monitor, self._run, group.finding, found)
+            return []
+        if not self._hear(now):
+            return []
+        sightings = self._with_the_unheard(workers, now)
+        if group.examination is not None:
+            found = group.examination.collect()
+            group.evidence = {rank: about.evidence for rank, about in found.items() if about.evidence is not None}
+        quiet = [s.beat for s in sightings if s.age > _LOSS_SILENCE_SECONDS]
+        seen = group.evidence | dict.fromkeys(stopped_here(quiet), Evidence.STOPPED)
+        look = self._detector.look(now, sightings, seen)
+        if look.finding is not None:
+            group.finding, group.found_at = look.finding, now
+            _blame(self._monitor, look.finding)
+            group.examination = Examination(self._run, [s.beat for s in sightings])
+        elif not look.suspects:
+            group.examination, group.evidence = None, {}
+        elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
+            suspects = [s.beat for s in sightings if s.beat.rank in look.suspects]
+            group.examination, group.examined_at = Examination(self._run, suspects), now
+        slow = group.stragglers.look([s.beat for s in sightings])
+        for straggler in slow:
+            self._monitor.say.remote(
+                f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
+                "long as its peers"
+            )
+            told = {"rank": straggler.rank, "node": straggler.node, "ratio": straggler.ratio}
+            self._monitor.event.remote("straggler", told)
+        return slow
+
+    def _hear(self, now: float) -> bool:
+        """Ask for sightings now and then; whether there are new ones."""
+        group = self._group
+        if group.question is None:
+            if now - group.asked_at >= _ASK_SECONDS:
+                group.question, group.asked_at = self._monitor.sightings.remote(), now
+            return False
+        if not ray.wait([group.question], timeout=0)[0]:
+            return False
+        question, group.question = group.question, None
+        try:
+            group.sightings = ray.get(question)
+        except ray.exceptions.RayError:
+            return False
+        return True
+
+    def _with_the_unheard(self, workers: Sequence[Any], now: float) -> list[Sighting]:
+        heard = {s.beat.rank: s for s in self._group.sightings}
+        for rank, worker in enumerate(workers):
+            if rank not in heard:
+                at = worker.metadata
+                beat = Beat(0, rank, len(workers), at.node_id, at.node_ip, at.pid)
+                heard[rank] = Sighting(beat, now - self._group.began)
+        return [heard[rank] for rank in sorted(heard)]
+
+
+def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
+    """Who is frozen, when the others say that they have lost a peer; None where nobody is. Takes seconds.
+
+    Args:
+        answered: ranks of which something is known: an error of theirs, or their death.
+    """
+    sightings, known = ray.get([monitor.sightings.remote(), monitor.blamed.remote()], timeout=5)
+    if known is not None:  # the watchdog was about to end the group, and is only later than the peers
+        return conclude(monitor, run, known, Examination(run, [s.beat for s in sightings]).collect(_LOSS_SECONDS))
+    suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
+    if not suspects:
+        return None
+    began, examination = time.monotonic(), Examination(run, [s.beat for s in sightings])
+    frozen = {Evidence.STOPPED: "frozen (its process was stopped)", Evidence.SILENT_NODE: "its node does not answer"}
+    is_over = False
+    while not is_over:
+        found = examination.collect(0.2)
+        blamed = [beat for beat in suspects if found[beat.rank].evidence in frozen]
+        waited = time.monotonic() - began
+        is_enough = bool(blamed) and _is_enough(blamed, found, waited)
+        is_over = examination.is_complete or waited >= _LOSS_SECONDS or is_enough
+        if not blamed and (is_over or all(found[beat.rank].evidence is not None for beat in suspects)):
+            return None  # dead rather than frozen, and Ray has only not said so yet
+    ages = {s.beat.rank: s.age for s in sightings}
+    evidence = found[blamed[0].rank].evidence
+    assert evidence is not None
+    finding = Finding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
+    _blame(monitor, finding)
+    return conclude(monitor, run, finding, found)
+
+
+def _is_enough(blamed: Sequence[Beat], found: dict[int, Found], waited: float) -> bool:
+    """Whether ranks to blame are known to be stopped, and the rest is not worth waiting for: their end is."""
+    if any(found[beat.rank].evidence is not Evidence.STOPPED for beat in blamed):
+        return False
+    return waited >= _STOPPED_STACKS_SECONDS or all(found[beat.rank].is_whole for beat in blamed)
+
+
+def _blame(monitor: Any, finding: Finding) -> None:
+    monitor.blame.remote(finding)
+    monitor.say.remote(describe(finding))
+
+
+def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) -> WorkerGroupError:
+    """Write down the stacks, tell user and ledger, and end the ranks to blame; what to raise then."""
+    name = f"{FOLDER}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-step-{finding.beats[0].step}.txt"
+    said = describe(finding)
+    text = "\n\n".join(f"== rank {rank}\n{about.stacks}" for rank, about in sorted(found.items()))
+    # Storage may be what hangs.
+    threading.Thread(target=_write, args=(monitor, run, name, f"{said}\n\n{text}\n"), daemon=True).start()
+    first = finding.beats[0]
+    frames = innermost(found[first.rank].stacks, first.activity) if first.rank in found else ""
+    monitor.say.remote(
+        (f"rank {first.rank} is in {frames}; " if frames else "") + f"stacks of all workers are in {name} of the run"
+    )
+    for beat in finding.beats:
+        fields = {"rank": beat.rank, "node": beat.node, "address": beat.address, "pid": beat.pid, "step": beat.step}
+        fields |= {"where": finding.where, "text": finding.text, "seconds": finding.seconds, "file": name}
+        fields["stacks"] = {rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in found.items()}
+        monitor.event.remote("hang", fields)
+    if finding.where == "frozen":
+        end(run, [b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
+    advice = f"{said}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
+    return WorkerGroupError(said, {beat.rank: HangError(advice) for beat in finding.beats})
+
+
+def describe(finding: Finding) -> str:
+    """Who hangs, where and how long, in a line."""
+    who = ", ".join(f"rank {b.rank} on node {b.address} (pid {b.pid})" for b in finding.beats)
+    have = "has" if len(finding.beats) == 1 else "have"
+    return f"{who} {have} made no progress for {finding.seconds:.0f} s at step {finding.beats[0].step}: {finding.text}"
+
+
+def innermost(stacks: str, activity: Activity) -> str:
+    """Where a thread is, out of what py-spy says of all: the one that reads records, else the one that trains."""
+    thread = "raytf-input" if activity is Activity.INPUT else "TrainingThread"
+    found = re.search(rf'^Thread [^\n]*"{thread}[^\n]*\n((?:    [^\n]*\n?)+)', stacks, re.MULTILINE)
+    frames = [line.strip() for line in found.group(1).splitlines()] if found else []
+    telling = [frame for frame in frames if not any(f"({library}/" in frame for library in _LIBRARIES)]
+    return " < ".join((telling or frames)[:_FRAMES])
+
+
+def _write(monitor: Any, run: str, name: str, text: str) -> None:
+    try:
+        Storage(run).put(name, text.encode())
+    except (StorageError, OSError) as error:
+        monitor.say.remote(f"the stacks could not be written to {name}: {error}")

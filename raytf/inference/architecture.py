@@ -1,0 +1,293 @@
+"""What a run keeps of its model beside weights, so that any of its checkpoints becomes a model again.
+
+architecture.json    the model's configuration as Keras serializes it, and what one record looks like
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import math
+import os
+import random
+import sys
+import zipfile
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf.config import precision
+from raytf.config.precision import Precision
+from raytf.data import tree
+from raytf.errors import ConfigError, DamagedFileError, JobError, ModelError, one_line
+from raytf.inference import untrusted_model
+from raytf.inference.user_model import run_user_code, takes_training, with_precision
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
+
+FILE = "architecture.json"
+_VERSION = 1
+#: A model of more is not made a second time only to see whether it can be.
+_MOST_PARAMETERS = 20_000_000
+_LEAF = "__array__"
+#: Nested models make deep configurations.
+_DEPTH = 400
+_SHAPE = untrusted_json.record(
+    {},
+    {
+        "version": untrusted_json.whole,
+        "config": untrusted_json.values(untrusted_json.anything),
+        "problem": untrusted_json.text,
+    },
+)
+#: Of one record: far more than fits into a step.
+_MOST_ELEMENTS = 2**28
+_DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+def describe(model: keras.Model, x: Any) -> bytes:
+    """The file; where Keras cannot serialize the model it says so, and why.
+
+    Args:
+        x: inputs of one or more records, nested.
+    """
+    document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
+    # A model of one's own class has the policies of its layers from here alone.
+    document["precision"] = dataclasses.asdict(precision.of_process())
+    try:
+        document["config"] = keras.saving.serialize_keras_object(model)
+        return json.dumps(document, indent=1).encode()
+    except Exception as error:  # a layer's own get_config may raise whatever it likes
+        document.pop("config", None)
+        document["problem"] = f"{type(error).__name__}: {one_line(error, 300)}"
+        return json.dumps(document, indent=1).encode()
+
+
+def obstacles(model: keras.Model) -> list[str]:
+    """What will keep Keras from making the model again, one line; it is tried with the weights left out."""
+    layer = next((layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Lambda)), None)
+    if layer is not None:
+        return [
+            f"layer {layer.name!r} is a Lambda, whose Python code keras.saving.load_model does not run. Make it a "
+            "layer of a class with get_config(); Result.load_model() takes the job's model function."
+        ]
+    drawn = random.getstate()  # layers that are made draw seeds, of which other ranks know nothing
+    own = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}  # also those of a script
+    try:
+        config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
+        if model.count_params() <= _MOST_PARAMETERS:
+            config.pop("compile_config", None)
+            keras.saving.deserialize_keras_object(config, custom_objects=own)
+    except Exception as error:  # a layer's own get_config or from_config may raise whatever it likes
+        said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 200)
+        return [
+            f"the model cannot be made again from its configuration, Keras says: {type(error).__name__}: {said}... "
+            "Give its classes a get_config() with the arguments of their __init__, and register them "
+            "(keras.saving.register_keras_serializable); Result.load_model() takes the job's model function."
+        ]
+    finally:
+        random.setstate(drawn)
+    return []
+
+
+def precision_of(run: Storage) -> Precision:
+    """With which dtypes the run's model computes; Keras's defaults where the run does not say."""
+    return precision.parse(_document(run).get("precision"))
+
+
+def call(model: keras.Model, run: Storage) -> None:
+    """Call a model with one record of zeros like the run's, so that all of its weights are there."""
+    inputs = _document(run).get("inputs")
+    if inputs is not None:
+        x = _zeros(inputs)
+        run_user_code("the model", lambda: model(x, training=False) if takes_training(model) else model(x))
+
+
+def _document(run: Storage) -> dict[str, Any]:
+    try:
+        document = json.loads(run.get_or_none(FILE) or b"{}")
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) -> tuple[keras.Model, Any]:
+    """The run's model with weights of no meaning, and its optimizer where that keeps averages of the weights.
+
+    Args:
+        run: its folder.
+        modules: names or files of modules that register classes which the model needs.
+        trust: run code that the configuration holds, as of Lambda layers.
+
+    Raises:
+        ModelError: the run has kept no model that can be made again; it says what to do.
+        DamagedFileError: the file is none that raytf has written.
+        ConfigError: a module cannot be imported.
+    """
+    try:
+        document = untrusted_json.read(run, FILE, _SHAPE, untrusted_json.LARGE, _DEPTH)
+    except DamagedFileError as error:
+        raise DamagedFileError(error.file, error.reason, "The run's next start writes it anew.") from None
+    if document is None:
+        raise ModelError(
+            f"{run.locate(FILE)} is missing: this run was begun by an older raytf. Its next start writes it."
+        )
+    if document.get("version", 0) > _VERSION:
+        raise ModelError(f"{run.locate(FILE)} was written by a newer raytf. Update raytf.")
+    if "config" not in document or "inputs" not in document:
+        raise ModelError(
+            f"the run's model cannot be made again from its configuration, Keras says: {document.get('problem')}. Give "
+            "its layers a get_config() and register them (keras.saving.register_keras_serializable), or let the run "
+            "finish: its end exports the model as it is."
+        )
+    config = dict(document["config"])
+    compiled = config.pop("compile_config", None) or {}
+    optimizer = compiled.get("optimizer") if isinstance(compiled, dict) else None
+    _refuse([config, optimizer], run.locate(FILE), trust)
+    for module in modules:
+        _import(module)
+    with with_precision(precision.parse(document.get("precision"))):
+        model = _deserialize(config, trust)
+        if not isinstance(model, keras.Model):
+            raise DamagedFileError(run.locate(FILE), f"it describes a {type(model).__name__}, expected a model")
+        try:
+            x = _zeros(document["inputs"])
+            model(x, training=False) if takes_training(model) else model(x)
+        except DamagedFileError:
+            raise
+        except Exception as error:  # of Keras, TensorFlow, or a layer of the job's own
+            raise ModelError(
+                f"the model cannot be called on a record as {run.locate(FILE)} describes it: {type(error).__name__}: "
+                f"{one_line(error, 300)}"
+            ) from error
+        return model, _averaging(model, optimizer)
+
+
+def _refuse(config: Any, where: str, trust: bool) -> None:
+    """Refuse what reads files, and what runs code of the file unless it is trusted.
+
+    Raises:
+        ModelError: says which layer would do what.
+    """
+    found = untrusted_model.find(config)
+    files, code = [s for s in found if s.reads_files], [s for s in found if not s.reads_files]
+    if files:
+        raise ModelError(
+            f"the model has {files[0].what}{_more(files)}. raytf makes no model that reads files, whatever is trusted "
+            f"(the configuration is {where}). {files[0].mend}"
+        )
+    if code and not trust:
+        raise ModelError(
+            f"the model has {code[0].what}{_more(code)}. It would run here, with all that you may do. Give --trust to "
+            f"run it, only if you trust whoever could write {where}."
+        )
+
+
+def check_archive(file: str) -> None:
+    """Refuse a .keras file that would read others, or is none.
+
+    Raises:
+        DamagedFileError, ModelError: says what is wrong.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive, archive.open("config.json") as member:
+            data = member.read(untrusted_json.LARGE + 1)
+    except (OSError, KeyError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        raise DamagedFileError(file, f"it is no .keras file ({one_line(error, 100)})") from error
+    if len(data) > untrusted_json.LARGE:
+        raise DamagedFileError(file, "its config.json is too large")
+    config = untrusted_json.parse(data, file, untrusted_json.values(untrusted_json.anything), _DEPTH)
+    _refuse(config, file, trust=True)  # code is refused by Keras's safe mode, unless the process has turned that off
+
+
+def _more(found: list[untrusted_model.Suspect]) -> str:
+    return f" (and {len(found) - 1} more such)" if len(found) > 1 else ""
+
+
+def _deserialize(config: Any, trust: bool) -> Any:
+    names = ", ".join(untrusted_model.foreign(config)[:3])  # Keras takes the configuration apart
+    try:
+        return keras.saving.deserialize_keras_object(config, safe_mode=not trust)
+    except Exception as error:
+        # Keras puts what was wrong behind the configuration of all that is around it.
+        said = one_line(str(error).rpartition("Exception encountered:")[2] or error, 300)
+        if "safe_mode" in said or "unsafe" in said.lower():
+            raise ModelError(f"Keras holds the model for unsafe: {said}") from error
+        if "Could not locate" in said or "registered" in said:
+            raise ModelError(
+                f"the model needs classes or functions of the job's own{f' ({names})' if names else ''}, and raytf "
+                f"imports none because a file names it: {said} Give the file that registers them "
+                "(keras.saving.register_keras_serializable), as in --module jobs/mine.py."
+            ) from error
+        raise ModelError(
+            f"the model cannot be made again, Keras {keras.__version__} says: {type(error).__name__}: {said} Where the "
+            "model has classes of the job's own, give the file that registers them, as in --module jobs/mine.py."
+        ) from error
+
+
+def _averaging(model: keras.Model, optimizer: Any) -> Any:
+    """The optimizer, where the weights to use are averages that it keeps."""
+    if not optimizer or '"use_ema": true' not in json.dumps(optimizer):
+        return None
+    try:
+        built: Any = keras.saving.deserialize_keras_object(optimizer)
+        built.build(model.trainable_variables)
+    except Exception as error:
+        raise ModelError(
+            f"the optimizer, which averages weights, cannot be made again: {one_line(error, 300)}"
+        ) from error
+    return built
+
+
+def _import(name: str) -> None:
+    """Import a module by name or file, as its job does, but not as a program."""
+    try:
+        if not name.endswith(".py"):
+            sys.path.insert(0, os.getcwd())
+            importlib.import_module(name)
+            return
+        sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
+        spec = importlib.util.spec_from_file_location(os.path.basename(name).removesuffix(".py"), name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    except (ImportError, FileNotFoundError) as error:
+        raise ConfigError(f"--module {name} cannot be imported: {one_line(error, 300)}.") from error
+    except Exception as error:
+        raise JobError(f"--module {name} raised {type(error).__name__}: {one_line(error, 300)}") from error
+
+
+def _spec(x: Any) -> Any:
+    return tree.map_leaves(lambda leaf: {_LEAF: [keras.backend.standardize_dtype(leaf.dtype), list(leaf.shape[1:])]}, x)
+
+
+def _zeros(spec: Any) -> Any:
+    """One record of zeros, as `_spec` described it."""
+    if isinstance(spec, dict) and set(spec) == {_LEAF}:
+        dtype, shape = _leaf(spec[_LEAF])
+        return keras.ops.convert_to_tensor(np.zeros((1, *shape), dtype))
+    if isinstance(spec, dict):
+        return {name: _zeros(part) for name, part in spec.items()}
+    if not isinstance(spec, list):
+        raise DamagedFileError(FILE, "'inputs' describes no record")
+    return [_zeros(part) for part in spec]
+
+
+def _leaf(value: Any) -> tuple[str, list[int]]:
+    """Dtype and shape of an array.
+
+    Raises:
+        DamagedFileError: it describes none, or one that is larger than any record.
+    """
+    is_pair = isinstance(value, list) and len(value) == 2 and value[0] in _DTYPES
+    if not is_pair or untrusted_json.each(untrusted_json.whole)(value[1]) or math.prod(value[1]) > _MOST_ELEMENTS:
+        raise DamagedFileError(FILE, "'inputs' describes no record, or one that is too large")
+    return value[0], value[1]

@@ -1,0 +1,1 @@
+"""Predictions for a data set: columns (which go where), reader and writer (data in and out), predict (on Ray Data)."""

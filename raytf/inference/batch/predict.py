@@ -1,0 +1,236 @@
+"""Predictions over Ray Data: a pool of actors that hold the model; the driver writes what they give, in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import ray
+import ray.data
+
+from raytf import _process
+from raytf.cluster import autoscaler_limits
+from raytf.cluster.autoscaler_limits import Growth
+from raytf.cluster.connect import ray_for
+from raytf.config.resources import fitting
+from raytf.data.sources.image_decoder import Fit
+from raytf.distributed.gpu import visibility
+from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
+from raytf.inference import versions
+from raytf.inference.batch import columns, reader
+from raytf.inference.batch.columns import Options
+from raytf.inference.batch.reader import Input
+from raytf.inference.batch.writer import Sink
+from raytf.inference.signature import DEFAULT, Signature
+from raytf.inference.versions import Version
+from raytf.storage.storage import Storage
+
+#: What reading takes beside workers, by Ray Data's default.
+_READING_CPUS = 1.0
+#: Of a saved_model.pb: protobuf takes no more.
+_GRAPH_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to predict, and with what.
+
+    Attributes:
+        version: of the model; None for the newest.
+        workers: fewest and most processes that hold the model.
+        cpus, gpus: of each.
+        fit: how an image of another shape gets that of the model.
+    """
+
+    model: str
+    source: str
+    output: str
+    version: int | None = None
+    options: Options = field(default_factory=Options)
+    batch_size: int = 256
+    workers: tuple[int, int] = (1, 1)
+    cpus: float = 1.0
+    gpus: float = 0.0
+    overwrite: bool = False
+    verbose: bool = False
+    fit: Fit = "crop"
+
+
+class Predictor:
+    """Holds the model in a process of Ray Data."""
+
+    def __init__(self, models: str, version: Version, options: Options, threads: int):
+        visibility.hide_unless_given()
+        _process.load_tensorflow()
+        from raytf.inference.saved_model import SavedModel
+
+        storage = Storage(models)
+        place = nullcontext(storage.locate(version.name)) if storage.is_local else None
+        with place or tempfile.TemporaryDirectory(prefix="raytf-predict-") as folder:
+            if place is None:
+                versions.download(storage, version, folder)
+            self._model = SavedModel(folder, threads)
+        self._signature = _signature(self._model.signatures)
+        self._options = options
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        signature, options = self._signature, self._options
+        chosen = columns.sources(signature, batch, options.x)
+        given = {name: columns.tensor(chosen[name], batch, spec) for name, spec in signature.inputs.items()}
+        outputs = self._model.run(signature.name, given)
+        beside = {name: batch[name] for name in columns.kept(batch, options.keep)}
+        return {**beside, **columns.named(outputs, options.classes, list(beside))}
+
+
+def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str], None]) -> int:
+    """Predict for every record; their number.
+
+    Args:
+        show: told how many records are done, and of how many where that is known.
+        say: told what happens.
+
+    Raises:
+        RaytfError: one line that says what is wrong and how to mend it; then there is no output.
+    """
+    models, version = find(plan.model, plan.version)
+    sink, given = Sink(plan.output, plan.overwrite), reader.look(plan.source)
+    say(f"model {models.locate(version.name)}")
+    if not plan.verbose:
+        # Ray warns of the arguments that Ray Data gives its actors, which stay while it runs.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        for name in ("ray.data", "ray.data._internal"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    with ray_for(lambda: plan.cpus * plan.workers[1] + 1, plan.verbose) as is_local:
+        _check_room(plan, is_local, say)
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = plan.verbose
+        context.print_on_execution_start = plan.verbose
+        context.execution_options.preserve_order = True
+        try:
+            return _run(plan, models, version, given, sink, show)
+        except RaytfError:
+            raise
+        except Exception as error:
+            raise explain(error) from error
+
+
+def find(uri: str, number: int | None) -> tuple[Storage, Version]:
+    """The folder of versions and the version to use.
+
+    Raises:
+        ConfigError: there is none such.
+    """
+    models, _, named = versions.models_of(uri)
+    if None not in (named, number) and named != number:
+        raise ConfigError(f"--version {number}: {uri} is version {named}.")
+    wanted = named if number is None else number
+    found = versions.look(models)
+    good = versions.whole(found)
+    for version in good:
+        if wanted in (None, version.number):
+            return models, version
+    there = ", ".join(str(version.number) for version in reversed(good)) or "none"
+    problem = next((f": {v.problem}" for v in found if v.problem and wanted in (None, v.number)), "")
+    raise ConfigError(
+        f"version {wanted or ''} is not in {models.locate('')}{problem}. There are {there}.".replace("  ", " ")
+    )
+
+
+def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
+    """What nodes lack to hold so many workers and what reads the data; empty where they lack nothing.
+
+    Args:
+        nodes: what each has.
+        cpus, gpus: of a worker.
+    """
+    for kind, wanted in (("CPU", cpus * workers + _READING_CPUS), ("GPU", gpus * workers)):
+        have = sum(node.get(kind, 0) for node in nodes)
+        if have < wanted:
+            beside = f", {_READING_CPUS:g} of them to read the data" if kind == "CPU" else ""
+            return f"{wanted:g} {kind}{beside}, and this cluster has {have:g}"
+    fits = sum(fitting(node, {"CPU": cpus, "GPU": gpus}) for node in nodes)
+    if fits < workers:
+        return f"{workers} times {cpus:g} CPU and {gpus:g} GPU on one node, and this cluster has that {fits} times"
+    return ""
+
+
+def _check_room(plan: Plan, is_local: bool, say: Callable[[str], None]) -> None:
+    """Refuse what a cluster cannot hold: Ray Data would wait for ever.
+
+    Raises:
+        ClusterError: says what is missing.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    missing = shortage(nodes, plan.workers[0], plan.cpus, plan.gpus)
+    if not missing:
+        return
+    port = int(ray.get_runtime_context().gcs_address.rpartition(":")[2])
+    growth = Growth.NO if is_local else autoscaler_limits.find(port)
+    more = not isinstance(growth, Growth) and not shortage([*nodes, growth], plan.workers[0], plan.cpus, plan.gpus)
+    if growth is Growth.UNKNOWN or more:
+        say(f"waiting for nodes: {plan.workers[0]} workers need {missing}")
+        return
+    raise ClusterError(
+        f"--workers {plan.workers[0]} needs {missing}. Use fewer --workers, --cpus-per-worker or --gpus-per-worker, "
+        "or add nodes."
+    )
+
+
+def explain(error: BaseException) -> RaytfError:
+    """The error for people, out of what Ray Data wrapped it in."""
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen:
+        seen.append(at)
+        if isinstance(at, RaytfError):
+            return at
+        at = getattr(at, "cause", None) or at.__cause__ or at.__context__
+    for inner in reversed(seen):
+        if type(inner).__module__.startswith("pyarrow") or isinstance(inner, (OSError, ValueError)):
+            return DataError(f"the data cannot be read: {type(inner).__name__}: {one_line(inner, 300)}")
+    inner = seen[-1]
+    return ClusterError(f"Ray Data failed: {type(inner).__name__}: {one_line(inner, 400)}")
+
+
+def _run(
+    plan: Plan, models: Storage, version: Version, given: Input, sink: Sink, show: Callable[[int, int | None], None]
+) -> int:
+    data, total = reader.read(given, lambda: _signature_of(models, version), plan.options, plan.fit)
+    low, high = plan.workers
+    threads = max(1, round(plan.cpus))
+    predicted = data.map_batches(
+        Predictor,
+        fn_constructor_args=[models.root if models.is_local else models.uri, version, plan.options, threads],
+        batch_size=plan.batch_size,
+        batch_format="numpy",
+        compute=ray.data.ActorPoolStrategy(min_size=low, max_size=high),
+        num_cpus=plan.cpus,
+        num_gpus=plan.gpus or None,
+    )
+    with sink:
+        show(0, total)
+        for batch in predicted.iter_batches(batch_size=None, batch_format="numpy"):
+            sink.add(batch)
+            show(sink.rows, total)
+    return sink.rows
+
+
+def _signature(signatures: dict[str, Signature]) -> Signature:
+    found = signatures.get(DEFAULT)
+    if found is None:
+        raise ModelError(f"the model has no signature {DEFAULT}; it has {', '.join(signatures)}.")
+    return found
+
+
+def _signature_of(models: Storage, version: Version) -> Signature:
+    with visibility.unseen():
+        _process.load_tensorflow()
+    from raytf.inference.saved_model import signatures_of
+
+    graph = next(name for name in versions.GRAPHS if name in version.sizes)
+    return _signature(signatures_of(graph, models.get(f"{version.name}/{graph}", _GRAPH_BYTES)))

@@ -1,0 +1,247 @@
+"""Data sets to predict for, as Ray Data reads them: what training reads, JSONL, and what jobs call by name."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.csv as pacsv
+import ray
+import ray.data
+
+from raytf.data import tree
+from raytf.data.image_datasets import load_images
+from raytf.data.sources import TFRecordSource, image_folder
+from raytf.data.sources.base import by_name, record_bytes
+from raytf.data.sources.detect import is_idx
+from raytf.data.sources.file_set import Files
+from raytf.data.sources.image_decoder import Decoder, Fit
+from raytf.data.sources.schema import read_schema
+from raytf.data.sources.tfrecord import features_of, is_tfrecord
+from raytf.errors import ConfigError, DataError, one_line
+from raytf.inference.batch import columns
+from raytf.inference.batch.columns import Options
+from raytf.inference.signature import Signature
+from raytf.storage.storage import Storage
+
+#: Ending of a file's name -> what it holds.
+_KINDS = {
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".csv", ".csv.gz"), "csv"),
+    **dict.fromkeys((".jsonl", ".json", ".jsonl.gz"), "json"),
+    **dict.fromkeys(image_folder.ENDINGS, "images"),
+    ".npz": "npz",
+}
+_NAMED = ("digits", "mnist")
+#: Records of a block, and bytes of a large one's; a few for each worker make a bar that moves.
+_BLOCK, _BLOCK_BYTES = 4096, 32 << 20
+#: Of a CSV file that is looked at for the types of its columns.
+_TYPED_BYTES = 128 << 20
+
+
+def kind_of(names: Sequence[str]) -> str | None:
+    """What most of some files hold; None where raytf reads none of them."""
+    found = Counter(kind for kind in map(_kind, names) if kind is not None)
+    if not found and any(is_idx(name) for name in names):
+        return "idx"
+    return found.most_common(1)[0][0] if found else None
+
+
+def _kind(name: str) -> str | None:
+    if is_tfrecord(name):
+        return "tfrecord"
+    return next((kind for end, kind in _KINDS.items() if name.lower().endswith(end)), None)
+
+
+@dataclass(frozen=True)
+class Input:
+    """Something to read.
+
+    Attributes:
+        uri: as it was given.
+        kind: parquet, csv, json, npz, tfrecord, images, or idx, for which names of data sets stand, too.
+        folder: where its files lie.
+        names: of those of that kind, in the order of their records; those of folders by name.
+        sizes: bytes of each.
+    """
+
+    uri: str
+    kind: str
+    folder: str = ""
+    names: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+def look(uri: str) -> Input:
+    """What is there to read; needs no Ray.
+
+    Args:
+        uri: a file or folder, local or on an object store, or digits or mnist, whose test images it stands for.
+
+    Raises:
+        ConfigError: there is nothing that can be read; it says what can.
+        DataError: `raytf data convert` has not ended there.
+        StorageError: storage refuses.
+    """
+    if uri in _NAMED:
+        return Input(uri, "idx")
+    files = Files(uri, is_wanted=lambda name: True)
+    place = Storage(uri).locate("")
+    if not files.names:
+        raise ConfigError(f"there is nothing in {place}. Expected a file or a folder of files to predict for.")
+    kind = kind_of(files.names)
+    if kind is None:
+        raise ConfigError(
+            f"{place} has no file that is read here, such as {files.names[0]}. Expected .parquet, .csv, .jsonl, "
+            ".tfrecord, .npz, JPEG or PNG images, or MNIST's IDX files."
+        )
+    if kind == "npz" and not files.is_single:
+        raise ConfigError(f"{place} is a folder of .npz files. Expected one file.")
+    if kind in ("parquet", "tfrecord"):
+        read_schema(files.storage)
+    chosen = [i for i, name in enumerate(files.names) if _kind(name) == kind]
+    return Input(uri, kind, files.uri, tuple(files.names[i] for i in chosen), tuple(files.sizes[i] for i in chosen))
+
+
+def read(given: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> tuple[Any, int | None]:
+    """A data set, and how many records it has where that is cheap to know.
+
+    Args:
+        signature: of the model; asked for where the data depend on it.
+        fit: how an image of another shape gets that of the model.
+
+    Raises:
+        ConfigError, DataError: it cannot be read.
+        StorageError: storage refuses.
+    """
+    if given.kind in ("idx", "npz", "tfrecord", "images"):
+        records = by_number(given, signature, options, fit)
+        return _dataset(records), records.count
+    filesystem, folder = Storage(given.folder).arrow()
+    # Ray would read all files of a folder, whatever they hold, and in an order of its own.
+    paths = [f"{folder}/{name}" for name in given.names]
+    if given.kind == "parquet":
+        data = ray.data.read_parquet(paths, filesystem=filesystem, file_extensions=["parquet", "pq"])
+        return data, data.count()
+    if given.kind == "csv":
+        reading = pacsv.ReadOptions(use_threads=False, block_size=_typed_bytes(given))
+        return ray.data.read_csv(paths, filesystem=filesystem, read_options=reading), None
+    return ray.data.read_json(paths, filesystem=filesystem, file_extensions=None), None
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records that are read by their numbers.
+
+    Attributes:
+        count: how many they are.
+        bytes: of one; 0 where they are in memory already.
+        held: what they are read from, which every process gets.
+        take: gives the columns of some records, from what is held and their numbers.
+    """
+
+    count: int
+    bytes: int
+    held: Any
+    take: Callable[[Any, np.ndarray], dict[str, np.ndarray]]
+
+
+def by_number(given: Input, signature: Callable[[], Signature], options: Options, fit: Fit) -> Records:
+    """What `read` makes a data set of, for kinds of files that raytf reads by itself: idx, npz, tfrecord and images."""
+    if given.kind == "idx":
+        source = load_images(given.uri).test
+        image, label = source.take(np.arange(source.records))
+        return _of_arrays({"image": image, "label": label})
+    if given.kind == "npz":
+        return _of_arrays(_npz(Storage(given.uri)))
+    if given.kind == "tfrecord":
+        return _of_tfrecords(given, signature(), options, fit)
+    return _of_images(given, signature(), fit)
+
+
+def _dataset(records: Records) -> Any:
+    stored, take = ray.put(records.held), records.take
+    blocks = max(1, -(-records.count // _BLOCK), -(-records.count * records.bytes // _BLOCK_BYTES))
+    # A share of a CPU of its own, so that it does not become one step with the model's, whose process may be replaced.
+    return ray.data.range(records.count, override_num_blocks=min(blocks, max(1, records.count))).map_batches(
+        lambda batch: take(ray.get(stored), batch["id"]), batch_format="numpy", num_cpus=0.5
+    )
+
+
+def _typed_bytes(given: Input) -> int:
+    """Of a CSV file that are read as one: a column's type is that of its values there, and none other may follow."""
+    is_plain = all(not name.lower().endswith(".gz") for name in given.names)
+    return min(_TYPED_BYTES, max(1 << 20, *given.sizes)) if is_plain else _TYPED_BYTES
+
+
+def _of_images(given: Input, signature: Signature, fit: Fit) -> Records:
+    shape = columns.image_of(signature)
+    if shape is None or shape[2] not in (1, 3):
+        inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
+        raise ConfigError(
+            f"the model takes {inputs}, which is no image of one size, gray or in colours. Expected another kind of "
+            "input."
+        )
+    files = Files(given.uri, is_wanted=_is_image)
+    decoder = Decoder(shape[:2], shape[2], fit, resizes=True)
+
+    def take(held: tuple[Files, Decoder], ids: np.ndarray) -> dict[str, np.ndarray]:
+        files, decode = held
+        places = [files.locate(i) for i in ids.tolist()]
+        pairs = zip(ids.tolist(), places, strict=True)
+        shown = files.map(lambda pair: decode(files.read(pair[0], 0, files.sizes[pair[0]]), pair[1]), pairs)
+        return {"image": np.stack(list(shown)), "path": np.array(places, object)}
+
+    return Records(len(files.names), int(np.prod(shape)), (files, decoder), take)
+
+
+def _is_image(name: str) -> bool:
+    return _kind(name) == "images"
+
+
+def _of_tfrecords(given: Input, signature: Signature, options: Options, fit: Fit) -> Records:
+    """What training reads of them: what `raytf data convert` has described, else features by their names."""
+    shape = columns.image_of(signature)
+    pixels: dict[str, Any] = {"size": shape and shape[:2], "channels": shape and shape[2], "fit": fit}
+    schema = read_schema(Storage(given.folder))
+    if schema is not None:
+        names, source = schema.names(), TFRecordSource(given.uri, **pixels)
+    else:
+        wanted = columns.features(signature, options, features_of(given.uri))
+        names = [name for _, name in tree.flatten(by_name(wanted))]
+        source = TFRecordSource(given.uri, wanted, None, **pixels)
+
+    def take(held: TFRecordSource, ids: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(names, held.take(ids), strict=True))
+
+    return Records(source.records, record_bytes(source.spec), source, take)
+
+
+def _npz(place: Storage) -> dict[str, np.ndarray]:
+    try:
+        with np.load(io.BytesIO(place.get(""))) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except (ValueError, OSError, EOFError, KeyError) as error:
+        if hasattr(error, "kind"):
+            raise
+        raise DataError(f"{place.locate('')} is no .npz file, or a damaged one: {one_line(error, 200)}") from error
+    except Exception as error:  # zipfile.BadZipFile and zlib.error, as np.load lets them through
+        raise DataError(f"{place.locate('')} is no .npz file, or a damaged one: {one_line(error, 200)}") from error
+    if {"x_test", "y_test"} <= set(arrays):
+        return {"image": arrays["x_test"], "label": arrays["y_test"]}
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        listed = ", ".join(f"{name} has {count}" for name, count in lengths.items()) or "it is empty"
+        raise DataError(f"{place.locate('')}: arrays differ in their number of records: {listed}.")
+    return arrays
+
+
+def _of_arrays(arrays: dict[str, np.ndarray]) -> Records:
+    def take(held: dict[str, np.ndarray], ids: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[ids] for name, array in held.items()}
+
+    return Records(len(next(iter(arrays.values()))), 0, arrays, take)

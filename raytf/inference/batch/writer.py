@@ -1,0 +1,187 @@
+"""Predictions as one file, Parquet, CSV or JSONL, that appears when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+
+from raytf.errors import ConfigError, DataError, one_line
+from raytf.storage import uris
+from raytf.storage.storage import Storage, explain
+
+_ENDINGS = (".parquet", ".csv", ".jsonl")
+
+
+class Sink:
+    """Takes batches in order; a context manager: the file appears at its end, unless that is an error.
+
+    Args:
+        uri: of the file; its ending says the format.
+        overwrite: replace one that is there.
+
+    Raises:
+        ConfigError: it is there, or its ending is not known.
+        StorageError: storage refuses.
+    """
+
+    def __init__(self, uri: str, overwrite: bool = False):
+        plain = uri if uris.is_folder(uri) else uri.partition("?")[0]
+        self._ending = next((ending for ending in _ENDINGS if plain.lower().endswith(ending)), "")
+        if not self._ending:
+            raise ConfigError(f"{plain}: expected an output that ends with {', '.join(_ENDINGS)}.")
+        self._place = Storage(uri)
+        if not overwrite and self._place.exists(""):
+            raise ConfigError(
+                f"{self._place.locate('')} is there already. Give --overwrite to replace it, or another name."
+            )
+        base = plain.rstrip("/").rpartition("/")[0]
+        if not self._place.is_local:
+            Storage(f"{base}{uri[len(plain) :]}").preflight()
+        self.rows = 0
+        self._writer: Any = None
+        self._schema: Any = None
+
+    def __enter__(self) -> Sink:
+        # Beside the file where that is local, so that it can be renamed.
+        folder = os.path.dirname(self._place.root) if self._place.is_local else None
+        try:
+            if folder:
+                os.makedirs(folder, exist_ok=True)
+            handle, self._path = tempfile.mkstemp(prefix=f"{os.path.basename(self._place.root)}.tmp-", dir=folder)
+        except OSError as error:
+            raise explain("write", self._place.locate(""), error) from error
+        os.close(handle)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+            if kind is None:
+                self._appear()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+    def add(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Write records.
+
+        Raises:
+            DataError: they are of other kinds than those before.
+        """
+        try:
+            table = pa.table(_columns(batch, flat=self._ending == ".csv"))
+            if not table.num_rows:
+                return
+            if self._writer is None:
+                self._schema = table.schema
+                self._writer = self._open()
+            elif table.schema != self._schema:
+                self._widen(table.schema)
+                table = table.cast(self._schema)
+            self._write(table)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError) as error:
+            raise DataError(
+                f"a batch has other columns or kinds of values than the first: {one_line(error, 200)}"
+            ) from error
+        except OSError as error:
+            raise explain("write", self._path, error) from error
+        self.rows += table.num_rows
+
+    def _open(self) -> Any:
+        if self._ending == ".parquet":
+            return pq.ParquetWriter(self._path, self._schema)
+        return open(self._path, "wb")
+
+    def _write(self, table: pa.Table) -> None:
+        if self._ending == ".parquet":
+            self._writer.write_table(table)
+        elif self._ending == ".csv":
+            pacsv.write_csv(table, self._writer, pacsv.WriteOptions(include_header=not self.rows))
+        else:
+            rows = table.to_pylist()
+            self._writer.writelines(f"{json.dumps(row, default=_text)}\n".encode() for row in rows)
+
+    def _widen(self, other: pa.Schema) -> None:
+        """Take types that hold what was written and what comes: a column may be empty or whole at first.
+
+        Raises:
+            pa.ArrowTypeError: there are none such.
+        """
+        if other.names != self._schema.names:
+            raise pa.ArrowTypeError(f"{', '.join(other.names)} after {', '.join(self._schema.names)}")
+        schema = pa.unify_schemas([self._schema, other], promote_options="permissive")
+        if schema == self._schema:
+            return
+        self._schema = schema
+        if self._ending != ".parquet":  # in text, numbers of both kinds may follow each other
+            return
+        self._writer.close()
+        before = f"{self._path}.before"
+        os.rename(self._path, before)
+        try:
+            self._writer = self._open()
+            with pq.ParquetFile(before) as written:
+                for part in written.iter_batches():
+                    self._writer.write_table(pa.Table.from_batches([part]).cast(schema))
+        finally:
+            os.unlink(before)
+
+    def _appear(self) -> None:
+        if self._writer is None:
+            raise DataError("there are no records to predict for.")
+        if not self._place.is_local:
+            with open(self._path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                view = memoryview(data)
+                try:
+                    self._place.put("", view)
+                finally:
+                    view.release()
+            return
+        try:
+            with open(self._path, "rb") as stream:
+                os.fsync(stream.fileno())
+            os.chmod(self._path, 0o666 & ~_umask())
+            os.replace(self._path, self._place.root)
+        except OSError as error:
+            raise explain("write", self._place.root, error) from error
+
+
+def _umask() -> int:
+    now = os.umask(0)
+    os.umask(now)
+    return now
+
+
+def _columns(batch: Mapping[str, np.ndarray], flat: bool) -> dict[str, pa.Array]:
+    """Columns as Arrow has them; for CSV each number of a vector is a column of its own."""
+    found: dict[str, pa.Array] = {}
+    for name, value in batch.items():
+        if value.ndim == 1:
+            found[name] = pa.array(value)
+        elif flat:
+            rows = value.reshape(len(value), -1)
+            found.update({f"{name}_{i}": pa.array(rows[:, i]) for i in range(rows.shape[1])})
+        else:
+            found[name] = _nested(value)
+    return found
+
+
+def _nested(value: np.ndarray) -> pa.Array:
+    if value.ndim == 1:
+        return pa.array(value)
+    return pa.FixedSizeListArray.from_arrays(_nested(value.reshape(-1, *value.shape[2:])), value.shape[1])
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,135 @@
+"""A SavedModel in memory: its signatures, what TensorFlow Serving says of it, and its functions on numpy arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf import json_format, text_format
+from tensorflow.core.protobuf import saved_model_pb2
+
+from raytf.distributed.devices import set_memory
+from raytf.distributed.gpu import visibility
+from raytf.errors import ModelError, one_line
+from raytf.inference.signature import DEFAULT, Signature, TensorSpec
+from raytf.inference.versions import GRAPHS
+
+#: A signature that TensorFlow adds for itself.
+_INTERNAL = "__saved_model_init_op"
+
+
+class SavedModel:
+    """A loaded SavedModel.
+
+    Args:
+        folder: with its files.
+        threads: of TensorFlow within an operation; 0 leaves it to TensorFlow. The first model of a process decides.
+
+    Attributes:
+        signatures: by name.
+        definition: its signatures as TensorFlow Serving tells them, for JSON.
+
+    Raises:
+        ModelError: it cannot be loaded, or has no signature.
+    """
+
+    def __init__(self, folder: str, threads: int = 0):
+        if threads:
+            set_threads(threads)
+        set_memory(visibility.share())
+        try:
+            self._model = tf.saved_model.load(folder)
+            # TensorFlow takes the first of them that is there.
+            graph = next(name for name in GRAPHS if os.path.exists(os.path.join(folder, name)))
+            with open(os.path.join(folder, graph), "rb") as stream:
+                definitions = _definitions(graph, stream.read())
+        except Exception as error:  # whatever the files of others make TensorFlow raise
+            raise ModelError(f"{folder} cannot be loaded: {type(error).__name__}: {one_line(error, 300)}") from error
+        self._functions = dict(self._model.signatures)
+        self.signatures = {
+            name: _signature(name, definition) for name, definition in definitions.items() if name in self._functions
+        }
+        self.definition = {
+            name: json_format.MessageToDict(
+                definition, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            )
+            for name, definition in definitions.items()
+        }
+        if not self.signatures:
+            raise ModelError(f"{folder} has no signature to call. Export it with model.export(), as raytf does.")
+
+    def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Call a signature.
+
+        Raises:
+            ModelError: the model refuses the tensors.
+        """
+        spec = self.signatures[signature].inputs
+        try:
+            given = {name: tf.constant(value, tf.as_dtype(spec[name].dtype)) for name, value in inputs.items()}
+            found = self._functions[signature](**given)
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            raise ModelError(f"the model refuses these tensors: {one_line(error, 300)}") from error
+        return {name: value.numpy() for name, value in found.items()}
+
+    def warm_up(self) -> None:
+        """Call the default signature with one record of zeros, so that the first request does not wait for it."""
+        signature = self.signatures.get(DEFAULT)
+        if signature is None or not all(spec.is_batched for spec in signature.inputs.values()):
+            return
+        zeros = {}
+        for name, spec in signature.inputs.items():
+            if spec.dtype == "string" or spec.shape is None:
+                return
+            zeros[name] = np.zeros([1 if size is None else size for size in spec.shape], spec.dtype)
+        self.run(DEFAULT, zeros)
+
+
+def set_threads(threads: int) -> None:
+    """Threads of TensorFlow in this process, where it has not begun yet."""
+    try:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
+    except RuntimeError:
+        pass  # it has
+
+
+def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
+    """Signatures by name, out of a `saved_model.pb` or `saved_model.pbtxt` alone.
+
+    Raises:
+        ModelError: it is none.
+    """
+    try:
+        return {key: _signature(key, definition) for key, definition in _definitions(name, graph).items()}
+    except Exception as error:  # protobuf has several, and TensorFlow does not take every type
+        raise ModelError(f"{name} is damaged: {type(error).__name__}: {one_line(error, 300)}") from error
+
+
+def _definitions(name: str, graph: bytes) -> dict[str, Any]:
+    found = saved_model_pb2.SavedModel()
+    if name.endswith(".pbtxt"):
+        text_format.Parse(graph, found)
+    else:
+        found.ParseFromString(graph)
+    chosen = next((g for g in found.meta_graphs if "serve" in g.meta_info_def.tags), found.meta_graphs[0])
+    return {name: chosen.signature_def[name] for name in sorted(chosen.signature_def) if name != _INTERNAL}
+
+
+def _signature(name: str, definition: Any) -> Signature:
+    return Signature(
+        name,
+        definition.method_name,
+        {key: _spec(definition.inputs[key]) for key in sorted(definition.inputs)},
+        {key: _spec(definition.outputs[key]) for key in sorted(definition.outputs)},
+    )
+
+
+def _spec(info: Any) -> TensorSpec:
+    dtype = tf.as_dtype(info.dtype)
+    if info.tensor_shape.unknown_rank:
+        return TensorSpec(dtype.name, None)
+    return TensorSpec(dtype.name, tuple(None if dim.size < 0 else int(dim.size) for dim in info.tensor_shape.dim))

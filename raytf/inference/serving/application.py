@@ -1,0 +1,358 @@
+"""Ray Serve on the driver's side: starts replicas, says where they answer, and drains them at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import socket
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ray
+from ray import serve
+from ray.serve.config import ControllerOptions, HTTPOptions, ProxyLocation
+from ray.serve.schema import LoggingConfig
+
+from raytf import _process
+from raytf._process import told_to_stop
+from raytf.cluster.connect import is_connected, ray_for
+from raytf.errors import ClusterError, ConfigError, ModelError, one_line
+from raytf.inference.serving import front
+from raytf.inference.serving.replica import Replica, Settings, load_once
+
+#: Names of the Ray Serve application and of its one deployment.
+APP, _DEPLOYMENT = "raytf-{name}", "model"
+#: What tells there which command has deployed it, and whether Ray Serve was started for it.
+_OWNER, _STARTED = "raytf_owner", "raytf_started"
+#: Seconds between two looks whether the application is still there.
+_LOOK_SECONDS = 2.0
+_LOOK_TIMEOUT = 30.0
+#: Most seconds for answers that are under way when the server ends.
+DRAIN_SECONDS = 30.0
+#: A replica may hold so many batches of requests; more wait before it.
+_BATCHES_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is served.
+
+    Attributes:
+        replicas: fewest and most.
+        target: requests under way in each replica, from which the number of replicas follows.
+        cpus, gpus: of each replica.
+        proxies: where HTTP is listened to.
+    """
+
+    settings: Settings
+    host: str
+    port: int
+    replicas: tuple[int, int]
+    target: float
+    cpus: float
+    gpus: float
+    proxies: Literal["head", "every-node"]
+    verbose: bool
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C; then requests under way are answered, and what was started is stopped.
+
+    Args:
+        say: told what happens; where the model answers, and how to try it, as soon as it does.
+
+    Raises:
+        ClusterError, ConfigError, ModelError: says what is wrong and how to mend it.
+    """
+    name = APP.format(name=plan.settings.name)
+    logging.getLogger("ray.serve").setLevel(logging.INFO if plan.verbose else logging.ERROR)
+    if not is_connected():
+        check_port(plan.host, plan.port)
+    # Handlers not before Ray is there: it sets some of its own.
+    with ray_for(lambda: plan.cpus * plan.replicas[1] + 1, plan.verbose) as is_local, _signals() as stop:
+        # A Ray of one's own ends with all that runs on it; on a cluster, what was not started here stays.
+        mine = _begin(plan) and not is_local
+        me, is_ours = uuid.uuid4().hex, False
+        try:
+            host, port = _where(plan)
+            is_there = _check_room(name)
+            _check_resources(plan)
+            if is_there:
+                _check_model(plan.settings)
+                say(f"{name} is served on this cluster already; its replicas are replaced one after the other")
+                # Ray Serve ends with the last of the commands that follow each other.
+                before = _look(name)
+                mine = mine or (before is not None and before.is_started_by_raytf)
+            is_ours = not is_there  # what is there stays, should it not be replaced
+            handle = _deploy(plan, name, {_OWNER: me, _STARTED: mine})
+            is_ours = True
+            url = f"http://{reachable(host)}:{port}/v1/models/{urllib.parse.quote(plan.settings.name)}:predict"
+            say(f"serving at {url}")
+            say(f"try: {handle.example.remote(url).result(timeout_s=60)}")
+            _stay(name, me, is_local, stop, say)
+        finally:
+            _end(name, me if is_ours else None, mine, say)
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that cannot be listened to, before anything is started.
+
+    Raises:
+        ConfigError: somebody else listens there, or the host is not this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except (OSError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: {said}. Give a free port of this machine.") from error
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set; a second one ends the process."""
+    stop = threading.Event()
+
+    def tell(number: int, frame: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    with told_to_stop(tell):
+        yield stop
+
+
+def _begin(plan: Plan) -> bool:
+    """Have Ray Serve run; whether it did not before."""
+    before = _is_serving()
+    location = ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode
+    try:
+        serve.start(
+            proxy_location=location,
+            http_options=HTTPOptions(host=plan.host, port=plan.port),
+            # Proxies inherit the controller's environment: that is how they come by what stands before them.
+            controller_options=ControllerOptions(runtime_env={"env_vars": {front.VARIABLE: front.PLACE}}),
+            logging_config=LoggingConfig(log_level="INFO" if plan.verbose else "WARNING", enable_access_log=False),
+        )
+    except Exception as error:  # a TimeoutError, or whatever the proxy's process died of
+        raise ClusterError(f"Ray Serve cannot listen on {plan.host}:{plan.port}: {one_line(error, 300)}") from error
+    return not before
+
+
+def _is_serving() -> bool:
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
+
+
+def _where(plan: Plan) -> tuple[str, int]:
+    """Host and port of the proxies, which another command may have started.
+
+    Raises:
+        ConfigError: they are not the ones that were asked for.
+    """
+    client: Any = serve.context._get_global_client()
+    options = client.http_config
+    if options.port != plan.port:
+        raise ConfigError(
+            f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Give --port "
+            f"{options.port}, or end it with `serve shutdown`."
+        )
+    return options.host or plan.host, options.port
+
+
+def _check_room(name: str) -> bool:
+    """Whether an application of this name is there already.
+
+    Raises:
+        ClusterError: another one is.
+    """
+    is_there = False
+    for other, state in serve.status().applications.items():
+        if other == name:
+            is_there = state.status.value not in ("DELETING", "NOT_STARTED")
+        elif state.status.value not in ("DELETING", "NOT_STARTED"):
+            raise ClusterError(
+                f"Ray Serve on this cluster serves the application {other!r} already, and a cluster has one address. "
+                "End it with Ctrl-C where it was started or with `serve shutdown`, or use another cluster."
+            )
+    return is_there
+
+
+def _check_model(settings: Settings) -> None:
+    """Refuse a model that cannot be loaded before it takes the place of one that can: Ray Serve does not go back.
+
+    Raises:
+        ModelError: says why.
+    """
+    try:
+        ray.get(ray.remote(num_cpus=0)(load_once).remote(settings))
+    except ray.exceptions.RayTaskError as error:
+        raise ModelError(f"{one_line(error.cause, 500)} What is served stays as it is.") from error
+
+
+def reachable(host: str) -> str:
+    """A host that is listened to, as it stands in a URL for somebody on that machine."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
+
+
+def _deploy(plan: Plan, name: str, marks: dict[str, Any]) -> Any:
+    low, high = plan.replicas
+    ongoing = max(_BATCHES_AHEAD * plan.settings.batch_size, 16)
+    sizes: dict[str, Any] = {"num_replicas": low}
+    if high > low:
+        sizes = {
+            "autoscaling_config": {
+                "min_replicas": low,
+                "initial_replicas": low,
+                "max_replicas": high,
+                "target_ongoing_requests": plan.target,
+                "upscale_delay_s": 5.0,
+                "downscale_delay_s": 60.0,
+            }
+        }
+    deployment = Replica.options(  # type: ignore[attr-defined]
+        name=_DEPLOYMENT,
+        user_config=marks,
+        max_ongoing_requests=ongoing,
+        ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
+        graceful_shutdown_timeout_s=DRAIN_SECONDS,
+        graceful_shutdown_wait_loop_s=0.5,
+        max_constructor_retry_count=3,
+        **sizes,
+    )
+    try:
+        return serve.run(deployment.bind(plan.settings), name=name, route_prefix="/")
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        raise _why(name, error) from error
+
+
+def _check_resources(plan: Plan) -> None:
+    have = ray.cluster_resources()
+    for kind, each in (("CPU", plan.cpus), ("GPU", plan.gpus)):
+        if each and have.get(kind, 0) < each:
+            raise ClusterError(
+                f"a replica needs {each:g} {kind}, and this cluster has {have.get(kind, 0):g}. Give fewer "
+                f"--{kind.lower()}s-per-replica, or add nodes."
+            )
+
+
+def _why(name: str, error: Exception) -> Exception:
+    """What kept a replica from starting, in a line."""
+    message = ""
+    with contextlib.suppress(Exception):
+        application = serve.status().applications[name]
+        message = " ".join(d.message for d in application.deployments.values()) or application.message
+    text = message or str(error)
+    for line in text.splitlines():
+        kind, colon, rest = line.strip().partition("Error: ")
+        if colon and "raytf.errors" in kind:
+            return ModelError(rest.strip())
+    return ClusterError(f"the model cannot be served: {one_line(text, 500)}")
+
+
+class Hands(enum.Enum):
+    """Whose an application is."""
+
+    OURS = "ours"
+    COMING = "coming"  # another command is about to replace it
+    TAKEN = "taken"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Found:
+    """An application that is there.
+
+    Attributes:
+        status: by Ray Serve.
+        owner: which command has deployed it last.
+        is_started_by_raytf: whether a command has started Ray Serve for it.
+    """
+
+    status: str
+    owner: str
+    is_started_by_raytf: bool = False
+
+
+def hands(found: Found | None, me: str) -> Hands:
+    """Whose an application is that this command has deployed.
+
+    Args:
+        found: None where it is not there.
+    """
+    if found is None or found.status in ("DELETING", "NOT_STARTED"):
+        return Hands.GONE
+    # A command whose deployment has failed is gone, and leaves the application to the one before it.
+    if found.owner == me or found.status == "DEPLOY_FAILED":
+        return Hands.OURS
+    return Hands.COMING if found.status == "DEPLOYING" else Hands.TAKEN
+
+
+def _look(name: str) -> Found | None:
+    client: Any = serve.context._get_global_client()
+    details = ray.get(client._controller.get_serve_instance_details.remote(), timeout=_LOOK_TIMEOUT)
+    application = details["applications"].get(name)
+    if application is None:
+        return None
+    deployment = application["deployments"].get(_DEPLOYMENT) or {}
+    config = (deployment.get("deployment_config") or {}).get("user_config") or {}
+    status = str(getattr(application["status"], "value", application["status"]))
+    return Found(status, str(config.get(_OWNER, "")), bool(config.get(_STARTED)))
+
+
+def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callable[[str], None]) -> None:
+    """Wait for a signal, or for somebody who ends the application or takes it over.
+
+    Raises:
+        ClusterError: Ray is gone.
+    """
+    lost = 0
+    while not stop.wait(_LOOK_SECONDS):
+        try:
+            whose = hands(_look(name), me)
+            lost = 0
+        except Exception as error:  # the head may be restarting
+            lost += 1
+            if lost >= 5:
+                raise ClusterError(f"Ray does not answer any more: {one_line(error, 200)}", passes=True) from error
+            continue
+        if whose is Hands.GONE:
+            say("somebody else has ended it")
+            return
+        if whose is Hands.TAKEN and not is_local:  # a Ray of one's own would end with this command
+            say("another command serves it now")
+            return
+
+
+def _end(name: str, me: str | None, mine: bool, say: Callable[[str], None]) -> None:
+    """End what this command has deployed and started, and nothing else.
+
+    Args:
+        me: None where nothing was deployed.
+        mine: whether Ray Serve was started here.
+    """
+    began = time.monotonic()
+    try:
+        is_ours = me is not None and hands(_look(name), me) is Hands.OURS
+        if is_ours:
+            say("draining: requests under way are answered, no new ones are taken")
+            serve.delete(name)
+        if mine and not serve.status().applications:
+            with _process.no_stderr():  # Ray tells at length of tasks of actors that it was told to end
+                serve.shutdown()
+        if is_ours:
+            say(f"stopped after {time.monotonic() - began:.1f} s")
+    except Exception as error:  # Ray may be what has failed, or was ended by the same signal
+        say(f"Ray has ended before: {one_line(error, 200)}")

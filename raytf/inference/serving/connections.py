@@ -1,0 +1,256 @@
+"""Connections of the HTTP proxy within limits: headers that are large or slow, idle sockets, answers nobody reads.
+
+uvicorn's own protocol takes headers of any size and waits for them for ever; an ASGI application sees neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from raytf.inference.serving.limits import Limits, least_missed
+
+#: Seconds between two looks at all connections.
+_LOOK_SECONDS = 0.5
+
+
+def install(limits: Limits) -> None:
+    """Have uvicorn servers that this process starts from now on use bounded connections.
+
+    Ray Serve makes its uvicorn server itself and has no setting for its protocol; it takes uvicorn's default.
+    """
+    auto.AutoHTTPProtocol = bounded(limits)
+
+
+def bounded(limits: Limits) -> type[Connection]:
+    """Connections of one server, which keep the limits together."""
+    return type("BoundedProtocol", (Connection,), {"crowd": Crowd(limits), "limits": limits})
+
+
+class Crowd:
+    """All connections of a server."""
+
+    def __init__(self, limits: Limits):
+        self._limits = limits
+        self._all: set[Connection] = set()
+        self._lingering: set[Connection] = set()
+        self._is_looking = False
+
+    def add(self, connection: Connection) -> None:
+        """A connection was made; another one may have to go."""
+        self._all.add(connection)
+        if len(self._all) > self._limits.connections:
+            victim = least_missed(self._all) or connection
+            self._all.discard(victim)
+            victim.abort()
+        if not self._is_looking:
+            self._is_looking = True
+            self._look_later()
+
+    def remove(self, connection: Connection) -> None:
+        """A connection is no more."""
+        self._all.discard(connection)
+        self._lingering.discard(connection)
+
+    def linger(self, connection: Connection) -> bool:
+        """Whether there is time to listen to one more that was refused."""
+        if len(self._lingering) >= self._limits.lingering:
+            return False
+        self._lingering.add(connection)
+        return True
+
+    def pause(self, size: int) -> float:
+        """Seconds until one that was refused is listened to again: what all of them send is not read any faster."""
+        return size * len(self._lingering) / self._limits.linger_rate
+
+    def _look_later(self) -> None:
+        asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._all):
+            connection.look(now)
+        self._is_looking = bool(self._all)
+        if self._is_looking:
+            self._look_later()
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that keeps the limits."""
+
+    crowd: Crowd
+    limits: Limits
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._real = transport
+        self.since = time.monotonic()
+        self.is_known = False  # nothing was answered yet
+        self._is_in_headers = True
+        self._taken = self._body = self._lingered = 0
+        self._stalled_at: float | None = None
+        self._ended_at: float | None = None
+        self._is_lingering = False
+        super().connection_made(_Ending(transport, self))  # type: ignore[arg-type]
+        self.crowd.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.crowd.remove(self)
+        super().connection_lost(exc)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def is_ended(self) -> bool:
+        return self._ended_at is not None
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            self._lingered += len(data)
+            if self._lingered > self.limits.linger_bytes:
+                self.abort()
+            else:
+                self._real.pause_reading()
+                self.loop.call_later(self.crowd.pause(len(data)), self._listen)
+            return
+        limit = self.limits.header_bytes
+        while data and not self.is_ended and self.parser is not None:
+            # Never more of a header than is allowed is given to the parser, which keeps it all.
+            some = data[: max(1, limit + 1 - self._taken)] if self._is_in_headers else data
+            data = data[len(some) :]
+            if self._is_in_headers and not self._taken:
+                self.since = time.monotonic()
+            self._taken += len(some)
+            super().data_received(some)
+            if self.is_ended or self.parser is None:
+                return
+            if self._is_in_headers and self._taken > limit:
+                self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE.format(limit >> 10))
+            elif self._taken - 2 * self._body > limit + self.limits.framing_bytes:
+                self.refuse(HTTPStatus.BAD_REQUEST, "The chunks of this body are too small, or its trailers too large.")
+
+    def eof_received(self) -> None:
+        if self._is_lingering:
+            self._real.close()
+
+    # Callbacks of the parser
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:  # trailers are of no use
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_headers = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_headers, self._taken, self._body = True, 0, 0  # what comes next are headers
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.is_known, self.since = True, time.monotonic()
+        super().on_response_complete()
+
+    def _should_upgrade(self) -> bool:
+        return False  # the application refuses what wants a WebSocket, as any other request
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request.")
+
+    # Limits
+    def look(self, now: float) -> None:
+        """End the connection where it has taken too long."""
+        limits = self.limits
+        if self._stalled_at is not None and now - self._stalled_at > limits.stall_seconds:
+            self.abort()
+        elif self._ended_at is not None:
+            wait = limits.linger_seconds if self._is_lingering else limits.stall_seconds
+            if now - self._ended_at > wait:
+                self.abort()
+        elif self.is_idle and now - self.since > limits.header_seconds:
+            if not self._is_in_headers:
+                self.abort()  # answered long ago, and still sends its body
+            elif self._taken:
+                self.refuse(HTTPStatus.REQUEST_TIMEOUT, f"No whole headers within {limits.header_seconds:g} s.")
+            elif not self.is_known:  # one that was answered has uvicorn's time to ask again
+                self.end()
+
+    def refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer without asking the application, and end the connection."""
+        body = json.dumps({"error": message}).encode()
+        if self.is_idle or not self.cycle.response_started:
+            lines = (
+                f"HTTP/1.1 {status.value} {status.phrase}",
+                "content-type: application/json",
+                f"content-length: {len(body)}",
+                "connection: close",
+            )
+            self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
+        self.end()
+        if self.cycle is not None and not self.cycle.response_complete:  # the application is told
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def end(self) -> None:
+        """Close; a client that still sends is listened to for a while, else it would not see its answer."""
+        if self._ended_at is not None:
+            return
+        self._ended_at = time.monotonic()
+        is_sending = (self._is_in_headers and self._taken > 0) or (self.cycle is not None and self.cycle.more_body)
+        if self._real.is_closing() or not (is_sending and self._real.can_write_eof() and self.crowd.linger(self)):
+            self._real.close()
+            return
+        self._is_lingering = True
+        self.flow.resume_reading()
+        self._real.write_eof()
+
+    def _listen(self) -> None:
+        if not self._real.is_closing():
+            self._real.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once, whatever is under way."""
+        self._ended_at = self._ended_at or time.monotonic()
+        self._real.abort()
+
+    def pause_writing(self) -> None:
+        self._stalled_at = time.monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stalled_at = None
+        super().resume_writing()
+
+
+_TOO_LARGE = "The headers are larger than {} KiB."
+
+
+class _Ending:
+    """A transport whose end is the connection's matter: `close` lingers, and nothing is written after it."""
+
+    def __init__(self, real: asyncio.Transport, connection: Connection):
+        self._real, self._connection = real, connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._connection.is_ended:
+            self._real.write(data)
+
+    def close(self) -> None:
+        self._connection.end()
+
+    def is_closing(self) -> bool:
+        return self._connection.is_ended or self._real.is_closing()

@@ -1,0 +1,106 @@
+"""How a large body and its answer pass between proxy and replica: in pieces, the next one when the last was taken.
+
+Ray Serve passes messages on as fast as they come and keeps those that wait in memory. So each side acknowledges: the
+replica answers with a `+` for each piece of body that it can take, then with a line of JSON (status and length of the
+answer), then with the answer in pieces, for each of which the proxy adds a byte to the body of its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from raytf.inference.serving.spool import Spool
+
+#: Header of the request from proxy to replica: bytes of the body.
+LARGE = "x-raytf-large"
+#: Header of an answer: what it would say is too large for this way, ask again in pieces.
+AGAIN = "x-raytf-again"
+#: Header that the proxy gives to each request.
+FRONT = "x-raytf-front"
+#: Path of what proxies have to know; nobody outside gets there.
+SETTINGS = "/.raytf/settings"
+#: Bytes of a piece.
+PIECE = 256 << 10
+_TAKE = b"+"
+
+
+class Sender:
+    """The proxy's side.
+
+    Args:
+        body: at its beginning.
+        answer: gets the answer.
+
+    Attributes:
+        status: of the answer, when it is whole; None before.
+        failed: status and text of an answer of Ray Serve itself.
+    """
+
+    def __init__(self, body: Spool, answer: Spool):
+        self._body, self._left = body, body.size
+        self._answer, self._expected = answer, -1
+        self._credit = asyncio.Semaphore(0)
+        self._line = b""
+        self.failed: tuple[int, bytes] | None = None
+        self._status: int | None = None
+
+    @property
+    def status(self) -> int | None:
+        return self._status if self._answer.size == self._expected else None
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message for the replica."""
+        await self._credit.acquire()
+        piece = self._body.read(min(PIECE, self._left)) if self._left else _TAKE
+        self._left -= min(len(piece), self._left)
+        return {"type": "http.request", "body": piece, "more_body": True}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """A message of the replica."""
+        if message["type"] == "http.response.start":
+            if message["status"] != 200:
+                self.failed = (message["status"], b"")
+            return
+        data = message.get("body", b"")
+        if not data:
+            return
+        if self.failed is not None:
+            self.failed = (self.failed[0], (self.failed[1] + data)[:PIECE])
+        elif self._expected >= 0:
+            self._answer.write(data)
+            self._credit.release()
+        else:
+            self._begin(data)
+
+    def _begin(self, data: bytes) -> None:
+        rest = data.lstrip(_TAKE) if not self._line else data
+        for _ in range(len(data) - len(rest)):
+            self._credit.release()
+        line, end, rest = (self._line + rest).partition(b"\n")
+        if not end:
+            self._line = line
+            return
+        head = json.loads(line)
+        self._status, self._expected = int(head["status"]), int(head["length"])
+        if rest:
+            self._answer.write(rest)
+            self._credit.release()
+
+
+async def take_body(stream: AsyncIterator[bytes], size: int, body: bytearray) -> AsyncIterator[bytes]:
+    """The replica's side: fill `body`; what it yields is to be sent."""
+    while len(body) < size:
+        yield _TAKE
+        body += await anext(stream)
+
+
+async def give_answer(stream: AsyncIterator[bytes], status: int, answer: Spool) -> AsyncIterator[bytes]:
+    """The replica's side: what it yields is to be sent."""
+    yield json.dumps({"status": status, "length": answer.size}).encode() + b"\n"
+    answer.rewind()
+    while piece := answer.read(PIECE):
+        yield piece
+        await anext(stream)

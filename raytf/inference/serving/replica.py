@@ -1,0 +1,344 @@
+"""One replica: HTTP requests in, batches through TensorFlow, answers out. Runs in a process of Ray Serve."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+from ray import serve
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from raytf import _process
+from raytf.distributed.gpu import visibility
+from raytf.errors import ModelError
+from raytf.inference.serving import exchange, memory, rest_api
+from raytf.inference.serving.errors import Refusal, bad
+from raytf.inference.serving.limits import Room
+from raytf.inference.serving.rest_api import Call
+from raytf.inference.serving.spool import Disk, Spool
+from raytf.inference.serving.version_policy import Policy
+from raytf.inference.signature import DEFAULT
+
+_log = logging.getLogger("ray.serve")
+#: Bytes of tensors that are given to the model, or written as an answer, at once.
+_MOST_AT_ONCE = 256 << 10
+#: An answer of fewer bytes of tensors is not worth a thread.
+_LITTLE = 16 << 10
+#: Bytes of an answer on disk.
+_MOST_ANSWER = 2 << 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every replica is told.
+
+    Attributes:
+        models: URI of the folder of versions.
+        name: of the model.
+        threads: of TensorFlow.
+        poll_seconds: between two looks for new versions.
+        batch_size: records that are given to the model at once.
+        batch_wait_seconds: for which the first one of a batch waits for others.
+        max_body_bytes: of a request.
+        token_sha256: of the token that clients have to show, in hex; None lets everybody in.
+    """
+
+    models: str
+    name: str
+    policy: Policy = field(default_factory=Policy)
+    threads: int = 1
+    poll_seconds: float = 5.0
+    batch_size: int = 64
+    batch_wait_seconds: float = 0.002
+    max_body_bytes: int = 32 << 20
+    token_sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A call on its way into a batch.
+
+    Attributes:
+        model: a loaded version; it stays in memory for this call, also when another one has taken over.
+        most: records of a batch.
+    """
+
+    model: Any
+    call: Call
+    most: int
+
+    @property
+    def size(self) -> int:
+        return min(self.most, self.call.records or 1)
+
+    @property
+    def together(self) -> tuple[Any, ...]:
+        """Calls with equal ones may be given to the model as one."""
+        call = self.call
+        if not call.signature.is_batched or call.records is None:
+            return (id(self),)
+        shapes = tuple((name, array.shape[1:]) for name, array in sorted(call.inputs.items()))
+        return (id(self.model), call.signature.name, shapes)
+
+
+def _records(items: list[_Item]) -> int:
+    return sum(item.size for item in items)
+
+
+class _TooMuch(Exception):
+    """The answer is too large to be given at once."""
+
+
+@serve.deployment
+class Replica:
+    """Answers requests with the versions that it has loaded; follows the folder of versions by itself."""
+
+    def __init__(self, settings: Settings):
+        visibility.hide_unless_given()
+        memory.settle()
+        _process.load_tensorflow()
+        from raytf.inference.serving.loaded_versions import (  # TensorFlow is loaded by now, without its messages
+            Shelf,
+            first_load,
+        )
+
+        self._settings = settings
+        self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
+        self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
+        #: Of large bodies; with what is made of them they take a few times as much.
+        self._room = Room(settings.max_body_bytes)
+        self._shelf = Shelf(settings.models, settings.name, settings.policy, settings.threads, _log.info)
+        first_load(self._shelf)
+        self._stop = threading.Event()
+        threading.Thread(
+            target=self._shelf.follow, args=(settings.poll_seconds, self._stop), daemon=True, name="raytf-versions"
+        ).start()
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        """Ray Serve wants it where an application says who has deployed it; a replica does not care."""
+
+    async def __call__(self, request: Request) -> Response:
+        if exchange.FRONT not in request.headers:
+            # Its limits are what keeps a client from stopping all others.
+            text = (
+                "Ray Serve on this cluster was not started by raytf serve. End it with `serve shutdown`, start again."
+            )
+            return Response(rest_api.failure(text), HTTPStatus.SERVICE_UNAVAILABLE, media_type="application/json")
+        if request.url.path == exchange.SETTINGS:
+            return Response(json.dumps(self._told()), media_type="application/json")
+        if exchange.LARGE in request.headers:
+            return StreamingResponse(self._in_pieces(request))
+        again = None
+        try:
+            data = await self._answer(request)
+            code = HTTPStatus.OK
+        except Refusal as refusal:
+            data, code = rest_api.failure(str(refusal)), refusal.status
+        except ClientDisconnect:
+            data, code = rest_api.failure("The client has gone."), HTTPStatus.BAD_REQUEST
+        except ModelError as error:
+            data, code = rest_api.failure(str(error)), HTTPStatus.BAD_REQUEST
+        except _TooMuch:
+            data, code, again = b"", HTTPStatus.OK, {exchange.AGAIN: "1"}
+        headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else again
+        return Response(data, code, headers, media_type="application/json")
+
+    def example(self, url: str) -> str:
+        """A command that asks for a prediction, for people to copy."""
+        _, model = self._shelf.get(None)
+        signature = model.signatures.get(DEFAULT) or next(iter(model.signatures.values()))
+        header = "" if self._settings.token_sha256 is None else "Authorization: Bearer TOKEN"
+        return rest_api.example(signature, url, header)
+
+    def _told(self) -> dict[str, Any]:
+        """What a proxy has to know, see `front.Served`."""
+        settings = self._settings
+        version, _ = self._shelf.get(None)
+        return {
+            "name": settings.name,
+            "max_body_bytes": settings.max_body_bytes,
+            "token_sha256": settings.token_sha256,
+            "health": rest_api.healthy(settings.name, version).decode(),
+        }
+
+    async def _answer(self, request: Request) -> bytes:
+        settings = self._settings
+        if request.url.path == rest_api.HEALTH:
+            version, _ = self._shelf.get(None)
+            return rest_api.healthy(settings.name, version)
+        route = self._route(request)
+        if route.verb == "status":
+            return rest_api.status(self._shelf.states(route.version))
+        version, model = self._shelf.get(route.version)
+        if route.verb == "metadata":
+            return rest_api.metadata(settings.name, version, model.definition)
+        body = await request.body()
+        call = self._call(route, body, model)
+        outputs = await self._outputs(model, call)
+        weight = _weight(outputs)
+        if weight > _MOST_AT_ONCE:
+            raise _TooMuch
+        return (
+            rest_api.respond(outputs, call)
+            if weight < _LITTLE
+            else await asyncio.to_thread(rest_api.respond, outputs, call)
+        )
+
+    def _route(self, request: Request) -> rest_api.Route:
+        settings = self._settings
+        if not rest_api.is_allowed(request.headers.get("authorization"), settings.token_sha256):
+            raise Refusal(
+                HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token."
+            )
+        route = rest_api.route(request.method, request.url.path)
+        if route.model != settings.name:
+            raise rest_api.no_such_model(route.model, settings.name)
+        return route
+
+    def _call(self, route: rest_api.Route, body: bytes | bytearray, model: Any) -> Call:
+        if route.verb != "predict":
+            raise rest_api.refuse_examples(route.verb, body, model.signatures)
+        return rest_api.parse(body, model.signatures)
+
+    async def _in_pieces(self, request: Request) -> AsyncIterator[bytes]:
+        """The answer to a request that is large, or whose answer is; see exchange."""
+        size = int(request.headers[exchange.LARGE])
+        stream = request.stream()
+        with Spool(Disk(_MOST_ANSWER)) as answer, contextlib.suppress(ClientDisconnect, StopAsyncIteration):
+            async with self._room.hold(size):
+                body = bytearray()
+                async for message in exchange.take_body(stream, size, body):
+                    yield message
+                try:
+                    await self._answer_large(request, body, answer)
+                    code = HTTPStatus.OK
+                except Refusal as refusal:
+                    code, text = refusal.status, str(refusal)
+                except ModelError as error:
+                    code, text = HTTPStatus.BAD_REQUEST, str(error)
+                if code != HTTPStatus.OK:
+                    answer.clear()
+                    answer.write(rest_api.failure(text))
+            async for message in exchange.give_answer(stream, code, answer):
+                yield message
+
+    async def _answer_large(self, request: Request, body: bytearray, answer: Spool) -> None:
+        route = self._route(request)
+        _, model = self._shelf.get(route.version)
+        # A little at a time, in a thread: other requests are answered meanwhile.
+        call = await asyncio.to_thread(self._call, route, body, model)
+        body.clear()
+        outputs = await self._outputs(model, call)
+
+        def write() -> None:
+            for part in rest_api.answer(outputs, call):
+                answer.write(part)
+
+        await asyncio.to_thread(write)
+
+    async def _outputs(self, model: Any, call: Call) -> dict[str, np.ndarray]:
+        """Outputs of the model; of a large call a part at a time, so that those of others come between."""
+        found: dict[str, np.ndarray] = {}
+        records = call.records or 0
+        for begin, end in parts(call, self._settings.batch_size):
+            inputs = {name: array[begin:end] for name, array in call.inputs.items()}
+            outputs = await self._run_one(model, replace(call, inputs=inputs))
+            if any(value.ndim == 0 or len(value) != end - begin for value in outputs.values()):
+                break  # no row of output for each of input after all
+            for name, value in outputs.items():
+                if name not in found:
+                    found[name] = np.empty((records, *value.shape[1:]), value.dtype)
+                elif value.shape[1:] != found[name].shape[1:]:
+                    raise bad(f"Tensor name: {name} has rows of different shapes. Send fewer instances at a time.")
+                found[name][begin:end] = value
+        else:
+            if found:
+                return found
+        return await self._run_one(model, call)
+
+    async def _run_one(self, model: Any, call: Call) -> dict[str, np.ndarray]:
+        found = await self._run(_Item(model, call, self._settings.batch_size))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, batch_size_fn=_records)
+    async def _run(self, items: list[_Item]) -> list[Any]:
+        return await asyncio.to_thread(run_batch, items)
+
+
+def parts(call: Call, batch_size: int) -> list[tuple[int, int]]:
+    """From and to which record a large call is given to the model at once; none where it is given as it is."""
+    records, size = call.records, sum(array.nbytes for array in call.inputs.values())
+    if not records or not call.signature.is_batched or size <= _MOST_AT_ONCE:
+        return []
+    step = max(1, batch_size, records * _MOST_AT_ONCE // size)
+    return [(at, min(at + step, records)) for at in range(0, records, step)] if step < records else []
+
+
+def _weight(outputs: dict[str, np.ndarray]) -> int:
+    """About how many bytes of memory an answer takes while it is written."""
+    numbers = sum(value.nbytes for value in outputs.values() if value.dtype.kind != "O")
+    return numbers + sum(
+        len(text) for value in outputs.values() if value.dtype.kind == "O" for text in value.ravel().tolist()
+    )
+
+
+def load_once(settings: Settings) -> None:
+    """Try whether a replica could load what it is told to.
+
+    Raises:
+        ModelError: it could not; it says why.
+    """
+    with visibility.unseen():  # a task, whose process may be a GPU's next
+        _process.load_tensorflow()
+    from raytf.inference.serving.loaded_versions import Shelf, first_load
+
+    first_load(Shelf(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))
+
+
+def run_batch(items: list[_Item]) -> list[Any]:
+    """Outputs for each item, in order, or the error that is the answer to it."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, item in enumerate(items):
+        groups.setdefault(item.together, []).append(i)
+    results: list[Any] = [None] * len(items)
+    for members in groups.values():
+        try:
+            answers = _run_together([items[i] for i in members])
+        except ModelError as error:
+            # One request's numbers may be what the model refuses: the others are tried alone.
+            answers = [_run_alone(items[i]) for i in members] if len(members) > 1 else [error]
+        for i, answer in zip(members, answers, strict=True):
+            results[i] = answer
+    return results
+
+
+def _run_alone(item: _Item) -> Any:
+    try:
+        return item.model.run(item.call.signature.name, item.call.inputs)
+    except ModelError as error:
+        return error
+
+
+def _run_together(items: list[_Item]) -> list[Any]:
+    first = items[0]
+    if len(items) == 1:
+        return [first.model.run(first.call.signature.name, first.call.inputs)]
+    inputs = {name: np.concatenate([item.call.inputs[name] for item in items]) for name in first.call.inputs}
+    outputs = first.model.run(first.call.signature.name, inputs)
+    counts = [item.call.records or 0 for item in items]
+    if any(value.ndim == 0 or len(value) != sum(counts) for value in outputs.values()):
+        return [_run_alone(item) for item in items]  # no row of output for each of input after all
+    ends = np.cumsum(counts)[:-1]
+    parts = {name: np.split(value, ends) for name, value in outputs.items()}
+    return [{name: part[i] for name, part in parts.items()} for i in range(len(items))]

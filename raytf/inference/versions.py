@@ -1,0 +1,311 @@
+"""Version folders of TensorFlow Serving: which there are, which are whole, and how a new one appears.
+
+    MODELS/1/saved_model.pb  variables/  assets.extra/raytf.json
+    MODELS/2/...
+
+A version appears whole or not at all. On a file system it is written beside its name and renamed. An object store
+renames nothing, so there the order counts: TensorFlow Serving takes a folder for a model by its `saved_model.pb`, which
+is written last, after the mark that lists every file with its size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.errors import ConfigError, DamagedFileError, StorageError
+from raytf.storage import claims, untrusted_json, uris
+from raytf.storage.local_names import is_plain
+from raytf.storage.storage import Storage, explain
+
+#: What makes a folder a model to TensorFlow Serving.
+GRAPHS = ("saved_model.pb", "saved_model.pbtxt")
+#: TensorFlow leaves this folder of a SavedModel to others.
+MARK = "assets.extra/raytf.json"
+#: Of an object store: a file for each number that is being written.
+_CLAIM = ".raytf-claim-"
+_TEMPORARY = ".tmp-"
+#: What a killed export left is deleted after so long.
+_STALE_SECONDS = 6 * 3600.0
+_WRITERS = 8
+_MOST = 2**63 - 1
+_MARK = untrusted_json.record(
+    {"files": untrusted_json.values(untrusted_json.whole)},
+    {
+        "run": untrusted_json.text,
+        "step": untrusted_json.optional(untrusted_json.whole),
+        "weights_sha256": untrusted_json.optional(untrusted_json.text),
+    },
+)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version folder.
+
+    Attributes:
+        number: its version.
+        name: of the folder; TensorFlow Serving takes 00000123 for 123.
+        problem: why it cannot be served; empty for a whole one.
+        sizes: bytes of each file.
+        notes: what the mark says of it: run, step, weights_sha256; empty for models that others wrote.
+    """
+
+    number: int
+    name: str
+    problem: str
+    sizes: Mapping[str, int]
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def number_of(name: str) -> int | None:
+    """The version that a folder's name stands for; None where it is none."""
+    if not (name.isascii() and name.isdigit()):
+        return None
+    digits = name.lstrip("0") or "0"
+    number = int(digits) if len(digits) <= len(str(_MOST)) else _MOST + 1
+    return number if number <= _MOST else None
+
+
+def look(models: Storage, known: Iterable[Version] = ()) -> list[Version]:
+    """All version folders, the newest first.
+
+    Args:
+        known: whole ones that were looked at before; where sizes are the same they are not read again.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+    folders: dict[str, dict[str, int]] = {}
+    for file in models.files():
+        name, _, inner = file.name.partition("/")
+        if inner and number_of(name) is not None:
+            folders.setdefault(name, {})[inner] = file.bytes
+    before = {version.name: version for version in known if not version.problem}
+    found = [
+        before[name] if name in before and before[name].sizes == sizes else _look(models, name, sizes)
+        for name, sizes in folders.items()
+    ]
+    return sorted(found, key=lambda version: (version.number, version.name), reverse=True)
+
+
+def whole(versions: Iterable[Version]) -> list[Version]:
+    """Those that can be served, one for each number, in their order."""
+    return list({v.number: v for v in versions if not v.problem}.values())
+
+
+def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> str:
+    """Why a folder is no whole model; empty where it is one.
+
+    Args:
+        sizes: bytes of each file in it.
+        marked: bytes of each file by its mark; None where it has none.
+    """
+    if not any(graph in sizes for graph in GRAPHS):
+        return f"{GRAPHS[0]} is missing: it is being written, or its export was cut off"
+    for name in sizes:
+        if not is_plain(name):
+            return f"it has a file with the name {name!a}, which is no plain relative name"
+    for name, size in sorted((marked or {}).items()):
+        if name not in sizes:
+            return f"{name} is missing"
+        if sizes[name] != size:
+            return f"{name} has {sizes[name]} of {size} bytes"
+    return ""
+
+
+def publish(folder: str, models: Storage, notes: Mapping[str, Any]) -> Version:
+    """Make a local SavedModel the next version.
+
+    Args:
+        folder: with the SavedModel; a mark is added to it.
+        models: where versions are; made where it is not there.
+        notes: for the mark; JSON values.
+
+    Raises:
+        StorageError: storage refuses; then there is no new version.
+    """
+    sizes = {name: os.path.getsize(os.path.join(folder, name)) for name in _files(folder)}
+    sizes.pop(MARK, None)
+    mark = json.dumps({**notes, "files": sizes, "time": time.time()}, sort_keys=True, indent=1).encode()
+    os.makedirs(os.path.join(folder, os.path.dirname(MARK)), exist_ok=True)
+    with open(os.path.join(folder, MARK), "wb") as out:
+        out.write(mark)
+    number = _rename_into(folder, models) if models.is_local else _upload(folder, models)
+    return Version(number, str(number), "", {**sizes, MARK: len(mark)}, dict(notes))
+
+
+def download(models: Storage, version: Version, folder: str) -> None:
+    """Copy a version into a local folder.
+
+    Raises:
+        StorageError: storage refuses, or the version is gone, or a name in it would lead out of the folder.
+    """
+    models.download(version.name, version.sizes, folder, at_once=_WRITERS)
+
+
+def models_of(uri: str) -> tuple[Storage, str, int | None]:
+    """The folder of versions that a person means, the name of the model, and the one version that was named.
+
+    Args:
+        uri: a run, a folder of versions, or one version's folder.
+
+    Raises:
+        ConfigError: there is no model; it says how to make one.
+        StorageError: storage refuses.
+    """
+    given = Storage(uri)
+    names = given.list()
+    if any(graph in names for graph in GRAPHS):
+        parent, last = _split(uri)
+        number = number_of(last)
+        if number is None:
+            raise ConfigError(
+                f"{given.locate('')} is a SavedModel, but {last!r} is no version number. Expected MODEL/1, as "
+                "TensorFlow Serving does: move it to such a folder."
+            )
+        return Storage(parent), name_of(parent), number
+    if any(number_of(name.rstrip("/")) is not None for name in names):
+        return given, name_of(uri), None
+    if "export/" in names and any(number_of(name.rstrip("/")) is not None for name in given.list("export")):
+        return given.child("export"), name_of(uri), None
+    if not names:
+        raise ConfigError(
+            f"there is nothing in {given.locate('')}. Expected a run, STORAGE/NAME, or a folder of versions."
+        )
+    raise ConfigError(
+        f"{given.locate('')} has no exported model. Expected a run with export/1, or a folder of versions such as "
+        f"MODEL/1. `raytf export {given.locate('')}` exports the newest checkpoint of a run."
+    )
+
+
+def name_of(uri: str) -> str:
+    """What a model is called by its place: the run, or the folder of its versions."""
+    parent, last = _split(uri)
+    return (_split(parent)[1] or last) if last == "export" else last
+
+
+def _split(uri: str) -> tuple[str, str]:
+    is_folder = uris.is_folder(uri)
+    base, mark, query = (os.path.abspath(os.path.expanduser(uri)), "", "") if is_folder else uri.partition("?")
+    parent, _, last = base.rstrip("/").rpartition("/")
+    return f"{parent}{mark}{query}", last
+
+
+def _look(models: Storage, name: str, sizes: dict[str, int]) -> Version:
+    number, marked, notes = int(name), None, {}
+    if MARK in sizes:
+        try:
+            notes = untrusted_json.read(models, f"{name}/{MARK}", _MARK, untrusted_json.LARGE)
+        except DamagedFileError as error:
+            return Version(number, name, f"{MARK} cannot be read: {error.reason}", sizes)
+        if notes is None:
+            return Version(number, name, "it was deleted a moment ago", sizes)
+        marked = notes.pop("files")
+    return Version(number, name, problem_of(sizes, marked), sizes, notes)
+
+
+def _files(folder: str) -> list[str]:
+    found = []
+    for base, _, names in os.walk(folder):
+        found += [os.path.relpath(os.path.join(base, name), folder).replace(os.sep, "/") for name in names]
+    return sorted(found)
+
+
+def _next(names: Iterable[str]) -> int:
+    numbers = [number_of(name.rstrip("/").removeprefix(_CLAIM)) for name in names]
+    return 1 + max((number for number in numbers if number is not None), default=0)
+
+
+def _rename_into(folder: str, models: Storage) -> int:
+    base = models.root
+    try:
+        os.makedirs(base, exist_ok=True)
+        _clean_folder(base)
+        temporary = os.path.join(base, f"export{_TEMPORARY}{uuid.uuid4().hex[:8]}")
+        try:
+            shutil.copytree(folder, temporary)
+            for name in _files(temporary):
+                _flush(os.path.join(temporary, name))
+            while True:
+                number = _next(os.listdir(base))
+                try:
+                    os.rename(temporary, os.path.join(base, str(number)))
+                    _flush(base)
+                    return number
+                except OSError:
+                    if not os.path.exists(os.path.join(base, str(number))):
+                        raise  # it is not that another export was faster
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise explain("write", base, error) from error
+
+
+def _flush(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _clean_folder(base: str) -> None:
+    for name in os.listdir(base):
+        path = os.path.join(base, name)
+        with contextlib.suppress(OSError):
+            if name.startswith(f"export{_TEMPORARY}") and time.time() - os.stat(path).st_mtime > _STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _upload(folder: str, models: Storage) -> int:
+    _clean_store(models)
+    while True:
+        number = _next(models.list())
+        claim = f"{_CLAIM}{number}"
+        if not claims.create(models, claim, b""):
+            continue
+        # Another export may have come and gone between the list and the claim.
+        if not models.files(str(number)):
+            break
+        models.delete(claim)
+    files = _files(folder)
+    last = [name for name in files if name in GRAPHS]
+
+    def put(name: str) -> None:
+        with open(os.path.join(folder, name), "rb") as stream:
+            models.put(f"{number}/{name}", stream.read())
+
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            list(pool.map(put, [name for name in files if name not in last]))
+        for name in last:
+            put(name)
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            models.delete(str(number))
+            models.delete(claim)
+        raise
+    with contextlib.suppress(StorageError):
+        models.delete(claim)
+    return number
+
+
+def _clean_store(models: Storage) -> None:
+    """Delete what an export that was killed left: a claimed number without a model."""
+    with contextlib.suppress(StorageError):
+        files = models.files()
+        for claim in files:
+            if claim.name.startswith(_CLAIM) and time.time() - claim.modified > _STALE_SECONDS:
+                name = claim.name.removeprefix(_CLAIM)
+                if not any(file.name == f"{name}/{graph}" for file in files for graph in GRAPHS):
+                    models.delete(name)
+                models.delete(claim.name)

@@ -1,0 +1,350 @@
+"""A run as people see it: its state, what happened and why, its restarts; from the ledger and the files beside it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from raytf.errors import ConfigError
+from raytf.runs import ledger, run_log, timeline
+from raytf.runs.lease import LEASE_FILE, is_held
+from raytf.runs.ledger import Event
+from raytf.runs.timeline import Span
+from raytf.storage.storage import Storage
+from raytf.storage.untrusted_json import attempt
+
+#: What an event is to a reader; kinds that are not here are notes.
+_CLASSES = {
+    "fault": "fault",
+    "hang": "fault",
+    "save_failed": "fault",
+    "notice": "notice",
+    "straggler": "notice",
+    "exclude": "notice",
+    "waiting": "notice",
+    "resize": "resize",
+    "attempt": "start",
+    "save": "save",
+    "driver": "driver",
+}
+_FOLDERS = (run_log.ATTEMPTS, run_log.STEPS, "checkpoints")
+#: Events that a list of what happened leaves out: signs of life, and what others say better.
+_QUIET = ("progress", "phase", "group")
+_NOT_SAID = ("time", "kind", "step", "stall", "silent", "stacks", "rank", "attempt", "retry")
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something that happened, in words.
+
+    Attributes:
+        time: seconds of the epoch.
+        kind: as in the ledger.
+        sort: fault, notice, resize, start, save, driver or note.
+        step: global step that the run was at, or None.
+        text: one line.
+    """
+
+    time: float
+    kind: str
+    sort: str
+    step: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A start of a group of workers that came to its first step; the run's first one too.
+
+    Attributes:
+        time: of the first step's end, seconds of the epoch.
+        cause: in words.
+        is_first: whether nothing went before it.
+        tier: where its state came from: new, memory or durable.
+        from_step: global step that it began at.
+        redone: steps that are made again, of those that the driver knew of.
+        phases: seconds of each part, in order.
+    """
+
+    time: float
+    cause: str
+    is_first: bool
+    workers: int
+    tier: str
+    from_step: int
+    redone: int
+    phases: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.phases.values())
+
+
+@dataclass(frozen=True)
+class History:
+    """All that is told of a run.
+
+    Attributes:
+        name: of the run.
+        place: its folder, as a person would look for it.
+        state: finished, running, failed or stopped.
+        why: what ended it, where it failed or was stopped.
+        step, total: global steps reached and wanted; total is None where nobody said it.
+        seconds: of each category.
+        events: of the ledger, in order.
+        samples_per_second: while steps were made, over the run; None where it is not known.
+        problems: damaged files, a line each, with the reason.
+    """
+
+    name: str
+    place: str
+    state: str
+    why: str
+    step: int
+    total: int | None
+    seconds: dict[str, float]
+    spans: list[Span]
+    events: list[Event]
+    happenings: list[Happening]
+    restarts: list[Restart]
+    metrics: dict[str, float]
+    samples_per_second: float | None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def goodput(self) -> float:
+        return timeline.goodput(self.seconds)
+
+    @property
+    def wall_clock(self) -> float:
+        """Seconds from the first event to the last one, less those between the end of a run that had finished and the
+        start of the driver that was to train it further. From the events alone: what is booked is compared with it."""
+        if not self.events:
+            return 0.0
+        gaps = (
+            after["time"] - before["time"]
+            for before, after in itertools.pairwise(self.events)
+            if before.get("outcome") == "finished" and after.get("state") == "started"
+        )
+        return self.events[-1]["time"] - self.events[0]["time"] - sum(gaps)
+
+    @property
+    def begin(self) -> float:
+        return self.events[0]["time"] if self.events else 0.0
+
+    @property
+    def redone(self) -> int:
+        """Steps that were made more than once."""
+        return sum(restart.redone for restart in self.restarts)
+
+
+def load(uri: str, now: float | None = None, sleep: Callable[[float], None] = time.sleep) -> History:
+    """Read a run; where nobody says whether it still lives, this takes some seconds.
+
+    Args:
+        uri: its folder.
+        now: seconds of the epoch.
+        sleep: injected by tests.
+
+    Raises:
+        ConfigError: there is no run.
+        StorageError: storage cannot be read.
+    """
+    run = Storage(uri)
+    found, damaged = attempt(lambda: ledger.look(run))
+    events, problems = found or ([], [])
+    result, broken = attempt(lambda: run_log.read_result(run))
+    problems += [f"{error.file}: {error.reason}" for error in (damaged, broken) if error is not None]
+    if not events and result is None and not problems and not _is_run(run):
+        raise ConfigError(_no_run(run))
+    is_over = bool(events) and events[-1]["kind"] == "driver" and events[-1].get("state") == "ended"
+    heard_at = events[-1]["time"] if events else 0.0
+    is_alive, lost = (False, None) if is_over else attempt(lambda: is_held(run, heard_at, now or time.time(), sleep))
+    problems += [] if lost is None else [f"{lost.file}: {lost.reason}"]
+    return replace(build(run.locate(""), events, result, bool(is_alive)), problems=tuple(problems))
+
+
+def build(place: str, events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> History:
+    """A history out of what storage holds.
+
+    Args:
+        is_alive: whether a process owns the run.
+    """
+    spans = timeline.timeline(events)
+    state, why = _state(events, result, is_alive)
+    totals = [int(e["total"]) for e in events if e.get("total")]
+    steps = [int(e["step"]) for e in events if e.get("step")]
+    done = result["steps"] if result and state == "finished" else None
+    return History(
+        name=place.rstrip("/").rpartition("/")[2],
+        place=place,
+        state=state,
+        why=why,
+        step=done if done is not None else steps[-1] if steps else 0,
+        total=totals[-1] if totals else done,
+        seconds=timeline.account(spans),
+        spans=spans,
+        events=list(events),
+        happenings=list(_happenings(events)),
+        restarts=list(_restarts(events)),
+        metrics=(result or {}).get("metrics", {}),
+        samples_per_second=_rate(events, result),
+    )
+
+
+def _is_run(run: Storage) -> bool:
+    return any(_holds(run, name) for name in _FOLDERS) or run.exists(LEASE_FILE)
+
+
+def _holds(run: Storage, name: str) -> bool:
+    """Whether a folder has anything in it, or is none, which is damage."""
+    return attempt(lambda: run.list(name)) != ([], None)
+
+
+def _no_run(run: Storage) -> str:
+    text = (
+        f"there is no run in {run.locate('')}. Expected the folder of one, STORAGE/NAME, such as ~/raytf-runs/default"
+    )
+    names = [n.rstrip("/") for n in run.list() if n.endswith("/")]
+    inner = (run_log.ATTEMPTS, ledger.FOLDER)
+    runs = [n for n in names[:20] if any(_holds(run, f"{n}/{i}") for i in inner)]
+    return f"{text}; below it there are {', '.join(runs[:8])}." if runs else f"{text}."
+
+
+def _state(events: Sequence[Event], result: dict[str, Any] | None, is_alive: bool) -> tuple[str, str]:
+    last = next((e for e in reversed(events) if e["kind"] == "driver"), None)
+    if is_alive:
+        return "running", ""
+    if last is None:
+        return ("finished", "") if result is not None else ("stopped", "")
+    if last.get("state") != "ended":
+        return "stopped", "the driver is gone without a word"
+    if last.get("outcome") == "finished":
+        return "finished", ""
+    why = str(last.get("text", ""))
+    if last.get("outcome") == "stopped":
+        return "stopped", why
+    return ("stopped", "interrupted") if why == "KeyboardInterrupt" else ("failed", why)
+
+
+def _rate(events: Sequence[Event], result: dict[str, Any] | None) -> float | None:
+    if result is not None and result.get("samples_per_second"):
+        return float(result["samples_per_second"])
+    rates = sorted(float(e["samples_per_second"]) for e in events if e.get("samples_per_second"))
+    return rates[len(rates) // 2] if rates else None
+
+
+def _happenings(events: Sequence[Event]) -> Iterator[Happening]:
+    before: Event | None = None
+    is_open = False
+    for event in events:
+        kind = event["kind"]
+        if kind == "driver":
+            if event.get("state") == "started" and is_open and before is not None:
+                gap = event["time"] - before["time"]
+                text = f"the driver died; another one started {gap:.1f} s after its last word"
+                yield Happening(before["time"], "driver", "fault", _step(before), text)
+            is_open = event.get("state") == "started"
+        if kind not in _QUIET:
+            yield Happening(event["time"], kind, _sort(event), _step(event), describe(event))
+        before = event
+
+
+def _sort(event: Event) -> str:
+    if event["kind"] == "driver" and event.get("outcome") == "failed":
+        return "fault"
+    return _CLASSES.get(event["kind"], "note")
+
+
+def _step(event: Event) -> int | None:
+    step = event.get("of_step", event.get("step"))
+    return None if step is None else int(step)
+
+
+def describe(event: Event) -> str:
+    """An event in words."""
+    get = event.get
+    match event["kind"]:
+        case "fault":
+            ending = " (preemption)" if get("preemption") else "" if get("retry", True) else "; the run ends"
+            text = str(get("text") or str(get("cause")).replace("_", " "))
+            return text + _of("rank", get("ranks")) + _of("node", _short(get("nodes"))) + ending
+        case "hang":
+            return f"rank {get('rank')} hangs: {get('text', '')}{_of('where', get('where'))}"
+        case "attempt":
+            tier = _TIERS.get(get("tier", ""), get("tier"))
+            return f"{_workers(get('world_size', 0))} started at step {get('from_step')} ({tier})"
+        case "resize":
+            return f"from {get('from')} to {_workers(get('to', 0))}" + (f": {get('why')}" if get("why") else "")
+        case "waiting":
+            return f"waits for nodes: {get('possible')} of at least {get('wanted')} workers can run"
+        case "save":
+            seconds = f" in {get('seconds'):.1f} s" if isinstance(get("seconds"), float) else ""
+            return f"saved step {_step(event)}{seconds}"
+        case "save_failed":
+            return f"step {_step(event)} was not saved: {get('why', '')}"
+        case "straggler":
+            return f"rank {get('rank')} takes {float(get('ratio', math.nan)):.1f} times as long as its peers"
+        case "exclude":
+            return f"node {_short(get('node'))} is excluded: {get('why', '')}"
+        case "notice":
+            deadline = f", {get('deadline_seconds'):.0f} s" if isinstance(get("deadline_seconds"), (int, float)) else ""
+            return f"node {_short(get('node'))} has notice: {get('notice', 'it will go')}{deadline}"
+        case "driver" if get("state") == "started":
+            return f"driver started (process {get('pid')} on {get('host')})"
+        case "driver":
+            return f"driver ended: {get('text') or get('outcome', '')}"
+    fields = ", ".join(f"{k} {v}" for k, v in event.items() if k not in _NOT_SAID)
+    return f"{event['kind']}: {fields}" if fields else event["kind"]
+
+
+_TIERS = {"new": "from the beginning", "memory": "from memory of the nodes", "durable": "from storage"}
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker" if number == 1 else f"{number} workers"
+
+
+def _short(nodes: Any) -> Any:
+    # Ray's names of nodes have 56 characters.
+    if nodes is None:
+        return None
+    return [str(n)[:8] for n in nodes] if isinstance(nodes, list) else str(nodes)[:8]
+
+
+def _of(name: str, value: Any) -> str:
+    value = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return f", {name} {value}" if value not in (None, "") else ""
+
+
+def _restarts(events: Sequence[Event]) -> Iterator[Restart]:
+    cause, early = "", {}
+    highest, is_first, is_open = 0, True, False
+    started: float | None = None
+    last = 0.0
+    for event in events:
+        kind = event["kind"]
+        if kind == "driver" and event.get("state") == "started":
+            cause = "" if is_first else "the driver died" if is_open else "started again"
+            early = {"down": event["time"] - last} if is_open and not is_first else {}
+            started, is_open = event["time"], True
+        elif kind == "driver":
+            is_open = False
+        elif kind in ("fault", "hang", "resize"):
+            cause = cause or describe(event)
+        elif kind == "group" and started is not None:
+            early, started = {**early, "driver": event["time"] - started}, None
+        elif kind == "attempt":
+            step = int(event.get("from_step") or 0)
+            phases = {**early, **{k: float(v) for k, v in event.get("phases", {}).items()}}
+            tier, workers = str(event.get("tier", "")), int(event.get("world_size") or 0)
+            yield Restart(
+                event["time"], cause or "start", is_first, workers, tier, step, max(0, highest - step), phases
+            )
+            cause, early, is_first = "", {}, False
+        highest = max(highest, int(event.get("step") or 0))
+        last = event["time"]

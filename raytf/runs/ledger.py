@@ -1,0 +1,168 @@
+"""The ledger: the events of a run, appended to files beside its checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from raytf.errors import DamagedFileError, StorageError
+from raytf.runs.run_log import new_attempt
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
+
+FOLDER = "ledger"
+
+
+#: Events of a file; the last file is written again at each flush, so it stays short.
+FILE_EVENTS = 500
+
+
+#: Events that wait for storage at most; the oldest go first.
+MOST_WAITING = 100_000
+
+
+#: A line, the lines of a file and the bytes of all files that are read at the most: what writes them stays far below.
+_LINE_BYTES, _FILE_LINES, _ALL_BYTES = 4 << 20, 20 * FILE_EVENTS, 1 << 30
+
+
+Event = dict[str, Any]
+
+
+_COUNT, _SECONDS = untrusted_json.optional(untrusted_json.whole), untrusted_json.optional(untrusted_json.finite)
+
+
+_WORDS = untrusted_json.optional(untrusted_json.text)
+
+
+#: What is known of an event's fields; others are only shown.
+_EVENT = untrusted_json.record(
+    {"time": untrusted_json.when, "kind": untrusted_json.text},
+    {
+        **dict.fromkeys(("step", "of_step", "from_step", "total", "workers", "world_size", "from", "to"), _COUNT),
+        **dict.fromkeys(("checkpoint", "snapshot", "snapshot_bytes", "possible", "wanted"), _COUNT),
+        **dict.fromkeys(("stall", "silent", "seconds", "deadline_seconds", "samples_per_second"), _SECONDS),
+        **dict.fromkeys(("state", "outcome", "phase", "tier", "cause", "text"), _WORDS),
+        "ratio": untrusted_json.optional(untrusted_json.number),
+        "phases": untrusted_json.values(untrusted_json.finite),
+    },
+)
+
+
+class Ledger:
+    """Writes the events of one driver.
+
+    Args:
+        run: the run's folder.
+        name: of this driver, unlike that of any other; names sort by the order of drivers. By default made from the
+            number of those before and the time.
+        most_waiting: events that wait for storage at most; of more, the oldest are lost.
+
+    Raises:
+        StorageError: storage refuses to say which drivers there were.
+    """
+
+    def __init__(self, run: Storage, name: str | None = None, most_waiting: int = MOST_WAITING):
+        self._run, self._most = run, most_waiting
+        # Clocks of machines differ, so time alone would not order their drivers.
+        drivers = {file.rpartition("-")[0] for file in run.list(FOLDER)} if name is None else ()
+        self.name = name or f"{len(drivers):06d}-{new_attempt()}"
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        #: Of the present file and later ones.
+        self._events: deque[Event] = deque()
+        self._file = 0
+        #: Events of the present file that are on storage, and a number that changes with every event.
+        self._written, self._added, self._seen = 0, 0, 0
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Note events, in order; each has at least `time`, in seconds of the epoch, and `kind`."""
+        with self._lock:
+            for event in events:
+                self._events.append(event)
+                self._added += 1
+            while len(self._events) - self._written > self._most:
+                # Of what waits, the oldest: what is written belongs to a file that is written again.
+                del self._events[self._written]
+
+    def flush(self) -> bool:
+        """Have all that was added on storage. False where storage refuses; it is tried again with the next flush."""
+        with self._writing:
+            while True:
+                with self._lock:
+                    if self._seen == self._added:
+                        return True
+                    part, seen = list(itertools.islice(self._events, FILE_EVENTS)), self._added
+                    self._written = len(part)  # from now on they are not among those that wait
+                text = "".join(json.dumps(event, default=str) + "\n" for event in part)
+                try:
+                    self._run.put(f"{FOLDER}/{self.name}-{self._file:04d}.jsonl", text.encode())
+                except StorageError:
+                    return False
+                if len(part) < FILE_EVENTS:
+                    self._seen = seen
+                    continue
+                with self._lock:
+                    for _ in part:
+                        self._events.popleft()
+                    self._written, self._file = 0, self._file + 1
+                    if not self._events:
+                        self._seen = self._added
+
+
+def read(run: Storage, before: str | None = None) -> list[Event]:
+    """All events of a run, in the order of its drivers; what is damaged is left out.
+
+    Args:
+        before: a driver's name; only what earlier ones wrote.
+    """
+    return look(run, before)[0]
+
+
+def look(run: Storage, before: str | None = None) -> tuple[list[Event], list[str]]:
+    """As `read`, and what is damaged: a line each, with file and reason."""
+    events: list[Event] = []
+    problems: list[str] = []
+    size = 0
+    for name in run.list(FOLDER):
+        if not name.endswith(".jsonl") or (before is not None and name >= before):
+            continue
+        where = f"{FOLDER}/{name}"
+        try:
+            data = run.get(where, min(untrusted_json.LARGE, _ALL_BYTES - size))
+        except DamagedFileError as error:
+            problems.append(f"{where}: {error.reason}")
+            continue
+        size += len(data)
+        found, wrong = _events(data)
+        events += found
+        problems += [f"{where}: {wrong}"] if wrong else []
+    return events, problems
+
+
+def _events(data: bytes) -> tuple[list[Event], str]:
+    """Events of a file; and what is wrong with it, but for a last line that is cut off."""
+    events: list[Event] = []
+    wrong, is_last = "", not data.endswith(b"\n")
+    lines = data.split(b"\n", _FILE_LINES)
+    for number, line in enumerate(lines, 1):
+        if number > _FILE_LINES:
+            return events, wrong or f"it has more than {_FILE_LINES:,} lines"
+        if not line:
+            continue
+        try:
+            if len(line) > _LINE_BYTES:
+                raise ValueError(f"it has {len(line):,} bytes")
+            event = untrusted_json.decode(line)
+            problem = _EVENT(event)
+            if problem:
+                raise ValueError(problem)
+            if b"\\ud" in line.lower():  # halves of characters, which no page and no metric takes
+                event = json.loads(json.dumps(event, ensure_ascii=False).encode(errors="replace"))
+            events.append({**event, "time": float(event["time"])})
+        except ValueError as error:
+            if not (is_last and number == len(lines)):
+                wrong = wrong or f"line {number:,}: {error}"
+    return events, wrong

@@ -1,0 +1,239 @@
+"""Panels of the timeline: inline SVG that stretches with the page, and labels beside it that do not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from raytf.runs.report.series import Curve, Piece, clock_ticks, ticks
+from raytf.runs.status import clock_text
+
+#: Width and height of every drawing, in units that stretch.
+_WIDE, _HIGH = 1000.0, 100.0
+#: A curve is drawn on a logarithmic scale where its greatest value is so many times the least.
+_LOGARITHMIC = 40.0
+#: What is to be seen in the band of categories however short it was, and how wide it is then at least.
+_SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8
+#: Share of a run of many restarts for which no worker may train without that being drawn.
+_SHORT = 0.005
+#: Marks of a kind that are still drawn as broad ones.
+_BROAD = 60
+
+
+class Frame:
+    """Where times and values are in a drawing.
+
+    Args:
+        begin, end: seconds of the epoch.
+    """
+
+    def __init__(self, begin: float, end: float):
+        self.begin, self.seconds = begin, max(end - begin, 1e-3)
+
+    def x(self, time: float) -> float:
+        return round(min(1.0, max(0.0, (time - self.begin) / self.seconds)) * _WIDE, 2)
+
+
+class Scale:
+    """Values from the bottom to the top of a drawing.
+
+    Args:
+        low, high: that it has to hold.
+        is_log: logarithmic; all values are above 0.
+    """
+
+    def __init__(self, low: float, high: float, is_log: bool = False):
+        self._is_log = is_log
+        self._low, self._high = self._of(low), self._of(high)
+        if self._high <= self._low:
+            self._high = self._low + 1.0
+
+    def _of(self, value: float) -> float:
+        return math.log10(value) if self._is_log else value
+
+    def share(self, value: float) -> float:
+        """Height of a value, 0 to 1."""
+        return (self._of(value) - self._low) / (self._high - self._low)
+
+    def y(self, value: float) -> float:
+        return round((1 - self.share(value)) * _HIGH, 2)
+
+    def ticks(self, most: int) -> list[float]:
+        if not self._is_log:
+            return ticks(self._low, self._high, most)
+        decades = range(math.ceil(self._low - 1e-9), math.floor(self._high + 1e-9) + 1)
+        found = [10.0**d for d in list(decades)[:: max(1, -(-len(decades) // most))]]
+        return found if len(found) > 1 else [10.0**self._low, 10.0**self._high]
+
+
+def panel(
+    caption: str, about: str, height: int, drawing: str, labels: Sequence[tuple[float, str]], extra: str = ""
+) -> str:
+    """A figure.
+
+    Args:
+        caption: its title.
+        about: what is to be seen, for those who cannot see it.
+        drawing: SVG elements.
+        labels: (height from 0 to 1, text) beside it.
+        extra: HTML behind the title.
+    """
+    name = f"f-{caption.lower().replace(' ', '-')}"
+    beside = "".join(f'<span style="bottom:{share * 100:.2f}%">{escape(text)}</span>' for share, text in labels)
+    return (
+        f'<figure><figcaption>{escape(caption)}{extra}</figcaption><div class="plot" style="height:{height}px">'
+        f'<div class="ys" aria-hidden="true">{beside}</div><div class="area">'
+        f'<svg role="img" aria-labelledby="{name} {name}-d" viewBox="0 0 {_WIDE:g} {_HIGH:g}" '
+        'preserveAspectRatio="none">'
+        f'<title id="{name}">{escape(caption)}</title><desc id="{name}-d">{escape(about)}</desc>{drawing}</svg>'
+        "</div></div></figure>"
+    )
+
+
+def axis(frame: Frame) -> str:
+    """Labels of time under all panels."""
+    spans = []
+    for i, at in enumerate(clock_ticks(frame.seconds, 8)):
+        share = at / frame.seconds
+        if share <= 0.97:  # a label at the very end would stick out
+            odd = ' class="odd"' if i % 2 else ""
+            spans.append(f'<span{odd} style="left:{share * 100:.2f}%">+{clock_text(at)}</span>')
+    return f'<div class="plot"><div></div><div class="xs" aria-hidden="true">{"".join(spans)}</div></div>'
+
+
+def grid(frame: Frame, scale: Scale | None = None, values: Iterable[float] = ()) -> str:
+    """Thin lines at the labels of both directions."""
+    path = "".join(f"M{frame.x(frame.begin + at)} 0V{_HIGH:g}" for at in clock_ticks(frame.seconds, 8))
+    path += "".join(f"M0 {scale.y(value)}H{_WIDE:g}" for value in values) if scale else ""
+    return f'<path class="grid" d="{path}"/>'
+
+
+def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
+    """What happened: a row for each sort, (name, color, times)."""
+    drawing, labels, high = [grid(frame)], [], _HIGH / len(rows)
+    for i, (name, color, times) in enumerate(rows):
+        top = i * high
+        many = " many" if len(times) > _BROAD else ""
+        path = "".join(f"M{x} {top + high * 0.16:.2f}v{high * 0.68:.2f}" for x in sorted({frame.x(t) for t in times}))
+        drawing.append(f'<path class="mark{many}" stroke="var(--{color})" d="{path}"/>')
+        labels.append((1 - (i + 0.5) / len(rows), name))
+    about = "; ".join(f"{len(times)} {name}" for name, _, times in rows) + ". The table of events has each."
+    return panel("Events", about, 26 * len(rows), "".join(drawing), labels)
+
+
+def band(frame: Frame, pieces: Sequence[Piece]) -> str:
+    """Where the time went, as a band."""
+    rects = []
+    for piece in pieces:
+        x, high = frame.x(piece.begin), _HIGH * sum(piece.shares.values())
+        # Each reaches down to the bottom and is covered by the next one: no gaps, whatever is rounded.
+        for category, share in reversed(piece.shares.items()):
+            width = max(_LEAST if category in _SEEN else 0.0, frame.x(piece.end) - x)
+            at = f'x="{x}" y="{_HIGH - high:.1f}" width="{width:.2f}" height="{high:.1f}"'
+            rects.append(f'<rect {at} fill="var(--{category})"/>')
+            high -= share * _HIGH
+    about = f"{len(pieces)} pieces of time, colored by category; the ledger below has their sums."
+    high = 30 if all(len(piece.shares) == 1 for piece in pieces) else 60
+    return panel("Time by category", about, high, f'<g shape-rendering="crispEdges">{"".join(rects)}</g>', [])
+
+
+def world(frame: Frame, changes: Sequence[tuple[float, int]]) -> str:
+    """World size, as steps."""
+    most = max([1, *(workers for _, workers in changes)])
+    scale = Scale(0, most * 1.08)
+    values = [v for v in ticks(0, most, 4) if v == int(v)]
+    if len(changes) > 2 * _BROAD:
+        changes = _bridged(changes, _SHORT * frame.seconds)
+    path = f"M{frame.x(changes[0][0])} {scale.y(changes[0][1])}" if changes else ""
+    path += "".join(f"H{frame.x(at)}V{scale.y(workers)}" for at, workers in changes[1:])
+    shape = f"{path}V{_HIGH:g}H{frame.x(changes[0][0])}Z" if changes else ""
+    many = " many" if len(changes) > 2 * _BROAD else ""
+    drawing = (
+        f'{grid(frame, scale, values)}<path class="fill" fill="var(--training)" d="{shape}"/>'
+        f'<path class="line{many}" stroke="var(--training)" d="{path}"/>'
+    )
+    worlds = sorted({workers for _, workers in changes if workers})
+    about = f"Workers that train over time: between {worlds[0]} and {worlds[-1]}." if worlds else "No worker trained."
+    return panel("World size", about, 84, drawing, [(scale.share(v), f"{v:.0f}") for v in values])
+
+
+def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple[float, int]]:
+    """Changes without short times in which no worker trained: a thousand of them would hide the rest."""
+    kept: list[tuple[float, int]] = []
+    for (at, workers), after in zip(changes, [*changes[1:], None], strict=True):
+        is_short = workers == 0 and after is not None and after[0] - at < seconds
+        if not (is_short and kept):
+            kept.append((at, workers))
+    return kept
+
+
+def loss(frame: Frame, curve: Curve, breaks: Sequence[float]) -> str:
+    """The loss curve; the shade is the least and the greatest loss of the steps that a point stands for.
+
+    Args:
+        breaks: times at which a curve is interrupted.
+    """
+    low, high = float(curve.low.min()), float(curve.high.max())
+    is_log = low > 0 and high / low >= _LOGARITHMIC
+    room = 0.0 if is_log else 0.06 * (high - low)
+    scale = Scale(max(0.0, low - room) if low >= 0 else low - room, high + room, is_log)
+    values = scale.ticks(4)
+    drawing = [grid(frame, scale, values)]
+    points = [(frame.x(t), scale.y(v)) for t, v in zip(curve.times, curve.values, strict=True)]
+    edges = [(scale.y(a), scale.y(b)) for a, b in zip(curve.low, curve.high, strict=True)]
+    for part in _parts(curve.times.tolist(), breaks):
+        xs = points[part]
+        if any(a != b for a, b in edges[part]):
+            above = [f"{x} {top}" for (x, _), (_, top) in zip(xs, edges[part], strict=True)]
+            below = [f"{x} {bottom}" for (x, _), (bottom, _) in zip(xs, edges[part], strict=True)]
+            shade = "M" + "L".join([*above, *reversed(below)]) + "Z"
+            drawing.append(f'<path class="fill" fill="var(--loss)" d="{shade}"/>')
+        drawing.append(f'<path class="line" stroke="var(--loss)" d="{_line(xs)}"/>')
+    about = f"Training loss from {curve.values[0]:.4g} to {curve.values[-1]:.4g}, least {low:.4g}, greatest {high:.4g}."
+    extra = '<span class="note"> (logarithmic)</span>' if is_log else ""
+    return panel("Loss", about, 170, "".join(drawing), [(scale.share(v), f"{v:.3g}") for v in values], extra)
+
+
+def ages(frame: Frame, found: dict[str, list[tuple[float, float]]], breaks: Sequence[float]) -> str:
+    """Age of the newest copies: {name: [(time, seconds)]}; the first is drawn whole, the second dashed."""
+    most = max([1.0, *(age for rows in found.values() for _, age in rows)])
+    scale = Scale(0, most * 1.05)
+    values = ticks(0, most, 4) if most < 60 else clock_ticks(most, 4)
+    drawing, legend, about = [grid(frame, scale, values)], [], []
+    for i, (name, rows) in enumerate(found.items()):
+        many = " many" if len(rows) > 10 * _BROAD else ""
+        color, dashed = ("checkpoint", "") if i == 0 else ("redone", " dashed")
+        for part in _parts([t for t, _ in rows], breaks):
+            path = _line([(frame.x(t), scale.y(age)) for t, age in rows[part]])
+            drawing.append(f'<path class="line{many}{dashed}" stroke="var(--{color})" d="{path}"/>')
+        swatch = "dash" if dashed else "rule"
+        legend.append(f'<li><i class="swatch {swatch}" style="color:var(--{color})"></i>{escape(name)}</li>')
+        if rows:
+            about.append(f"{name}: up to {max(age for _, age in rows):.0f} s")
+    text = "Seconds since the run was at the step of its newest copy. " + "; ".join(about)
+    extra = f'<ul class="legend inline">{"".join(legend)}</ul>'
+    return panel("Checkpoint age", text, 110, "".join(drawing), [(scale.share(v), _seconds(v)) for v in values], extra)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:g} s" if value < 60 else clock_text(value)
+
+
+def _line(points: Sequence[tuple[float, float]]) -> str:
+    # A line without length is drawn as a dot.
+    return "M" + "L".join(f"{x} {y}" for x, y in points) + ("h0.01" if len(points) == 1 else "")
+
+
+def _parts(times: Sequence[float], breaks: Sequence[float]) -> list[slice]:
+    """Runs of times without a break between them."""
+    if not times:
+        return []
+    cuts, at = [0], 0
+    for i, (before, after) in enumerate(itertools.pairwise(times), 1):
+        while at < len(breaks) and breaks[at] < before:
+            at += 1
+        if at < len(breaks) and breaks[at] <= after:
+            cuts.append(i)
+    return [slice(a, b) for a, b in itertools.pairwise([*cuts, len(times)])]

@@ -1,0 +1,182 @@
+"""Numbers of a run over time, thinned out to what a page can show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raytf.runs.copy_age import TIERS, Ages
+from raytf.runs.ledger import Event
+from raytf.runs.timeline import CATEGORIES, Span
+from raytf.storage.untrusted_json import number
+
+#: Points of a curve, and pieces of a band, at most; and into how many even ones more are put.
+MOST_POINTS, MOST_PIECES, _EVEN = 2000, 400, 200
+_TRAINING = ("training", "redone")
+#: Losses beyond this are as good as infinite: sums and shares of them would be.
+_MOST_LOSS = 1e100
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over time, each with the least and most that it stands for.
+
+    Attributes:
+        times: seconds of the epoch, [n], that do not go down.
+        values, low, high: [n].
+        steps: global step of each, [n].
+    """
+
+    times: np.ndarray
+    values: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    steps: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the run's time, and the share of it that each category has; where they are less than 1, no driver was
+    wanted."""
+
+    begin: float
+    end: float
+    shares: dict[str, float]
+
+
+def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
+    """(begin, end, category) of spans; those of one category that touch are one."""
+    pieces: list[tuple[float, float, str]] = []
+    for span in spans:
+        if pieces and pieces[-1][2] == span.category and span.begin <= pieces[-1][1]:
+            pieces[-1] = (pieces[-1][0], span.end, span.category)
+        else:
+            pieces.append((span.begin, span.end, span.category))
+    return pieces
+
+
+def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[Piece]:
+    """The run's time in pieces that touch, each of one category; where there are too many, in even ones of several."""
+    pieces = merged(spans)
+    if len(pieces) > most:
+        # Each sign of life of a group that saves has a little of it.
+        shortest = (pieces[-1][1] - pieces[0][0]) / 1000
+        pieces = merged(
+            Span(a, b, "training" if c == "checkpoint" and b - a < shortest else c, 0, 0, 0) for a, b, c in pieces
+        )
+    if len(pieces) <= most:
+        return [Piece(begin, end, {category: 1.0}) for begin, end, category in pieces]
+    begin, end = pieces[0][0], pieces[-1][1]
+    width = (end - begin) / _EVEN
+    seconds: list[dict[str, float]] = [{} for _ in range(_EVEN)]
+    for first, last, category in pieces:
+        for i in range(int((first - begin) / width), min(_EVEN - 1, int((last - begin) / width)) + 1):
+            part = min(last, begin + (i + 1) * width) - max(first, begin + i * width)
+            seconds[i][category] = seconds[i].get(category, 0.0) + max(0.0, part)
+    return [
+        Piece(begin + i * width, begin + (i + 1) * width, {c: found[c] / width for c in CATEGORIES if found.get(c)})
+        for i, found in enumerate(seconds)
+    ]
+
+
+def world(spans: Sequence[Span]) -> list[tuple[float, int]]:
+    """(time, workers) where the number of workers that train changes; 0 where none do."""
+    changes: list[tuple[float, int]] = []
+    for before, span in itertools.pairwise([None, *spans]):
+        assert span is not None
+        if before is not None and span.begin > before.end:
+            changes.append((before.end, 0))
+        if not changes or changes[-1][1] != span.workers:
+            changes.append((span.begin, span.workers))
+    return [*changes, (spans[-1].end, changes[-1][1])] if changes else []
+
+
+def times_of_steps(spans: Sequence[Span], steps: np.ndarray) -> np.ndarray:
+    """When each of some steps was made, the last time that it was; NaN where nobody knows.
+
+    Args:
+        steps: that go up, [n]; the memory that this takes depends on their number alone.
+    """
+    times = np.full(len(steps), np.nan)
+    for span in spans:
+        if span.category in _TRAINING and span.last_step > span.first_step:
+            begin, end = np.searchsorted(steps, (span.first_step, span.last_step), side="right")
+            share = (steps[begin:end] - span.first_step) / (span.last_step - span.first_step)
+            times[begin:end] = span.begin + share * span.seconds
+    return times
+
+
+def loss_of_steps(spans: Sequence[Span], steps: np.ndarray, losses: np.ndarray, most: int = MOST_POINTS) -> Curve:
+    """The loss of the committed steps at the times at which they were made.
+
+    Args:
+        steps, losses: global steps (from 1) and their losses, [n].
+        most: points of the curve.
+    """
+    times = times_of_steps(spans, steps)
+    known = np.isfinite(times) & (np.abs(losses) < _MOST_LOSS)  # false for NaN
+    return _thin(times[known], losses[known], steps[known], most)
+
+
+def loss_of_events(events: Sequence[Event], most: int = MOST_POINTS) -> Curve:
+    """The running loss that the signs of life carried, for a run that has not written that of its steps."""
+    found = [(e["time"], e["loss"], e.get("step") or 0) for e in events if number(e.get("loss")) is None]
+    times, losses, steps = np.array(found, np.float64).reshape(-1, 3).T
+    known = np.abs(losses) < _MOST_LOSS  # false for NaN
+    return _thin(times[known], losses[known], steps[known], most)
+
+
+def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -> Curve:
+    order = np.argsort(times, kind="stable")
+    times, values, steps = times[order], values[order], steps[order]
+    if len(times) <= most:
+        return Curve(times, values, values, values, steps)
+    # Even in time, which is what the eye sees: a part of the run that was fast has more steps a point.
+    edges = np.linspace(times[0], times[-1], most + 1)[:-1]
+    starts = np.unique(np.searchsorted(times, edges, side="left"))
+    counts = np.diff([*starts, len(times)])
+    means = np.add.reduceat(values, starts) / counts
+    low, high = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+    return Curve(times[starts], means, low, high, steps[starts])
+
+
+def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tuple[float, float]]]:
+    """(time, age in seconds) of the newest copy of each tier, while the run trained."""
+    found: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
+    line = Ages()
+    for event in events:
+        line.see(event)
+        if event["kind"] in ("progress", "phase") and event.get("phase") == "training":
+            for tier, seconds in line.seconds(event["time"]).items():
+                found[tier].append((event["time"], seconds))
+    return {tier: rows[:: max(1, -(-len(rows) // most))] for tier, rows in found.items()}
+
+
+def ticks(low: float, high: float, most: int) -> list[float]:
+    """Round numbers from `low` to `high`, at most so many."""
+    if high <= low:
+        return [low]
+    raw = (high - low) / max(1, most)
+    if raw < max(abs(low), abs(high)) * 1e-12 or raw < 1e-290:  # floats between them are too few
+        return [low]
+    size = 10.0 ** np.floor(np.log10(raw))
+    unit = next(size * k for k in (1, 2, 5, 10) if size * k >= raw * 0.999)
+    first = np.ceil(low / unit - 1e-9) * unit
+    return [float(x) + 0.0 for x in np.arange(first, high + unit * 1e-6, unit)]  # + 0.0: not -0
+
+
+_CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+
+
+def clock_ticks(seconds: float, most: int) -> list[float]:
+    """Times of a clock from 0 to `seconds`, at most about so many."""
+    unit = next((u for u in _CLOCK if seconds / u <= most), None)
+    if unit is None:
+        unit = 86400 * int(np.ceil(seconds / most / 86400))
+    return [float(x) for x in np.arange(0, seconds + 1e-9, unit)]

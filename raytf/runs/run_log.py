@@ -1,0 +1,312 @@
+"""What a run leaves beside its checkpoints: the loss of each step, its attempts, and files that callbacks write."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+import time
+import uuid
+from typing import Any
+
+import numpy as np
+
+from raytf.errors import DamagedFileError, StorageError, one_line
+from raytf.storage import local_files, local_names, untrusted_json
+from raytf.storage.storage import Storage, explain
+
+STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
+
+
+#: Rows of a segment; the newest segment is written again at each save, so it stays short.
+SEGMENT_ROWS = 20_000
+
+
+_COLUMNS = ("step", "epoch", "loss", "learning_rate")
+
+
+_MOST_DIGITS = 15
+
+
+_ATTEMPT = untrusted_json.record(
+    {"world_size": untrusted_json.whole, "time": untrusted_json.when},
+    {"attempt": untrusted_json.text, "from_step": untrusted_json.whole},
+)
+
+
+_RESULT = untrusted_json.record(
+    {"steps": untrusted_json.whole},
+    {
+        "metrics": untrusted_json.values(untrusted_json.number),
+        "history": untrusted_json.each(
+            untrusted_json.record({}, {"epoch": untrusted_json.whole, "step": untrusted_json.whole})
+        ),
+        "weights_sha256": untrusted_json.text,
+        "samples_per_second": untrusted_json.finite,
+        "stopped_early": untrusted_json.flag,
+        "world_sizes": untrusted_json.each(untrusted_json.whole),
+        "restarts": untrusted_json.whole,
+        "export": untrusted_json.values(untrusted_json.text),
+    },
+)
+
+
+def new_attempt(now: float | None = None) -> str:
+    """A name for a start of a worker group; names sort by time."""
+    now = time.time() if now is None else now
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{stamp}.{int(now % 1 * 1000):03d}-{uuid.uuid4().hex[:6]}"
+
+
+#: What a run's attempts write, but for its checkpoints: folders of a run.
+_OWN = (STEPS, ATTEMPTS, "files", "tensorboard", "ledger", "checkpoints")
+
+
+def abort_uploads(run: Storage) -> None:
+    """Have a store forget what a killed command had begun to upload.
+
+    For the owner of the lease, before its first attempt: then all that is under way is of attempts that are over. What
+    others may write, such as `raytf export`, is left alone. A store that fails here does not matter.
+    """
+    with contextlib.suppress(StorageError):
+        run.abort_uploads("", lambda name: name.partition("/")[0] in _OWN and "/" in name)
+
+
+class StepLog:
+    """Loss and learning rate of every step, in segments: steps/START-ATTEMPT.csv.
+
+    An attempt that restores step s begins a segment at s+1; its rows replace those of earlier segments from there on,
+    so reading yields the history that the weights have seen.
+    """
+
+    def __init__(self, run: Storage, attempt: str):
+        self._run, self._attempt = run, attempt
+        #: Rows of the present segment, [n, 4] each.
+        self._chunks: list[np.ndarray] = []
+        #: Rows of the present segment that are on storage.
+        self._written = 0
+
+    def add(self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray) -> None:
+        """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
+        rows = np.empty((len(losses), len(_COLUMNS)))
+        rows[:, 0] = np.arange(first_step, first_step + len(losses))
+        rows[:, 1], rows[:, 2], rows[:, 3] = epoch, losses, rates
+        self._chunks.append(rows)
+
+    def renewed(self) -> StepLog:
+        """A log that goes on with the same segment under another name: what is written of this one, also later than
+        that, is replaced."""
+        log = StepLog(self._run, f"{self._attempt}~")
+        log._chunks = list(self._chunks)
+        return log
+
+    def restore(self, rows: np.ndarray) -> None:
+        """Begin with the rows that an attempt before this one had not written yet, [n, 4]."""
+        self._chunks = [rows] if len(rows) else []
+
+    def since(self, step: int) -> np.ndarray:
+        """The rows of the segment after a step, [n, 4]."""
+        late = [chunk for chunk in self._chunks if chunk[-1, 0] > step]
+        rows = np.concatenate(late) if late else np.empty((0, len(_COLUMNS)))
+        return rows[rows[:, 0] > step]
+
+    def forget(self, step: int) -> None:
+        """Drop the rows up to a step, which somebody else has written."""
+        self._chunks = [chunk for chunk in self._chunks if chunk[-1, 0] > step]
+
+    def take(self) -> np.ndarray:
+        """The rows of the segment as they are now, for `write`; a long one that was written makes room for the next."""
+        rows = np.concatenate(self._chunks) if self._chunks else np.empty((0, len(_COLUMNS)))
+        if self._written >= SEGMENT_ROWS:
+            rows, self._written = rows[self._written :], 0
+        self._chunks = [rows] if len(rows) else []
+        return rows
+
+    def write(self, rows: np.ndarray) -> None:
+        """Put a segment on storage, [n, 4]."""
+        if len(rows):
+            text = io.StringIO()
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(_COLUMNS)
+            writer.writerows([int(step), int(epoch), loss, rate] for step, epoch, loss, rate in rows.tolist())
+            self._run.put(f"{STEPS}/{int(rows[0, 0]):012d}-{self._attempt}.csv", text.getvalue().encode())
+            self._written = len(rows)
+
+
+def read_steps(uri: str) -> dict[str, np.ndarray]:
+    """Loss of every committed step of a run.
+
+    Args:
+        uri: the run's folder, e.g. `~/raytf-runs/default`.
+
+    Returns:
+        Columns step (from 1), epoch (from 0), loss, learning_rate.
+
+    Raises:
+        DamagedFileError: a segment is none that raytf has written.
+    """
+    run = Storage(uri)
+    rows: dict[int, list[float]] = {}
+    # A segment replaces all that earlier attempts wrote from its first step on; attempts sort by time.
+    segments = sorted(
+        (n for n in run.list(STEPS) if n.endswith(".csv")), key=lambda n: (n.partition("-")[2], n.partition("-")[0])
+    )
+    for name in segments:
+        found = _segment(run, f"{STEPS}/{name}")
+        start = int(name.partition("-")[0])
+        while rows and (last := next(reversed(rows))) >= start:  # rows are in the order of their steps
+            del rows[last]
+        rows.update((int(row[0]), row) for row in found)
+    table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(_COLUMNS))
+    columns = dict(zip(_COLUMNS, table.T, strict=True))
+    return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
+
+
+def _segment(run: Storage, name: str) -> list[list[float]]:
+    """Rows of a segment, in the order of their steps, none of which is before that of its name.
+
+    Raises:
+        DamagedFileError: says what is wrong.
+    """
+    where, last = run.locate(name), -1
+    first = name.removeprefix(f"{STEPS}/").partition("-")[0]
+    if not (first.isascii() and first.isdecimal() and len(first) <= _MOST_DIGITS):
+        raise DamagedFileError(where, f"its name begins with {first[:20]!r}, expected a step")
+    found = []
+    try:
+        lines = csv.reader(io.StringIO(run.get(name, untrusted_json.LARGE).decode()), strict=True)
+        columns = next(lines, [])
+        if not set(_COLUMNS) <= set(columns):
+            raise ValueError(f"it has no line with the columns {', '.join(_COLUMNS)}")
+        places = [columns.index(column) for column in _COLUMNS]
+        for line in filter(None, lines):
+            row = [float(line[place]) for place in places]
+            step, epoch = row[:2]
+            if not (last < step == math.floor(step) <= untrusted_json.MOST and int(first) <= step):
+                raise ValueError(f"step {line[places[0]][:20]!r} comes after step {last}")
+            if not 0 <= epoch == math.floor(epoch) <= untrusted_json.MOST:
+                raise ValueError(f"epoch {line[places[1]][:20]!r} is no whole number")
+            found.append(row)
+            last = int(step)
+    except UnicodeDecodeError:
+        raise DamagedFileError(where, "it is no text in UTF-8") from None
+    except IndexError:
+        raise DamagedFileError(where, f"the row after step {last} is cut off") from None
+    except (ValueError, OverflowError, csv.Error) as error:
+        raise DamagedFileError(where, one_line(error, 120)) from None
+    return found
+
+
+def write_attempt(run: Storage, attempt: str, world_size: int, step: int, now: float) -> None:
+    """Note that a worker group started from `step`, at seconds of the epoch `now`."""
+    note = {"attempt": attempt, "world_size": world_size, "from_step": step, "time": now}
+    run.put(f"{ATTEMPTS}/{attempt}.json", json.dumps(note).encode())
+
+
+def attempt_names(run: Storage) -> list[str]:
+    """Names of all starts of worker groups of this run, oldest first."""
+    return [n.removesuffix(".json") for n in run.list(ATTEMPTS) if n.endswith(".json")]
+
+
+def read_attempts(run: Storage) -> list[dict[str, Any]]:
+    """All starts of worker groups of this run that can be read, oldest first: a run does not end for a damaged note."""
+    found = []
+    for name in run.list(ATTEMPTS):
+        if name.endswith(".json"):
+            with contextlib.suppress(DamagedFileError):
+                found.append(untrusted_json.read(run, f"{ATTEMPTS}/{name}", _ATTEMPT))
+    return [attempt for attempt in found if attempt is not None]
+
+
+def read_result(run: Storage) -> dict[str, Any] | None:
+    """What a finished run left, or None.
+
+    Raises:
+        DamagedFileError: it is there, and cannot be read.
+    """
+    return untrusted_json.read(run, RESULT, _RESULT, untrusted_json.LARGE)
+
+
+def parse_result(data: bytes, where: str) -> dict[str, Any]:
+    """A result as it was read from somewhere.
+
+    Raises:
+        DamagedFileError: it is none.
+    """
+    return untrusted_json.parse(data, where, _RESULT)
+
+
+class Folder:
+    """A local folder whose files end up below a name in the run's folder.
+
+    On local storage it is that folder itself; for an object store a temporary one, and `upload` copies what changed.
+    """
+
+    def __init__(self, run: Storage, name: str):
+        self._run, self._name = run, name
+        self._uploaded: dict[str, tuple[float, int]] = {}
+        if run.is_local:
+            self.path = run.locate(name)
+            try:
+                os.makedirs(self.path, exist_ok=True)
+            except OSError as error:
+                raise explain("make", self.path, error) from error
+        else:
+            self._temporary = tempfile.TemporaryDirectory(prefix=f"raytf-{name}-")  # goes with this object
+            self.path = self._temporary.name
+
+    def fetch(self, packed: dict[str, bytes] | None = None) -> None:
+        """Get what an earlier attempt left: from storage, or what `pack` returned."""
+        if self._run.is_local:
+            return
+        if packed is None:
+            self._run.get_tree(self._name, self.path)
+            self._uploaded = self._state()
+            return
+        for relative, data in packed.items():
+            local_names.check_plain(relative, self._run.locate(self._name))
+            local_files.put_inside(self.path, relative, data)
+
+    def pack(self, limit: int) -> dict[str, bytes] | None:
+        """All files by relative path, where storage does not have them by itself; None where they take more bytes."""
+        state = {} if self._run.is_local else self._state()
+        if sum(size for _, size in state.values()) > limit:
+            return None
+        packed = {}
+        for relative in state:
+            with contextlib.suppress(FileNotFoundError), open(os.path.join(self.path, relative), "rb") as file:
+                packed[relative] = file.read()
+        return packed
+
+    def upload(self) -> None:
+        """Copy files that changed since the last time."""
+        if self._run.is_local:
+            return
+        for relative, seen in self._state().items():
+            if self._uploaded.get(relative) != seen:
+                try:
+                    with open(os.path.join(self.path, relative), "rb") as stream:
+                        self._run.put(f"{self._name}/{relative}", stream.read())
+                except StorageError:
+                    raise
+                except OSError:
+                    continue  # a file that its writer has just removed
+                self._uploaded[relative] = seen
+
+    def forget(self) -> None:
+        """Take no file for copied any more."""
+        self._uploaded = {}
+
+    def _state(self) -> dict[str, tuple[float, int]]:
+        found = {}
+        for base, _, files in os.walk(self.path):
+            for file in files:
+                path = os.path.join(base, file)
+                with contextlib.suppress(FileNotFoundError):
+                    stat = os.stat(path)
+                    found[os.path.relpath(path, self.path).replace(os.sep, "/")] = (stat.st_mtime, stat.st_size)
+        return found

@@ -1,0 +1,128 @@
+"""What a run does now: its status, as the driver's display shows it and as a file that others may read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SaveTrouble:
+    """Saves fail.
+
+    Attributes:
+        seconds: since the first in a row failed.
+        retry_seconds: to the next try.
+        why: the last failed, in short.
+    """
+
+    seconds: float
+    retry_seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run is, as rank 0 last said.
+
+    Attributes:
+        step, total: global steps done and wanted.
+        epoch, epochs: from 1; epochs counts those that `total` reaches.
+        metrics: running loss and metrics of the epoch.
+        samples_per_second: over the last report.
+        workers: world size.
+        checkpoint: step of the last complete checkpoint, or None.
+        snapshot: step of the newest copy of the state in memory, or None.
+        snapshot_bytes: that the copies take on each node.
+        stall_seconds: for which this group of workers has stood still to save or copy the state.
+        phase: what goes on, where it is not training.
+        trouble: that checkpoints cannot be saved, or None.
+        history: the last epochs that have ended: metrics, and `epoch` (from 0) and `step`.
+    """
+
+    step: int
+    total: int
+    epoch: int
+    epochs: int
+    workers: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    samples_per_second: float = 0.0
+    seconds_left: float | None = None
+    checkpoint: int | None = None
+    snapshot: int | None = None
+    snapshot_bytes: int = 0
+    stall_seconds: float = 0.0
+    phase: str = "training"
+    trouble: SaveTrouble | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def describe(status: Status) -> str:
+    """A status as one line."""
+    parts = [f"epoch {status.epoch}/{status.epochs}", f"step {status.step}/{status.total}"]
+    parts += [f"{name} {value:.4g}" for name, value in status.metrics.items()]
+    if status.samples_per_second:
+        parts.append(f"{status.samples_per_second:,.0f} samples/s")
+    parts.append(f"{status.workers} worker{'s' if status.workers != 1 else ''}")
+    parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
+    if status.trouble is not None:
+        since, again = clock_text(status.trouble.seconds), clock_text(status.trouble.retry_seconds)
+        parts.append(f"saving fails since {since} ({status.trouble.why}), next try in {again}")
+    if status.snapshot is not None:
+        parts.append(f"in memory step {status.snapshot} ({status.snapshot_bytes / 2**20:,.0f} MiB a node)")
+    if status.phase != "training":
+        parts.append(status.phase)
+    elif status.seconds_left is not None:
+        parts.append(f"ETA {clock_text(status.seconds_left)}")
+    return ", ".join(parts)
+
+
+def clock_text(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class StatusFile:
+    """Keeps the latest status as JSON in a local file: the fields of `Status`, and `time` in seconds of the epoch.
+
+    Args:
+        path: a file in a folder that exists; None writes nothing.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | None):
+        self._path = path
+        self._status: Status | None = None
+        if path is not None:
+            try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.remove(path)  # what an earlier command left says nothing of this one
+                with open(f"{path}.part", "w"):
+                    pass
+                os.remove(f"{path}.part")
+            except OSError as error:
+                raise ConfigError(
+                    f"--status-file {path} cannot be written: {error.strerror or error}. Give a file in a folder that "
+                    "exists."
+                ) from error
+
+    def show(self, status: Status) -> None:
+        """Replace the file where the status is a new one. A disk that is full is no reason to stop."""
+        if self._path is None or status == self._status:
+            return
+        self._status = status
+        with contextlib.suppress(OSError):
+            with open(f"{self._path}.part", "w") as stream:
+                json.dump({**dataclasses.asdict(status), "time": time.time()}, stream)
+            os.replace(f"{self._path}.part", self._path)

@@ -1,0 +1,173 @@
+"""The ledger: what happened in a run and when, and from that alone where every second of it went.
+
+    ledger/20261121T101500.123-3f2a9c-0000.jsonl     events of one driver, a JSON object a line, in order
+
+Object stores cannot append, so each driver writes files of its own: the last one again and again while it is short,
+then the next. Events carry the clock of the driver's node alone. A driver that is killed loses the seconds since its
+last write, and storage that is away loses nothing as long as the driver lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from raytf.runs.ledger import Event
+
+#: Where time goes, in the order in which people want to see it.
+CATEGORIES = {
+    "training": "new steps",
+    "redone": "steps done once more after a failure",
+    "checkpoint": "training stood still to save or copy the state",
+    "validation": "validation",
+    "startup": "from the start of a driver to its first step",
+    "restart": "from a failure to the next step",
+    "resize": "planned changes of the number of workers",
+    "waiting": "for nodes",
+    "hang": "a worker made no progress",
+    "finish": "test and export",
+    "down": "no driver ran",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the run's time that belongs to one category.
+
+    Attributes:
+        begin, end: seconds of the epoch.
+        category: a key of CATEGORIES.
+        workers: world size, 0 where no group trains.
+        first_step, last_step: global steps at its ends.
+    """
+
+    begin: float
+    end: float
+    category: str
+    workers: int
+    first_step: int
+    last_step: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
+
+
+_PHASES = {"training": "training", "validating": "validation", "resizing": "resize"}
+
+
+_FINISHING = ("testing", "exporting", "saving")
+
+
+class Timeline:
+    """Goes through events in order and cuts the time between them."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._now: float | None = None
+        self._state = "startup"
+        #: What a start of a group is for, until it trains.
+        self._cause = "startup"
+        self._workers = self._step = self._highest = 0
+        self._stall = 0.0
+        self._has_ended = False
+        #: What the clock of the present driver is behind that of the ones before.
+        self._behind = 0.0
+
+    def add(self, event: Event) -> None:
+        kind = event["kind"]
+        starts = kind == "driver" and event.get("state") == "started"
+        if starts and self._now is not None:
+            self._behind = max(0.0, self._now - event["time"])
+        time = event["time"] + self._behind
+        time = time if self._now is None else max(self._now, time)
+        if self._now is None or (starts and self._has_ended):
+            self._now = time
+        elif starts:
+            self._cut(time, "down", self._step)
+        else:
+            self._book(event, time)
+        self._change(event, kind)
+
+    def take(self) -> list[Span]:
+        """The spans since the last call."""
+        taken, self.spans = self.spans, []
+        return taken
+
+    def _book(self, event: Event, time: float) -> None:
+        assert self._now is not None
+        step = int(event.get("step") or self._step)
+        if self._state != "training":
+            self._cut(time, self._state, self._step)
+            return
+        # A fault is noticed some time after the last sign of life.
+        silent = min(float(event.get("silent") or 0.0), time - self._now) if event["kind"] in ("fault", "hang") else 0.0
+        step = max(step, self._step)
+        length = time - silent - self._now
+        stall = min(max(float(event.get("stall") or self._stall) - self._stall, 0.0), length)
+        self._stall = max(self._stall, float(event.get("stall") or 0.0))
+        again = min(step, self._highest) - self._step
+        share = again / (step - self._step) if again > 0 else 0.0
+        begin, middle = self._now + stall, self._step + max(0, again)
+        self._cut(begin, "checkpoint", self._step)
+        self._cut(begin + (length - stall) * share, "redone", middle)
+        self._cut(time - silent, "training", step)
+        self._cut(time, "hang" if event.get("cause") == "hang" or event["kind"] == "hang" else "restart", step)
+        self._highest = max(self._highest, step)
+
+    def _cut(self, end: float, category: str, step: int) -> None:
+        assert self._now is not None
+        if end > self._now:
+            workers = self._workers if category in ("training", "redone", "checkpoint", "validation", "finish") else 0
+            self.spans.append(Span(self._now, end, category, workers, self._step, step))
+            self._now = end
+        self._step = step
+
+    def _change(self, event: Event, kind: str) -> None:
+        if kind == "driver":
+            self._has_ended = event.get("state") == "ended" and event.get("outcome") == "finished"
+            self._state = self._cause = "startup" if event.get("state") == "started" else "down"
+        elif kind == "fault":
+            self._state = self._cause = "restart"
+        elif kind == "hang":
+            self._state = self._cause = "hang"
+        elif kind == "waiting":
+            self._state = "waiting"
+        elif kind == "group":
+            self._stall = 0.0
+            if self._state in ("training", "resize"):
+                self._cause = "resize"
+            self._state = self._cause
+        elif kind == "phase":
+            phase = event.get("phase", "")
+            if phase in _FINISHING:
+                self._state = "finish"
+            elif phase in _PHASES:
+                self._state = _PHASES[phase]
+                self._cause = "resize" if phase == "resizing" else self._cause
+            if self._state in ("training", "validation", "resize"):
+                # A group that restored an earlier step begins there.
+                self._step = int(event.get("step") or 0) if phase == "training" else self._step
+            self._workers = int(event.get("workers") or self._workers)
+
+
+def timeline(events: Sequence[Event]) -> list[Span]:
+    """Cut a run's time into spans; they touch, but where a run that had finished was later given more steps."""
+    line = Timeline()
+    for event in events:
+        line.add(event)
+    return line.spans
+
+
+def account(spans: Iterable[Span]) -> dict[str, float]:
+    """Seconds of each category, in the order of CATEGORIES, without those that have none."""
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    for span in spans:
+        seconds[span.category] += span.seconds
+    return {category: value for category, value in seconds.items() if value}
+
+
+def goodput(seconds: dict[str, float]) -> float:
+    """Share of the run's time that went into new steps; 0 where there was no time."""
+    total = sum(seconds.values())
+    return seconds.get("training", 0.0) / total if total else 0.0

@@ -1,0 +1,490 @@
+"""One way to local folders, S3 and GCS: put, get, list, delete, with errors that say what to mend.
+
+A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
+`s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
+URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
+and never from the URI (see `places`). Where S3 refuses, they are read anew, so that keys renewed in a file serve a run
+under way.
+
+A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
+because an object store commits what was written when a stream is closed, also by an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow.fs as pafs
+
+from raytf.errors import StorageError
+from raytf.storage import conditional_writes, local_files, local_names, s3, uris
+from raytf.storage.refusals import MEND, classify, explain
+from raytf.storage.s3 import S3, Conditional
+
+T = TypeVar("T")
+
+#: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
+PREFLIGHT_SECONDS = 15.0
+#: Between two readings of credentials that a store refused.
+_RENEW_SECONDS = 5.0
+#: Files that are deleted at the same time where each is a request.
+_DELETES = 8
+#: Held where the process's setting about checksums is changed.
+_CHECKSUMS = threading.Lock()
+#: Files that are swapped are small ones.
+_VERSIONED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file on storage.
+
+    Attributes:
+        name: relative to the folder that was listed.
+        bytes: its size.
+        modified: seconds of the epoch, by the clock of the store.
+    """
+
+    name: str
+    bytes: int
+    modified: float
+
+
+class Storage:
+    """A place for files below a root. Names are relative and use '/'.
+
+    Args:
+        uri: see the module's text.
+        clock: injected by tests.
+
+    Raises:
+        ConfigError: the URI cannot be understood.
+        StorageError: from every method, when storage refuses; `kind` says why.
+    """
+
+    def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic):
+        self.uri, self._clock = uri, clock
+        self._s3: S3 | None = None
+        self._conditional: Conditional | None = None
+        #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
+        self._one_wins: dict[str, bool] = {}
+        self._renewed_at = float("-inf")
+        place = uris.parse(uri)
+        self.is_local = not place.scheme
+        if self.is_local:
+            self.root = os.path.abspath(os.path.expanduser(uri))
+            self._fs: pafs.FileSystem = pafs.LocalFileSystem()
+            return
+        self.root = place.location
+        if place.scheme == "s3":
+            self._s3 = S3.of(place.options)
+            self._build()
+        else:
+            self._fs = _gcs(place.options)
+
+    def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
+        """The pyarrow file system and the path on it, for libraries that want them."""
+        return self._fs, self._path(name)
+
+    def child(self, name: str) -> Storage:
+        """The same storage with its root at `name`."""
+        self._path(name)  # or it would lie elsewhere
+        base, mark, query = (self.uri, "", "") if self.is_local else self.uri.partition("?")
+        return Storage(f"{base.rstrip('/')}/{name}{mark}{query}", self._clock)
+
+    def locate(self, name: str) -> str:
+        """A name as a person would look for it."""
+        base, _, _ = self.uri.partition("?")
+        return self._path(name) if self.is_local else f"{base.rstrip('/')}/{name}".rstrip("/")
+
+    def put(self, name: str, data: bytes | memoryview | Sequence[memoryview]) -> None:
+        """Write a whole file, or the pieces of one; it appears only when it is complete."""
+        if self.is_local:
+            self._do("write", name, lambda: local_files.put(self._path(name), data))
+            return
+
+        def write() -> None:
+            with self._fs.open_output_stream(self._path(name)) as out:
+                for piece in [data] if isinstance(data, (bytes, memoryview)) else data:
+                    out.write(piece)
+
+        used = self._fs
+        try:
+            self._do("write", name, write)
+        except StorageError as error:
+            if self._s3 is None or not s3.is_about_checksums(error):
+                raise
+            self._put_without_checksums(name, write, error, used)
+
+    def _put_without_checksums(
+        self, name: str, write: Callable[[], None], refusal: StorageError, used: pafs.FileSystem
+    ) -> None:
+        """Once more as before 2025, and from now on where that helps; see `s3.is_about_checksums`."""
+        with _CHECKSUMS:
+            is_first = self._fs is used  # not where another thread was faster
+            if is_first and not self._has_checksums:
+                raise refusal
+            before = s3.without_checksums()
+            if is_first:
+                self._build()
+        try:
+            self._do("write", name, write)
+        except StorageError:
+            with _CHECKSUMS:
+                s3.set_checksums(before)
+                self._build()
+            raise refusal from None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one; whether it was written. Atomic where `is_conditional`.
+
+        On an object store False may also mean that the answer to the write was lost: read what is there.
+        """
+        if self.is_local:
+            return self._do("create", name, lambda: local_files.create(self._path(name), data))
+        return self._write_if("create", name, data, None)
+
+    def get_version(self, name: str) -> tuple[bytes, str] | None:
+        """The bytes of a file and what tells them from those before and after; None where there is none."""
+        if self._s3 is not None:
+            return self._do("read", name, lambda: self._conditionally().get(self._path(name)))
+        try:
+            data = self.get(name, _VERSIONED_BYTES)
+        except StorageError as error:
+            if error.kind == "missing":
+                return None
+            raise
+        return data, local_files.version(data)
+
+    def swap(self, name: str, data: bytes, version: str) -> bool:
+        """Write a file that is still of a version; whether it was written. Atomic where `is_conditional`.
+
+        On an object store False may also mean that the answer to the write was lost: read what is there.
+        """
+        if self.is_local:
+            return self._do("write", name, lambda: local_files.swap(self._path(name), data, version))
+        return self._write_if("swap", name, data, version)
+
+    def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
+        if self._s3 is not None and self._one_wins.get(what, True):
+            # A store that nobody has tried may overlook the condition.
+            if what not in self._one_wins and self._version_of(name) != version:
+                return False
+            try:
+                return self._do(
+                    "create" if version is None else "write",
+                    name,
+                    lambda: self._conditionally().put(self._path(name), data, version),
+                )
+            except StorageError as error:
+                if error.kind != "unsupported":
+                    raise
+                self._one_wins[what] = False  # this one alone: a store may know one condition and not the other
+        if self._version_of(name) != version:
+            return False
+        self.put(name, data)
+        return True
+
+    def _version_of(self, name: str) -> str | None:
+        found = self.get_version(name)
+        return found and found[1]
+
+    def is_conditional(self, what: str | None = None) -> bool:
+        """Whether of several writers at once one wins; S3-protocol stores are tried, once, by races.
+
+        Args:
+            what: `create` or `swap`; by default both.
+        """
+        if self._s3 is None:
+            return self.is_local
+        if {"create", "swap"} - self._one_wins.keys():
+            probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+            try:
+                found = self._do("write", probe, lambda: self._try_conditions(probe))
+            finally:
+                bucket, _, key = self._path(probe).partition("/")
+                keys = conditional_writes.leftovers(key)
+                self._do("delete", probe, lambda: self._conditionally().delete_keys(bucket, keys))
+            # What was refused in earnest is not offered again.
+            self._one_wins = {"create": found.create, "swap": found.swap, **self._one_wins}
+        return all(self._one_wins[one] for one in ([what] if what else ["create", "swap"]))
+
+    def _try_conditions(self, probe: str) -> conditional_writes.Conditions:
+        return conditional_writes.try_out(
+            self._conditionally(), self._path(probe), lambda error: classify(error) == "unsupported"
+        )
+
+    def _conditionally(self) -> Conditional:
+        assert self._s3 is not None
+        if self._conditional is None:
+            self._conditional = Conditional(self._s3)
+        return self._conditional
+
+    def get(self, name: str, most: int | None = None) -> bytes:
+        """The bytes of a file; StorageError of kind `missing` when it is not there.
+
+        Args:
+            most: bytes that it may have; a larger one is damaged, and is not read.
+
+        Raises:
+            DamagedFileError: it is too large, or no file at all.
+        """
+
+        def read() -> bytes:
+            if self.is_local:
+                return local_files.get(self._path(name), most)
+            with self._fs.open_input_stream(self._path(name), buffer_size=1 << 20) as stream:
+                if most is None:
+                    return stream.read()
+                try:
+                    data = stream.read(most + 1)
+                except MemoryError:  # what a manifest says may be more than there is room for
+                    raise local_files.too_large(most, most - 1, self._path(name)) from None
+            if len(data) > most:
+                raise local_files.too_large(len(data), most, self._path(name))
+            return data
+
+        return self._do("read", name, read)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        """Bytes [offset, offset + length) of a file; fewer where it ends before."""
+
+        def read() -> bytes:
+            with self._fs.open_input_file(self._path(name)) as file:
+                return file.read_at(length, offset)
+
+        return self._do("read", name, read)
+
+    def get_or_none(self, name: str, most: int | None = None) -> bytes | None:
+        """The bytes of a file, as `get`, or None when it is not there."""
+        if not self.is_local:
+            return self.get(name, most) if self.exists(name) else None
+        try:
+            return self.get(name, most)  # what is no file is not missing
+        except StorageError as error:
+            if error.kind == "missing":
+                return None
+            raise
+
+    def exists(self, name: str) -> bool:
+        if self.is_local:
+            return self._do("look up", name, lambda: local_files.exists(self._path(name)))
+        info = self._do("look up", name, lambda: self._fs.get_file_info(self._path(name)))
+        return info.type == pafs.FileType.File
+
+    def files(self, name: str = "", skipped: list[str] | None = None) -> list[File]:
+        """All files below a folder, at any depth, by name; a missing folder is empty, and so is a root that is a file.
+
+        Args:
+            skipped: takes the names of folders below it that cannot be read; without it the first one raises.
+        """
+        base = self._path(name)
+        if self.is_local and not name and self.exists(""):
+            return []
+        found = self._do("list", name, lambda: _walk(base, skipped) if self.is_local else self._list_objects(base))
+        return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
+
+    def _list_objects(self, base: str) -> list[File]:
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
+        infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
+        return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+
+    def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+        """What is below a folder of a local file system, links as such."""
+        return local_files.walk(self._path(name))
+
+    def list(self, name: str = "", recursive: bool = False) -> list[str]:
+        """Names below a folder, relative to it, sorted; folders end with '/'. A missing folder is empty.
+
+        A recursive list may leave out the folders themselves.
+        """
+        base = self._path(name)
+        if self.is_local:
+            return self._do("list", name, lambda: sorted(_names(base, recursive)))
+        # pyarrow lists no folder on GCS that exists only through the objects in it, so there they are looked for.
+        infer = not recursive and isinstance(self._fs, pafs.GcsFileSystem)
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
+        infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
+        found = set()
+        for info in infos:
+            relative = _relative(info.path, base)
+            if relative and ".tmp-" not in relative:
+                found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
+        if infer:
+            found = {first + mark for first, mark, _ in (entry.partition("/") for entry in found)}
+        return sorted(found)
+
+    def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
+        """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
+
+        Args:
+            name: a folder; empty for all.
+            is_dead: of a file's name relative to it: whether nobody goes on with it.
+
+        Returns:
+            How many were forgotten.
+        """
+        if self._s3 is None:
+            return 0
+        base = f"{self._path(name)}/"
+        return self._do("list uploads of", name, lambda: self._conditionally().abort_uploads(base, is_dead))
+
+    def delete(self, name: str) -> None:
+        """Delete a file, or a folder with all that is in it; nothing happens when it is not there."""
+        path = self._path(name)
+
+        def remove() -> None:
+            if self.is_local:
+                local_files.delete(self.root, name)
+                return
+            if self._s3 is not None:
+                self._conditionally().delete(path)
+                return
+            info = self._fs.get_file_info(path)
+            if info.type == pafs.FileType.File:
+                self._fs.delete_file(path)
+                return
+            # File by file: `delete_dir` fails on some GCS implementations.
+            selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
+            files = [inner.path for inner in self._fs.get_file_info(selector) if inner.type == pafs.FileType.File]
+            with ThreadPoolExecutor(_DELETES) as pool:
+                list(pool.map(self._fs.delete_file, files))
+
+        self._do("delete", name, remove)
+
+    def put_tree(self, folder: str, name: str) -> None:
+        """Copy a local folder's files to below `name`."""
+        for base, _, files in os.walk(folder):
+            for file in files:
+                path = os.path.join(base, file)
+                relative = os.path.relpath(path, folder).replace(os.sep, "/")
+                with open(path, "rb") as stream:
+                    self.put(f"{name}/{relative}", stream.read())
+
+    def get_tree(self, name: str, folder: str) -> None:
+        """Copy the files below `name` into a local folder.
+
+        Raises:
+            StorageError: also where a name would lead out of the folder; then nothing is written.
+        """
+        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+
+    def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
+        """Copy some of the files below `name` into a local folder; see `get_tree`."""
+        for relative in files:
+            local_names.check_plain(relative, self.locate(name))
+
+        def fetch(relative: str) -> None:
+            data = self.get(f"{name}/{relative}")
+            try:
+                local_files.put_inside(folder, relative, data)
+            except OSError as error:
+                raise explain("write", os.path.join(folder, relative), error) from error
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(fetch, files))
+
+    def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
+        """List and write a little, so that what is wrong shows before money is spent.
+
+        Raises:
+            StorageError: within `seconds` when storage does not answer.
+        """
+        probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
+
+        def check() -> None:
+            self.put(probe, b"raytf")
+            self.list("")  # after the put, which tells a missing bucket from one that is empty
+            self.delete(probe)
+
+        within(seconds, check, self.locate(""))
+
+    def _path(self, name: str) -> str:
+        name = name.rstrip("/")
+        if name and local_names.leads_elsewhere(name):
+            raise local_names.refusal(name, self.locate(""))
+        return f"{self.root.rstrip('/')}/{name}" if name else self.root
+
+    def _do(self, what: str, name: str, call: Callable[[], T]) -> T:
+        used = self._fs
+        try:
+            return call()
+        except OSError as error:
+            if not self._renew(error, used):
+                raise explain(what, self.locate(name), error) from error
+        try:
+            return call()
+        except OSError as error:
+            raise explain(what, self.locate(name), error) from error
+
+    def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
+        """Whether to try once more, with credentials read anew: a file system keeps those that it found in a file."""
+        # Any refusal: the answer to a HEAD does not say that it is for a key that has expired.
+        if self._s3 is None or classify(error) != "denied":
+            return False
+        if self._fs is used:
+            if self._clock() - self._renewed_at < _RENEW_SECONDS:
+                return False
+            self._renewed_at = self._clock()
+            self._build()
+        return True
+
+    def _build(self) -> None:
+        """Make what talks to S3 anew: it reads credentials and the environment when it is made."""
+        assert self._s3 is not None
+        self._has_checksums = s3.has_checksums()
+        self._fs, self._conditional = self._s3.file_system(), None
+
+
+def _relative(path: str, base: str) -> str:
+    # One slash goes: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
+
+
+def _walk(base: str, skipped: list[str] | None) -> list[File]:
+    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
+    # names that are no text.
+    found = []
+    for name, entry in local_files.walk(base, True, skipped):
+        if not local_files.is_folder(entry) and (stat := local_files.look(entry)) is not None:
+            found.append(File(name, stat.st_size, stat.st_mtime))
+    return found
+
+
+def _names(base: str, recursive: bool) -> list[str]:
+    found = ((name, local_files.is_folder(entry)) for name, entry in local_files.walk(base, recursive))
+    return [name + ("/" if is_folder else "") for name, is_folder in found if ".tmp-" not in name]
+
+
+def within(seconds: float, call: Callable[[], None], where: str) -> None:
+    """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted."""
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {MEND['unreachable']}", "unreachable")
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def _gcs(options: dict[str, str]) -> pafs.FileSystem:
+    arguments: dict[str, Any] = dict(options)
+    if "anonymous" in arguments:
+        arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
+    return pafs.GcsFileSystem(**arguments)

@@ -1,0 +1,238 @@
+"""Keras callbacks under several workers: they run on rank 0 only, and what they change is sent to the others.
+
+So files and messages come once, as on one machine, and EarlyStopping, ReduceLROnPlateau and LearningRateScheduler act
+on all ranks alike. A callback may stop training, change the learning rate, or (in hooks of epochs, tests and the whole
+training) change weights. Batch hooks run once a call, as with Keras's `steps_per_execution`.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import inspect
+import os
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf.distributed.group import Ranks
+from raytf.errors import ModelError
+from raytf.inference.user_model import run_user_code
+
+_HARMLESS = (
+    keras.callbacks.History,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.TerminateOnNaN,
+)
+
+
+#: Their batch hooks read and do not steer, so no agreement is needed after them.
+_PASSIVE_ON_BATCHES = (
+    keras.callbacks.History,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.TensorBoard,
+    keras.callbacks.ModelCheckpoint,
+)
+
+
+#: In the place of a setting's value: not state, whatever it is.
+_NEVER = object()
+
+
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+class Callbacks:
+    """The user's callbacks, or nothing where there are none.
+
+    Args:
+        make: a list of callbacks, or a function of the folder for files that returns one; None for none.
+        model: built and compiled.
+        group: all ranks must construct and call alike.
+        say: told what callbacks print, line by line.
+        files: local folder whose files end up in the run's folder.
+        params: epochs and steps (of an epoch), as Keras gives them to callbacks.
+        epoch: in which the run goes on from a checkpoint; None for a new run.
+        watch: gives a context manager around the user's code.
+    """
+
+    def __init__(
+        self,
+        make: list[keras.callbacks.Callback] | Callable[[str], list[keras.callbacks.Callback]] | None,
+        model: keras.Model,
+        group: Ranks,
+        say: Callable[[str], None],
+        files: str,
+        params: dict[str, Any],
+        epoch: int | None,
+        watch: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ):
+        self._model, self._group, self._say, self._watch = model, group, say, watch
+        #: Whether there are any, on rank 0.
+        self.active = bool(make)
+        self._list: list[keras.callbacks.Callback] = []
+        self._hooks: keras.callbacks.CallbackList | None = None
+        #: What each callback was made with: settings, such as a path on this machine, that a restart makes anew.
+        self._settings: list[dict[str, Any]] = []
+        steering = 0.0
+        if self.active and group.rank == 0:
+            made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
+            self._list = list(made or [])
+            for callback in self._list:
+                if isinstance(callback, keras.callbacks.BackupAndRestore):
+                    raise ModelError("remove BackupAndRestore from the callbacks: raytf itself saves and restores.")
+                if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
+                    callback.append = True  # or the rows of earlier attempts are lost
+                    _drop_rows(callback, epoch)
+            self._hooks = keras.callbacks.CallbackList(self._list, model=model, **params)
+            self._settings = [_settings_of(c) for c in self._list]
+            steering = float(any(_steers_on_batches(c) for c in self._list))
+        self._risky = any(not isinstance(c, _HARMLESS) for c in self._list)
+        self._steering = bool(self._agree(steering)) if self.active else False
+        #: Whether some callback wants to hear about batches.
+        self.has_batch_hooks = any(_has_batch_hooks(c) for c in self._list)
+        model.stop_training = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback asked to stop; equal on all ranks after `run`."""
+        return bool(self._model.stop_training)
+
+    def run(self, hook: str, *args: Any) -> None:
+        """Run a hook on rank 0 and agree on what it changed; all ranks must call it."""
+        if not self.active:
+            return
+        changed = 0.0
+        if self._hooks is not None:
+            with self._watch():
+                before = self._fingerprint() if self._risky else 0
+                run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+                changed = float(self._risky and self._fingerprint() != before)
+        self._agree_on_effects(changed)
+
+    def run_batch(self, hook: str, *args: Any) -> None:
+        """Run a batch hook on rank 0; ranks agree only where some callback may steer there."""
+        if self._hooks is not None and self.has_batch_hooks:
+            with self._watch():
+                run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
+        if self._steering and hook == "on_train_batch_end":
+            self._agree_on_effects(0.0)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """(values, arrays) that a later attempt needs; empty but on rank 0."""
+        values: dict[str, Any] = {}
+        arrays: dict[str, np.ndarray] = {}
+        for i, (callback, settings) in enumerate(zip(self._list, self._settings, strict=True)):
+            key = f"callback/{i:03d}/{type(callback).__name__}"
+            own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
+            plain: dict[str, Any] = {}
+            for name, value in own.items():
+                if name in ("params", "_model", "model") or (name in settings and settings[name] in (value, _NEVER)):
+                    continue
+                if isinstance(value, (np.integer, np.floating)):
+                    plain[name] = value.item()
+                elif _is_plain(value):
+                    plain[name] = value
+                elif _is_arrays(value):
+                    plain[name] = {"arrays": len(value)}
+                    arrays.update({f"{key}/{name}/{j:05d}": np.array(a) for j, a in enumerate(value)})
+            values[key] = plain
+        return values, arrays
+
+    def load_state(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        """Give callbacks back what `state` took; those that were not there then keep what they have."""
+        for i, callback in enumerate(self._list):
+            key = f"callback/{i:03d}/{type(callback).__name__}"
+            own = dict(values.get(key, {}))
+            for name, value in own.items():
+                if isinstance(value, dict) and set(value) == {"arrays"}:
+                    own[name] = [arrays[f"{key}/{name}/{j:05d}"] for j in range(value["arrays"])]
+            if hasattr(callback, "set_state"):
+                callback.set_state(own)
+            else:
+                vars(callback).update(own)
+
+    def _agree_on_effects(self, changed: float) -> None:
+        optimizer = self._model.optimizer
+        inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+        scheduled = isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+        mine = [float(self._model.stop_training), 0.0 if scheduled else float(optimizer.learning_rate), changed]
+        stop, rate, changed = self._group.sum(np.array(mine if self._group.rank == 0 else [0.0] * 3, np.float64))
+        self._model.stop_training = bool(stop)
+        if self._group.rank != 0 and not scheduled:
+            optimizer.learning_rate = rate
+        if changed:
+            variables = self._variables()
+            arrays = self._group.broadcast([keras.ops.convert_to_numpy(v) for v in variables])
+            if self._group.rank != 0:
+                for variable, value in zip(variables, arrays, strict=True):
+                    variable.assign(value)
+
+    def _agree(self, value: float) -> float:
+        return float(self._group.sum(np.array([value], np.float64))[0])
+
+    def _variables(self) -> list[keras.Variable]:
+        own = list(self._model.weights)
+        return own + [v for v in self._model.optimizer.variables if all(v is not o for o in own)]
+
+    def _fingerprint(self) -> int:
+        crc = 0
+        for variable in self._variables():
+            crc = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes(), crc)
+        return crc
+
+
+def _settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """What a callback was made with. Arguments of its constructor are never state, though Keras changes some (it turns
+    the sign of `min_delta`); other values are state once they differ from what they are now."""
+    arguments = dict.fromkeys(inspect.signature(type(callback).__init__).parameters, _NEVER)
+    return {k: copy.copy(v) for k, v in vars(callback).items() if _is_plain(v)} | arguments
+
+
+def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Remove rows of epochs that will be done once more."""
+    if not os.path.isfile(logger.filename):
+        return
+    try:
+        with open(logger.filename, newline="", errors="surrogateescape") as file:
+            header, *rows = list(csv.reader(file, delimiter=logger.sep)) or [[]]
+    except (OSError, csv.Error):
+        return  # it is damaged, and only a log
+    if "epoch" in header:
+        place = header.index("epoch")
+        with open(logger.filename, "w", newline="", errors="surrogateescape") as file:
+            kept = [row for row in rows if len(row) > place and _is_before(row[place], epoch)]
+            csv.writer(file, delimiter=logger.sep, lineterminator="\n").writerows([header, *kept])
+
+
+def _is_before(text: str, epoch: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 16 and int(text) < epoch
+
+
+def _has_batch_hooks(callback: keras.callbacks.Callback) -> bool:
+    # Keras marks the hooks of its base class, to skip those that nobody overrides.
+    return any(not getattr(getattr(callback, hook), "_is_default", False) for hook in _BATCH_HOOKS)
+
+
+def _steers_on_batches(callback: keras.callbacks.Callback) -> bool:
+    return _has_batch_hooks(callback) and not isinstance(callback, _PASSIVE_ON_BATCHES)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(v) for v in value)
+    return isinstance(value, dict) and all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+
+
+def _is_arrays(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(v, np.ndarray) for v in value)

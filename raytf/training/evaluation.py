@@ -1,0 +1,88 @@
+"""Loss and metrics over a source, equal on every rank, and the same for every number of ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import keras
+import numpy as np
+
+from raytf.checkpoint import variables
+from raytf.data.pipeline import Call, Pipeline
+from raytf.data.plan import StepPlan
+from raytf.distributed.devices import Devices
+from raytf.distributed.group import Ranks
+from raytf.training import model as models
+from raytf.training.callbacks import Callbacks
+from raytf.training.step import EvalStep
+
+#: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
+_CALL_STEPS = 16
+_PREFETCH = 2
+
+
+class Evaluator:
+    """Evaluates a model on one source; traced once and used again.
+
+    Args:
+        model: built and compiled.
+        pipeline: this rank's shards of the source, not shuffled.
+        group: all ranks must construct and call alike.
+        callbacks: hear of the begin and the end.
+        devices: of this process.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        pipeline: Pipeline,
+        group: Ranks,
+        callbacks: Callbacks,
+        devices: Devices | None = None,
+    ):
+        self._model, self._pipeline, self._group, self._callbacks = model, pipeline, group, callbacks
+        pipeline.prepare(len(variables.seed_states(model)), models.sparse_classes(model))
+        self._plan: StepPlan = pipeline.plan
+        self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
+
+    def _totals(self, call: Call) -> np.ndarray:
+        """[K, n] over all shards, by what losses are divided that are divided by data."""
+        own, shards = self._step.divisors(call), self._pipeline.shards
+        steps, _, count = own.shape
+        if not count:
+            return np.zeros((steps, 0), np.float32)
+        every = np.zeros((steps, self._plan.shards, count), np.float32)
+        every[:, shards.start : shards.stop] = own
+        return self._group.sum(every.ravel()).reshape(every.shape).sum(1)
+
+    def run(self, progress: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Loss and metrics by name; the model's metrics are reset before and after.
+
+        Args:
+            progress: called after each call into TensorFlow.
+        """
+        self._callbacks.run("on_test_begin")
+        shards, plan = self._pipeline.shards, self._plan
+        rows = np.zeros((len(shards), self._step.micro.row_width), np.float32)
+        pending: deque[Future[Call]] = deque()
+        asked, total = 0, plan.steps_per_epoch
+        while asked < total or pending:
+            while asked < total and len(pending) < _PREFETCH:
+                end = plan.call_end(asked, _CALL_STEPS, total)
+                pending.append(self._pipeline.submit(asked, end))
+                asked = end
+            call = pending.popleft().result()
+            rows += self._step(call, self._totals(call))
+            progress()
+        everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
+        everyones[shards.start : shards.stop] = rows
+        # Other ranks' rows are zeros, so each arrives as it is, and all ranks add them in the same order.
+        everyones = self._group.sum(everyones.ravel()).reshape(everyones.shape)
+        self._model.reset_metrics()
+        self._step.micro.add_metrics(everyones.sum(0)[1:])
+        logs = models.logs(self._model)
+        self._model.reset_metrics()
+        self._callbacks.run("on_test_end", dict(logs))
+        return logs

@@ -1,0 +1,225 @@
+"""Whether a finished run answers for what is asked for now: the same settings, the same data, the same model.
+
+Settings and data are compared here. The model is built in a process of its own, on the CPU, as a worker builds it: the
+driver imports no TensorFlow, and a notebook's Keras keeps its state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+
+from raytf.config import canonical_text
+from raytf.data.sources import Source
+from raytf.errors import JobError, RaytfError, RunMismatchError, StorageError, one_line
+from raytf.storage.storage import Storage
+from raytf.training import run_identity
+from raytf.training.job import Job, Sources
+
+#: To import TensorFlow and build a model, on a machine that is busy.
+_SECONDS = 600
+#: Records that a worker builds its model with.
+_SAMPLE = 2
+#: What a run keeps of its model, of which a message may say where it differs; and the present one in an answer.
+_ARCHITECTURE, _CONFIG = "architecture.json", "config of the model"
+
+
+def stored(result: Mapping[str, Any]) -> dict[str, str]:
+    """What a run has written of itself into its result; empty where it has not, or it is of another shape."""
+    found = result.get("identity")
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def compare(job: Job, sources: Sources, before: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Refuse the result of a run that was made otherwise.
+
+    Args:
+        job: what is asked for, not sent anywhere yet.
+        sources: its data.
+        before: what the run stored of itself.
+        say: told what could not be compared.
+
+    Raises:
+        RunMismatchError: names what differs.
+        RaytfError: the model cannot be built.
+    """
+    if not before:
+        say("the run has stored nothing of its settings, data and model, so they were not compared")
+        return
+    now = run_identity.of_run(job, sources)
+    now = _steady(before, now, sources)
+    _refuse(job, before, now)
+    missing = [key for key in (run_identity.STRUCTURE, *run_identity.DATA, run_identity.CODE) if key not in before]
+    if missing:
+        say(f"this run was made by an older raytf, which stored no {', '.join(missing)}: these were not compared")
+    described = describe(job, sources.train)
+    if "cannot" in described:
+        say(f"the model was not compared: {described['cannot']}")
+        return
+    config = described.pop(_CONFIG, "")
+    where = ""
+    if described[run_identity.STRUCTURE] != before.get(run_identity.STRUCTURE, described[run_identity.STRUCTURE]):
+        where = _where(Storage(job.run_uri), config)
+    _refuse(job, before, now | described, where)
+
+
+def _refuse(job: Job, before: Mapping[str, str], now: Mapping[str, str], where: str = "") -> None:
+    model = ("model ", run_identity.CODE)
+    known = {
+        key: value for key, value in before.items() if key in now or not key.startswith((*model, *run_identity.DATA))
+    }
+    difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
+    if difference:
+        raise RunMismatchError(
+            f"run {job.config.run.run!r} has finished with other settings, so its result is no answer: "
+            f"{where}{difference}. Give them as they were, or choose another --run name."
+        )
+
+
+def _where(run: Storage, config: str) -> str:
+    """The first place at which the model differs from that of the run, where Keras could write both down."""
+    try:
+        stored = json.loads(run.get_or_none(_ARCHITECTURE) or b"{}").get("config")
+        found = canonical_text.first_difference(canonical_text.canonical(stored, False), json.loads(config or "null"))
+    except (StorageError, ValueError, RecursionError, AttributeError, TypeError):
+        return ""  # it says no more than that they differ
+    return f"{found}; " if found and stored and config else ""
+
+
+def _steady(before: Mapping[str, str], now: dict[str, str], sources: Sources) -> dict[str, str]:
+    """Without data that are others each time they are read: nothing can be said of those."""
+    found = dict(now)
+    for key, name in run_identity.DATA.items():
+        source = getattr(sources, name)
+        if source is not None and before.get(key, now[key]) != now[key] and run_identity.contents(source) != now[key]:
+            found = {k: v for k, v in found.items() if k != key and not (name == "train" and k == "training data")}
+    return found
+
+
+def describe(job: Job, train: Source) -> dict[str, str]:
+    """What is stored of a model, of the one that the job's function makes; `cannot` where no process can build it here.
+
+    Raises:
+        RaytfError: the function raised, or made no model that can be trained.
+    """
+    leaves = train.take(np.arange(min(_SAMPLE, train.records)))
+    config = job.config
+    asked = {
+        "model": job.model,
+        "sample": _Sample(len(leaves[0]), train.spec, leaves),
+        "compute": config.compute,
+        "batch_section": config.batch,
+        "class_weight": job.class_weight,
+        "augment": job.augment,
+        "precision": job.precision,
+    }
+    with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
+        question, answer = Path(folder) / "question", Path(folder) / "answer"
+        try:
+            question.write_bytes(ray.cloudpickle.dumps(asked))
+        except Exception as error:
+            return {"cannot": f"it cannot be sent to another process ({one_line(error, 200)})"}
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environ.pop("TF_CONFIG", None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(
+                [sys.executable, "-m", "raytf.training.finished_run", str(question), str(answer), *map(str, sys.path)],
+                env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                timeout=_SECONDS, check=False,
+            )  # fmt: skip
+        if not answer.exists():
+            return {"cannot": f"a process that builds it ended without an answer, or took more than {_SECONDS} s"}
+        said: Any = ray.cloudpickle.loads(answer.read_bytes())
+    if isinstance(said, JobError):
+        raise JobError(
+            f"this run has finished, and is compared with the model that is given now: {said}", said.traceback
+        )
+    if isinstance(said, RaytfError):
+        raise said
+    return said
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The first records of a source, as one of their own."""
+
+    records: int
+    spec: Any
+    leaves: list[np.ndarray]
+    name: str = "sample"
+    block_sizes: None = None
+    window: int = 1
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return [leaf[records] for leaf in self.leaves]
+
+    def label_range(self) -> None:
+        return None
+
+
+def _main(question: str, answer: str, *path: str) -> None:
+    """The process: builds the model and describes it.
+
+    Args:
+        path: where the driver finds modules, the job's among them.
+    """
+    sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
+    try:
+        said: Any = _described(ray.cloudpickle.loads(Path(question).read_bytes()))
+    except ImportError as error:
+        said = {"cannot": one_line(error, 200)}
+    except RaytfError as error:
+        error.__cause__ = None  # which may be of a class that the driver does not know
+        said = error
+    Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
+    os.replace(f"{answer}.part", answer)
+
+
+def _described(asked: dict[str, Any]) -> dict[str, str]:
+    from raytf import _process
+
+    _process.load_tensorflow()
+    from raytf.data.pipeline import Pipeline
+    from raytf.data.plan import StepPlan
+    from raytf.training import model as models
+
+    source = asked["sample"]
+    pipeline = Pipeline(
+        source,
+        StepPlan(source.records, 1, 1),
+        range(1),
+        asked["batch_section"].seed,
+        class_weight=asked["class_weight"],
+        augment=asked["augment"],
+    )
+    try:
+        model = models.build(
+            asked["model"],
+            pipeline.sample(),
+            [],
+            asked["compute"],
+            asked["batch_section"].seed,
+            lambda line: None,
+            asked["precision"],
+        )
+    finally:
+        pipeline.close()
+    described = run_identity.of_model(models.describe(model), models.code(model, (asked["augment"],)))
+    return described | {_CONFIG: models.config_text(model)}
+
+
+if __name__ == "__main__":
+    from raytf.training import finished_run  # so that what is pickled is of this name
+
+    finished_run._main(*sys.argv[1:])

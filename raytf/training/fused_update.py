@@ -1,0 +1,96 @@
+"""Updates of Adam, AdamW and SGD in one pass over memory each."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+#: (gradient, variable, learning rate): an optimizer's `update_step`.
+_Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
+
+
+@contextlib.contextmanager
+def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Have Adam, AdamW and SGD update each weight by one operation of TensorFlow, in what is traced meanwhile.
+
+    Keras writes an update as a dozen operations, each of which goes through memory once: for a small model that takes
+    longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass, but that
+    they round Adam's betas to the weights' type before they take 1 - beta (5e-5 of that at 0.999). Clipping, weight
+    decay, averages and loss scales are Keras's as before; so is the update of any other optimizer.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    own, update = type(inner).update_step, None
+    if own is keras.optimizers.Adam.update_step and not inner.amsgrad:
+        update = _adam(inner)
+    elif own is keras.optimizers.SGD.update_step:
+        update = _sgd(inner)
+    attributes = vars(inner)
+    if update is None or "update_step" in attributes:
+        yield
+        return
+
+    def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        dense = isinstance(variable, tf.Variable) and not isinstance(gradient, tf.IndexedSlices)
+        chosen = update if dense and variable.dtype in (tf.float32, tf.float64) else functools.partial(own, inner)
+        chosen(gradient, variable, learning_rate)
+
+    attributes["update_step"] = update_step  # as an attribute of the one object, as above
+    try:
+        yield
+    finally:
+        del attributes["update_step"]
+
+
+def _adam(adam: Any) -> _Update:
+    powers: dict[tuple[int, tf.DType], tuple[tf.Tensor, tf.Tensor]] = {}  # once for all weights of a graph
+
+    def update(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        dtype, place = variable.dtype, adam._get_variable_index(variable)
+        key = id(tf.compat.v1.get_default_graph()), dtype
+        if key not in powers:
+            step = tf.cast(tf.convert_to_tensor(adam.iterations) + 1, dtype)
+            powers[key] = tf.pow(tf.cast(adam.beta_1, dtype), step), tf.pow(tf.cast(adam.beta_2, dtype), step)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=_handle(adam._momentums[place]),
+            v=_handle(adam._velocities[place]),
+            beta1_power=powers[key][0],
+            beta2_power=powers[key][1],
+            lr=tf.cast(learning_rate, dtype),
+            beta1=tf.constant(adam.beta_1, dtype),
+            beta2=tf.constant(adam.beta_2, dtype),
+            epsilon=tf.constant(adam.epsilon, dtype),
+            grad=tf.cast(gradient, dtype),
+            use_locking=True,
+        )
+
+    return update
+
+
+def _sgd(sgd: Any) -> _Update:
+    def update(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        dtype = variable.dtype
+        rate, gradient = tf.cast(learning_rate, dtype), tf.cast(gradient, dtype)
+        if not sgd.momentum:
+            tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient, use_locking=True)
+            return
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=_handle(sgd.momentums[sgd._get_variable_index(variable)]),
+            lr=rate,
+            grad=gradient,
+            momentum=tf.constant(sgd.momentum, dtype),
+            use_locking=True,
+            use_nesterov=bool(sgd.nesterov),
+        )
+
+    return update
+
+
+def _handle(variable: Any) -> tf.Tensor:
+    return (variable.value if isinstance(variable, keras.Variable) else variable).handle

@@ -1,0 +1,72 @@
+"""An error of TensorFlow in a worker, as what the driver's side can judge: a node's, the job's, or a refusal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from raytf.distributed.gpu import health, visibility
+from raytf.distributed.gpu.faults import Facts, Load, Whose, advise, sort
+from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError, one_line
+
+#: Of TensorFlow's text, in a line for people.
+_TEXT = 400
+
+
+def explain(
+    error: BaseException, trace: str, load: Callable[[], Load], look: Callable[[], Facts] | None = None
+) -> RaytfError | None:
+    """What to raise instead of an error of TensorFlow that is about a GPU; None for any other.
+
+    Args:
+        error: of TensorFlow.
+        trace: its traceback, as text.
+        load: what a step puts on a GPU, asked for only where it counts.
+        look: facts, likewise; by default NVML is asked.
+    """
+    text = str(error)
+    if sort(text, Facts()) is None:  # on CPUs, as ever
+        return None
+    found = (look or facts)()
+    whose = sort(text, found)
+    address, node = visibility.here()
+    if found.is_told:  # a coordinator hears of a worker's GPU, and not of which
+        address, node = "of a worker", ""
+    said = f"{type(error).__name__}: {one_line(text, _TEXT)}"
+    match whose:
+        case Whose.REFUSED:
+            return UnsupportedError(f"TensorFlow refuses what this run asks of its devices: {said}")
+        case Whose.MEMORY:
+            return JobError(advise(text, load()), trace)
+        case Whose.CODE:
+            return JobError(f"kernels of this job fail on every GPU: {said}", trace)
+        case Whose.PEER:
+            return WorkerLostError(one_line(text, 500))
+        case Whose.TAKEN:
+            return GpuError(f"node {address}: another process is on the GPU of this worker: {said}", node)
+        case Whose.NETWORK:
+            return GpuError(f"node {address}: NCCL fails between GPUs: {said}", node, is_doubtful=True)
+        case Whose.LAUNCH:
+            return GpuError(f"node {address}: a kernel failed on the GPU: {said}", node, is_launch=True)
+        case _:
+            return GpuError(f"node {address}: its GPU, the driver or a library of CUDA's fails: {said}", node)
+
+
+def facts() -> Facts:
+    """What NVML and Ray know, in a worker that has begun to compute."""
+    if visibility.given() == []:
+        return Facts(is_told=True)
+    others = None
+    with contextlib.suppress(GpuError):
+        counts = [reading.processes for reading in health.read_mine(computes=True)]
+        others = max((count for count in counts if count is not None), default=None)
+    return Facts(others, is_divided=visibility.share() < 1)
+
+
+def load_of(batch: int, shards: int, is_mixed: bool) -> Load:
+    """What a step puts on a GPU of this process."""
+    gpu = None
+    with contextlib.suppress(GpuError):
+        mine = [reading.gpu for reading in health.read_mine()]
+        gpu = (mine[0].name, mine[0].memory_bytes) if mine else None
+    return Load(batch, shards, gpu, is_mixed, visibility.share())

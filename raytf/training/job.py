@@ -1,0 +1,54 @@
+"""What the driver sends to each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from raytf.config import precision
+from raytf.config.precision import Precision
+from raytf.config.train_config import TrainConfig
+from raytf.data.pipeline import Augment
+from raytf.data.plan import StepPlan
+from raytf.data.sources import Source
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, ready to be started.
+
+    Attributes:
+        model: function that returns a compiled keras.Model.
+        sources: reference to a `Sources` in Ray's object store.
+        monitor: handle of the driver's `Monitor` actor.
+        run_uri: the run's folder.
+        lease: id of the process that owns the run.
+        total_steps: global steps at which the run ends.
+        identity: what the driver knows of settings and data that the run is told by later.
+        precision: what the job has set in the driver's Keras.
+    """
+
+    model: Callable[[], Any]
+    config: TrainConfig
+    sources: Any
+    monitor: Any
+    run_uri: str
+    plan: StepPlan
+    total_steps: int
+    callbacks: Any
+    class_weight: dict[int, float] | None
+    augment: Augment | None
+    validation_freq: int
+    lease: str = ""
+    identity: dict[str, str] = field(default_factory=dict)
+    precision: Precision = precision.DEFAULT
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The data of a run."""
+
+    train: Source
+    validation: Source | None
+    test: Source | None

@@ -1,0 +1,344 @@
+"""A micro-batch, which is one logical shard of one step, and the loop over those of a worker.
+
+Each micro-batch is a pure function of the weights, the layers' state at the start of the step, its records and its
+seeds. It runs in a `keras.StatelessScope`, so every shard of a step starts from the same state, whichever worker it
+is on, and what layers and metrics would have written comes back as values that can be reduced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf.checkpoint import variables
+from raytf.data import tree
+from raytf.data.plan import StepPlan
+from raytf.distributed import reduction, wire
+from raytf.distributed.buckets import Buckets
+from raytf.distributed.devices import Devices
+from raytf.errors import ModelError
+from raytf.inference import user_model
+from raytf.training import loss_division
+from raytf.training import model as models
+
+
+class Values(NamedTuple):
+    """Tensors for a model's trainable weights and layers' states; None for those that are not known."""
+
+    weights: list[Any]
+    states: list[Any]
+
+
+class MicroBatch:
+    """One logical shard of one step, as a pure function.
+
+    Args:
+        model: built and compiled.
+        template: a batch's structure, (x, y, sample_weight).
+        training: whether gradients and layers' updates are wanted.
+        jit: compile with XLA.
+    """
+
+    def __init__(self, model: keras.Model, template: tuple[Any, Any, Any], training: bool, jit: bool = False):
+        self.model, self._template, self._training = model, template, training
+        self._kwargs = {"training": training} if user_model.takes_training(model) else {}
+        self._sums = models.sums_over_batch(model)
+        self.trainable = list(model.trainable_variables)
+        self.seeds = variables.seed_states(model)
+        seeds = {id(v) for v in self.seeds}
+        self.states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        self.metrics = list(model.metrics_variables)
+        self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
+        self._loss_metric = models.loss_metric(model)
+        #: Indices of trainable variables with a gradient, and of layers' states that a step updates; known once traced.
+        self.with_gradient: list[int] = []
+        self.updated: list[int] = []
+        #: Places of compiled losses that are divided by data; a step then has a factor for each, see `dividing`.
+        self.divided = loss_division.places(model)
+        self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
+        self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
+
+    def __call__(
+        self, leaves, seeds, weight: tf.Tensor, values: Values | None = None, factors: tf.Tensor | None = None
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
+
+        Args:
+            leaves: of the batch, each [n, ...].
+            seeds: [S, 2].
+            weight: n / n of all shards, the part this micro-batch has in the step.
+            values: of weights and layers' states; by default as they are.
+            factors: of the losses that are divided by data, in a step of several shards.
+        """
+        weights, states = values or self.values()
+        gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
+        row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
+        return [*gradients, *updates], tf.concat(row, 0)
+
+    def divisors(self, leaves, seeds, values: Values) -> tf.Tensor:
+        """[n] by what a shard's losses in `divided` are divided. What else there is of the model, the graph drops."""
+        x, y, sample_weight = tree.unflatten(self._template, leaves)
+        scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
+        with scope, loss_division.measured(self.model) as found:
+            predicted = self.model(x, **self._kwargs)
+            models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
+        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for one that counts all of them here
+        known = [found[place] for place in self.divided]
+        return tf.stack([records if divisor is None else divisor for divisor in known])
+
+    def _mapping(self, weights, states, seeds) -> list[tuple[keras.Variable, tf.Tensor]]:
+        return [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.states, states, strict=True),
+            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
+            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
+        ]
+
+    def values(self, known: Values | None = None) -> Values:
+        """Weights and layers' states as they are, where the present device has them; those not to be read are known.
+
+        Args:
+            known: of `fixed`.
+        """
+        fixed = known or Values([None] * len(self.trainable), [None] * len(self.states))
+        pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
+        return Values(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
+
+    def fixed(self) -> Values:
+        """Those that no step changes, where the present device has them, and None for the others."""
+        changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
+        groups = self.trainable, self.states
+        return Values(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
+
+    def _compute(self, weights, states, leaves, seeds, part: tf.Tensor, factors: tf.Tensor | None):
+        model = self.model
+        x, y, sample_weight = tree.unflatten(self._template, leaves)
+        mapping = self._mapping(weights, states, seeds)
+        divided = contextlib.nullcontext() if factors is None else loss_division.scaled(model, self.divided, factors)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            # Without `collect_losses` a stateless scope drops what layers add to the loss, and activity regularizers.
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided:
+                predicted = model(x, **self._kwargs)
+                loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
+                if self._sums:
+                    extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
+                    extra = tf.add_n(extras) if extras else 0.0
+                    loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then their sum
+                objective = loss
+                if (
+                    loss.shape.rank
+                ):  # reduction=None: Keras shows the mean of such a loss, and its gradient is the sum's
+                    objective = tf.reduce_sum(loss) / tf.cast(part, loss.dtype)
+                    loss = tf.reduce_mean(loss)
+                size = tf.shape(leaves[0])[0]
+                self._loss_metric.update_state(loss, sample_weight=size)
+                model.compute_metrics(x, y, predicted, sample_weight)
+                if self._training:
+                    objective = model.optimizer.scale_loss(objective)
+        after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
+        deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
+        if leaves[0].shape[0] is None:
+            # Keras weighs an output's loss by the batch size where that is known while tracing, else by one.
+            deltas = [
+                d * tf.cast(size, d.dtype) if id(v) in self._output_losses else d
+                for v, d in zip(self.metrics, deltas, strict=True)
+            ]
+        gradients, updates = [], []
+        if self._training:
+            gradients = self._gradients(tape, objective, weights)
+            updates = self._updates(states, after)
+        return gradients, updates, deltas, tf.cast(loss, tf.float32)
+
+    def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[tf.Tensor]:
+        found = tape.gradient(objective, weights)
+        self.with_gradient = [i for i, g in enumerate(found) if g is not None]
+        if not self.with_gradient:
+            raise ModelError("the loss depends on none of the trainable weights. Check compute_loss and the outputs.")
+        return [tf.convert_to_tensor(g) for g in found if g is not None]
+
+    def _updates(self, states: list[tf.Tensor], after: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+        self.updated, updates = [], []
+        for i, (variable, before) in enumerate(zip(self.states, states, strict=True)):
+            value = after[id(variable)]
+            # Untouched values come back as they went in: `value` of a mapped variable is its tensor, perhaps cast.
+            if value is None or value is before:
+                continue
+            if not (value.dtype.is_floating or value.dtype.is_integer):
+                raise ModelError(
+                    f"layer state {variable.path} of dtype {variable.dtype} changes in training; raytf can agree on "
+                    "numbers only. Make it a float or an integer."
+                )
+            self.updated.append(i)
+            # Integers travel as what a shard added, which the wire's float holds exactly.
+            updates.append(value if value.dtype.is_floating else value - before)
+        return updates
+
+    def layout(self) -> reduction.Layout:
+        """What a traced micro-batch returns; integers travel as numbers that float32 holds."""
+        sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
+        kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
+        return reduction.Layout([v.shape for v in sent], kinds)
+
+    def apply(self, tensors: list[tf.Tensor]) -> None:
+        """Update weights, optimizer and layers' states with reduced tensors."""
+        gradients, updates = tensors[: len(self.with_gradient)], tensors[len(self.with_gradient) :]
+        self.model.optimizer.apply(gradients, [self.trainable[i] for i in self.with_gradient])
+        for i, value in zip(self.updated, updates, strict=True):
+            variable = self.states[i]
+            if tf.as_dtype(variable.dtype).is_floating:
+                variable.assign(value)
+            else:
+                variable.assign_add(tf.cast(tf.round(value), variable.dtype))
+
+    def add_metrics(self, row: tf.Tensor) -> None:
+        """Add reduced rows to the model's metrics."""
+        sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics]
+        for variable, part in zip(self.metrics, tf.split(row, sizes), strict=True):
+            variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+
+
+def loop_shards(
+    micro: MicroBatch,
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec],
+    leaves: list[tf.Tensor],
+    seeds: tf.Tensor,
+    counts: tf.Tensor | None,
+    total: tf.Tensor | int,
+    plan: StepPlan,
+    values: Values,
+    alike: bool = True,
+    factors: tf.Tensor | None = None,
+    early: Buckets | None = None,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
+
+    One shard after another, so that memory is that of one micro-batch however many shards a device has. One shard
+    alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
+    Where last bits may differ it is none, which saves a sum.
+
+    Args:
+        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
+        like: specs of a shard's encoded tensors and row.
+        leaves: each [L, b, ...].
+        seeds: [L, S, 2].
+        counts: [L] records in each shard, or None where all are full.
+        total: records of all shards of this step, where not all are full.
+        values: of the model; all shards start from them.
+        alike: whether a shard's bits may not depend on the number of shards.
+        factors: [L, n] of the losses that are divided by data.
+        early: sums of the tensors over all workers, which begin as soon as this one knows a part of its own.
+    """
+    size = seeds.shape[0]
+
+    def one(i: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+        batch, weight = [leaf[i] for leaf in leaves], tf.constant(1.0 / plan.shards)
+        if counts is not None:
+            batch = [leaf[: counts[i]] for leaf in batch]
+            weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
+        tensors, row = micro(batch, seeds[i], weight, values, None if factors is None else factors[i])
+        encoded, extra = encode(tensors, weight)
+        return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
+
+    def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
+        return [wire.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
+
+    if size == 1 and counts is None and not alike and (early is None or early.rounds == 1):
+        tensors, row = one(tf.constant(0))
+        return tensors if early is None else early(None, tensors), row[None]
+
+    rounds = size if early is None else early.rounds
+    idle = rounds - size
+
+    def body(k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray) -> tuple[Any, Any, Any]:
+        i = tf.maximum(k - idle, 0) if early else k
+        conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
+        more, row = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        summed = [a + b for a, b in zip(summed, more, strict=True)]
+        if early is not None:
+            summed = early(tf.equal(k, rounds - 1), summed)
+        return k + 1, summed, rows.write(k, row)
+
+    rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
+    start = (tf.constant(0), nothing()[0], rows)
+    _, summed, rows = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
+    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape])
+
+
+def spread_shards(
+    devices: Devices,
+    micro: MicroBatch,
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec],
+    leaves: list[tf.Tensor],
+    seeds: tf.Tensor,
+    counts: tf.Tensor | None,
+    total: tf.Tensor | int,
+    plan: StepPlan,
+    fixed: Sequence[Values],
+    alike: bool = True,
+    factors: tf.Tensor | None = None,
+    early: Buckets | None = None,
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
+
+    Args:
+        fixed: for each device, its copies of what no step changes.
+        early: as for `loop_shards`; for a worker with one device.
+    """
+    summed, rows = [], []
+    for device, (own, known) in enumerate(zip(devices.spread(seeds.shape[0]), fixed, strict=False)):
+        with devices.on(device):
+            part = slice(own.start, own.stop)
+            mine = None if counts is None else counts[part]
+            batch = [leaf[part] for leaf in leaves]
+            at = micro.values(known)
+            own_factors = None if factors is None else factors[part]
+            tensors, row = loop_shards(
+                micro, encode, like, batch, seeds[part], mine, total, plan, at, alike, own_factors, early
+            )
+            summed.append(tensors)
+            rows.append(row)
+    with devices.at_home():
+        return devices.add(summed), tf.concat(rows, 0)
+
+
+def shard_divisors(micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: Values) -> Any:
+    """[L, n] by what the losses of each shard are divided that are divided by data; 0 for a shard without records."""
+    count = len(micro.divided)
+
+    def one(i: tf.Tensor) -> tf.Tensor:
+        if counts is None:
+            return micro.divisors([leaf[i] for leaf in leaves], seeds[i], values)
+        batch = [leaf[i][: counts[i]] for leaf in leaves]
+        return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
+
+    told = tf.TensorSpec([count], tf.float32)
+    return tf.map_fn(one, tf.range(seeds.shape[0]), fn_output_signature=told, parallel_iterations=1)
+
+
+def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
+    """[L, n] by what shards' losses are multiplied, for `loop_shards`.
+
+    Args:
+        own: of `shard_divisors`.
+        totals: [n] of all shards of the step.
+    """
+    weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
+    return loss_division.factors(own, totals, weights)
+
+
+def fixed_values(devices: Devices, micro: MicroBatch) -> list[Values]:
+    """For each device, copies of what no step changes; made once a call."""
+    copies = []
+    for device in range(len(devices.names)):
+        with devices.on(device):
+            copies.append(micro.fixed())
+    return copies

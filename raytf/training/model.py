@@ -1,0 +1,287 @@
+"""Build the user's model, refuse what cannot be trained, and describe it so that a resumed run can be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf.config import canonical_text, precision
+from raytf.config.precision import Precision
+from raytf.config.sections import ComputeSection
+from raytf.data import tree
+from raytf.data.sources import Source
+from raytf.errors import DataError, ModelError, one_line
+from raytf.inference.user_model import run_user_code, set_precision, takes_training
+from raytf.training import loss_division
+
+
+def build(
+    factory: Callable[[], keras.Model],
+    sample: tuple[Any, Any, Any],
+    sources: list[Source],
+    compute: ComputeSection,
+    seed: int,
+    say: Callable[[str], None] = print,
+    own: Precision = precision.DEFAULT,
+) -> keras.Model:
+    """Call the user's function and give every variable of model, metrics and optimizer its shape.
+
+    Args:
+        factory: returns a compiled model.
+        sample: (x, y, sample_weight) of a few records.
+        sources: whose labels must fit the model.
+        compute: mixed precision.
+        seed: for initial weights.
+        say: told what the function prints, line by line, and with which dtypes the model computes where the job has
+            said so.
+        own: what the job has set in Keras; never what this process happens to have.
+
+    Raises:
+        ConfigError: the flag contradicts what the job has set.
+        ModelError, DataError, JobError: what is wrong, and how to mend it.
+    """
+    keras.utils.set_random_seed(seed)
+    set_precision(precision.choose(compute.mixed_precision, own))
+    model = run_user_code("the model function", factory, say)
+    if not isinstance(model, keras.Model):
+        raise ModelError(f"the model function returned {type(model).__name__}. Expected a compiled keras.Model.")
+    if not getattr(model, "compiled", False):
+        raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
+    if model.optimizer is None:
+        raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
+    for method in ("train_step", "test_step"):
+        if _overrides(model, method):
+            raise ModelError(
+                f"{type(model).__name__} overrides {method}, which raytf replaces. Override compute_loss or "
+                "compute_metrics instead, or use a custom layer."
+            )
+    if getattr(model.optimizer, "gradient_accumulation_steps", None):
+        raise ModelError(
+            "gradient_accumulation_steps is not supported: raytf accumulates over logical shards. Use a larger "
+            "--global-batch-size with more --logical-shards."
+        )
+    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
+    try:
+        predicted = model(x, training=False) if takes_training(model) else model(x)
+    except Exception as error:
+        shapes = ", ".join(f"{path or 'x'} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(sample[0]))
+        raise DataError(
+            f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
+            f"Keras says: {one_line(error, 300)}"
+        ) from error
+    policies = layer_policies(model)
+    precision.check_made(compute.mixed_precision, precision.of_process(), policies)
+    if compute.mixed_precision is None and set(policies) - {"float32"}:
+        say(f"dtype policy, as the job has set it: {', '.join(policies)}")
+    if not _has_own_loss(model) and not _adds_loss(model, x):
+        raise ModelError(
+            "the model is compiled without a loss, and no layer adds one. Give model.compile(loss=...), call "
+            "self.add_loss(...) in a layer, or override compute_loss."
+        )
+    for source in sources:
+        check_labels(model, source)
+    try:
+        compute_loss(model, x, y, predicted, weight, training=True)
+        if loss_division.count(model):  # Keras makes its list of compiled losses when they are first asked for
+            with loss_division.measured(model) as divisors:
+                compute_loss(model, x, y, predicted, weight, training=True)
+            loss_division.note(model, divisors)
+        model.compute_metrics(x, y, predicted, weight)
+    except Exception as error:
+        raise DataError(
+            "loss or metrics do not take the labels: labels are "
+            f"{_shapes(sample[1])}, predictions {_shapes(tree.map_leaves(np.asarray, predicted))}. "
+            f"Keras says: {one_line(error, 300)}"
+        ) from error
+    model.reset_metrics()
+    if not model.trainable_variables:
+        raise ModelError("the model has no trainable weights. Set trainable=True on the layers that shall learn.")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def layer_policies(model: keras.Model) -> list[str]:
+    """Names of the policies of all layers that have weights, each once."""
+    layers = [layer for layer in model._flatten_layers() if layer.variables and not layer._layers]
+    return sorted({layer.dtype_policy.name for layer in layers})
+
+
+def scaled_policy(model: keras.Model) -> str:
+    """The policy for which the model's optimizer scales the loss; empty where it does not."""
+    is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    return precision.POLICIES["float16"] if is_scaled else ""
+
+
+def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss as Keras's own steps ask for it: compiled losses, what layers have added, and regularizers.
+
+    A model without a compiled loss whose layers add theirs in training alone has none in an evaluation: that is zero,
+    as with Keras on JAX.
+    """
+    if not _has_own_loss(model) and not model.losses:
+        return keras.ops.zeros(())
+    # Keras's own way to call it: an override need not take `training`.
+    return model._compute_loss(x, y, predicted, sample_weight, training=training)
+
+
+def _has_own_loss(model: keras.Model) -> bool:
+    return getattr(model, "_compile_loss", None) is not None or _overrides(model, "compute_loss")
+
+
+def _adds_loss(model: keras.Model, x: Any) -> bool:
+    """Whether layers or regularizers add a loss in training, which is tried without changing anything."""
+    with keras.StatelessScope([(v, v.value) for v in model.variables], collect_losses=True):
+        run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
+        return bool(model.losses)
+
+
+def loss_metric(model: keras.Model) -> keras.metrics.Metric:
+    """The metric that tells the loss, also of a model whose `metrics` leave it out."""
+    return model._loss_tracker
+
+
+def check_labels(model: keras.Model, source: Source) -> None:
+    """Refuse labels that a sparse categorical loss has no class for."""
+    classes, span = sparse_classes(model), source.label_range()
+    if classes is None or span is None:
+        return
+    if span[0] < 0 or span[1] >= classes:
+        raise DataError(label_message(source.name, span, classes))
+
+
+def label_message(name: str, span: tuple[float, float], classes: int) -> str:
+    return (
+        f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
+        f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
+    )
+
+
+def sparse_classes(model: keras.Model) -> int | None:
+    """Number of classes where the one loss is sparse categorical crossentropy."""
+    loss = model.loss
+    name = loss if isinstance(loss, str) else type(loss).__name__ if not inspect.isfunction(loss) else loss.__name__
+    if name not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
+        return None
+    shape = getattr(model, "output_shape", None)
+    return shape[-1] if isinstance(shape, tuple) and shape and isinstance(shape[-1], int) else None
+
+
+def sums_over_batch(model: keras.Model) -> bool:
+    """Whether the compiled losses are sums, not means, over the batch.
+
+    Raises:
+        ModelError: some are and some are not.
+    """
+    kinds = {
+        getattr(loss, "reduction", "sum_over_batch_size") == "sum"
+        for _, loss in tree.flatten(model.loss)
+        if loss is not None
+    }
+    if len(kinds) > 1:
+        raise ModelError("some losses are compiled with reduction='sum' and some are not. Use one kind for all.")
+    return kinds == {True}
+
+
+def logs(model: keras.Model) -> dict[str, float]:
+    """Present loss and metrics by name; one that is a vector, such as F1Score's, becomes a number for each class."""
+    named: dict[str, float] = {}
+    for name, value in model.get_metrics_result().items():
+        values = np.asarray(value, np.float64)
+        if values.ndim:
+            named.update({f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())})
+        else:
+            named[name] = float(values)
+    return named
+
+
+def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics with which Keras tracks the loss of each of several outputs."""
+    return list(getattr(getattr(model, "_compile_loss", None), "metrics", []))
+
+
+def describe(model: keras.Model) -> dict[str, str]:
+    """What of the model must not change when a run is resumed: name -> text."""
+    config, compiled = _config_of(model), getattr(model, "_compile_config", None)
+    layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
+    optimizer = model.optimizer
+    return {
+        "architecture": _digest(config),
+        "structure": _digest(canonical_text.canonical(config)),
+        "loss weights": _json(getattr(compiled, "config", {}).get("loss_weights")),
+        "weights": "; ".join(layers) if len(layers) <= 40 else _digest(layers),
+        "optimizer": type(optimizer).__name__ + " " + _json(optimizer.get_config()),
+        "loss": _json([_loss_name(loss) for _, loss in tree.flatten(model.loss)]),
+        "metrics": _json(sorted(m.name for m in model.metrics)),
+        "compiled metrics": _json([_compiled(compiled, key) for key in ("metrics", "weighted_metrics")]),
+    }
+
+
+def config_text(model: keras.Model) -> str:
+    """The model's configuration without names that Keras gives, for a message; empty where it has none."""
+    try:
+        return _json(canonical_text.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
+    except Exception:  # a layer's own get_config may raise whatever it likes
+        return ""
+
+
+def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
+    """A hash of the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
+    losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
+    layers = getattr(model, "_flatten_layers", lambda: model.layers)()
+    rate = getattr(model.optimizer, "_learning_rate", None)
+    activations = [getattr(layer, "activation", None) for layer in layers]
+    functions = [getattr(layer, "function", None) for layer in layers]
+    found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]
+    return canonical_text.code_of(thing for thing in found if thing is not None)
+
+
+def _overrides(model: keras.Model, method: str) -> bool:
+    return getattr(type(model), method) is not getattr(keras.Model, method)
+
+
+def _config_of(model: keras.Model) -> Any:
+    try:
+        return json.loads(model.to_json())["config"]
+    except (TypeError, ValueError, NotImplementedError, KeyError):
+        return type(model).__name__  # a subclassed model need not have a config; its weights still are compared
+
+
+def _loss_name(loss: Any) -> str:
+    if loss is None or isinstance(loss, str):
+        return str(loss)
+    return loss.__name__ if inspect.isfunction(loss) else f"{type(loss).__name__} {_json(loss.get_config())}"
+
+
+def _compiled(compiled: Any, key: str) -> list[str]:
+    """Metrics as they were given to compile."""
+    given = getattr(compiled, "config", {}).get(key)
+    found = []
+    for _, metric in tree.flatten(given):
+        try:
+            found.append(_loss_name(metric))
+        except Exception:  # a metric's own get_config may raise whatever it likes
+            found.append(type(metric).__name__)
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_json(value).encode()).hexdigest()[:16]
+
+
+def _inputs(model: keras.Model) -> str:
+    shape = getattr(model, "input_shape", None)
+    return str(shape) if shape is not None else "not declared"
+
+
+def _shapes(part: Any) -> str:
+    return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}".strip() for path, leaf in tree.flatten(part)) or "missing"

@@ -1,0 +1,1 @@
+"""Training with parameter servers: where the state lives, the step and the coordinator's loop."""

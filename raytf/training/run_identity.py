@@ -1,0 +1,99 @@
+"""What a run is made of, as texts that can be compared: settings, data, model. No TensorFlow here.
+
+Three kinds of keys. Those that every run has always had must be equal, or a run does not go on. Those that came later
+are compared where both sides have them. Those about an answer alone (data that nothing is learned from, code of the
+job's own classes) may change when a run goes on; of a run that has finished they say whether its result is an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from raytf.config.canonical_text import plainly
+from raytf.config.identity import batch_identity, differences
+from raytf.data import tree
+from raytf.data.sources import ArraySource, Source, fingerprint
+from raytf.distributed.gpu import determinism
+from raytf.training.job import Job, Sources
+
+STRUCTURE, ARCHITECTURE = "model structure", "model architecture"
+CODE = "code of the model"
+DATA = {"contents of the training data": "train", "validation data": "validation", "test data": "test"}
+_LATER = (STRUCTURE, "model loss weights", "contents of the training data")
+METRICS = "model compiled metrics"
+_ANSWERS = ("validation data", "test data", METRICS, CODE)
+#: What only workers know, of their machines; the same weights come from others, too, in the result of a finished run.
+FIRST_GRADIENTS = "arithmetic (a hash of the first gradients on this kind of machine)"
+FIRST_STEP = "arithmetic (a hash of the first step on this kind of GPU)"
+_OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, determinism.TF32, determinism.CUDNN, "updates")
+#: Arrays of so many bytes are read as a whole; of larger ones so many parts.
+_WHOLE_BYTES, _PARTS, _PART_BYTES = 128 << 20, 512, 128 << 10
+
+
+def of_run(job: Job, sources: Sources) -> dict[str, str]:
+    """All that is known without the model."""
+    return batch_identity(job.config, job.plan.records, job.precision) | {
+        "training data": fingerprint(sources.train),
+        "contents of the training data": contents(sources.train),
+        "validation data": contents(sources.validation),
+        "test data": contents(sources.test),
+        "class weights": json.dumps(sorted((job.class_weight or {}).items())),
+        "augmentation": str(job.augment is not None),
+    }
+
+
+def of_model(described: Mapping[str, str], code: str) -> dict[str, str]:
+    """What a process with TensorFlow adds.
+
+    Args:
+        described: of `raytf.training.model.describe`.
+        code: of `raytf.training.model.code`.
+    """
+    return {f"model {key}": value for key, value in described.items()} | {CODE: code}
+
+
+def contents(source: Source | None) -> str:
+    """What tells data of one size and kind apart, wherever they lie; arrays by all they hold, or many parts of it."""
+    if source is None:
+        return "none"
+    kinds = [f"{path or 'x'} {leaf.dtype}{list(leaf.shape)}" for path, leaf in tree.flatten(source.spec)]
+    if not isinstance(source, ArraySource):
+        return f"{fingerprint(source)}, {'; '.join(kinds)}"
+    crc = 0
+    for leaf in source.leaves:
+        crc = _crc(leaf, crc)
+    return f"{source.records} records, CRC-32 {crc:08x}, {'; '.join(kinds)}"
+
+
+def _crc(leaf: np.ndarray, crc: int) -> int:
+    rows = len(leaf) if leaf.nbytes <= _WHOLE_BYTES else max(1, _PART_BYTES * len(leaf) // leaf.nbytes)
+    last = len(leaf) - rows
+    parts = 1 if last == 0 else max(2, min(_PARTS, _WHOLE_BYTES * len(leaf) // (rows * leaf.nbytes)))
+    starts = np.unique(np.linspace(0, last, parts).astype(np.int64))
+    for start in starts:
+        crc = zlib.crc32(np.ascontiguousarray(leaf[start : start + rows]).reshape(-1).view(np.uint8).data, crc)
+    return crc
+
+
+def not_going_on(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What keeps a run from going on, for people; empty where nothing does."""
+    return _differences(before, now, _ANSWERS)
+
+
+def not_answered(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What a finished run did otherwise than is asked for now, for people; empty where nothing is."""
+    both = {key for key in _ANSWERS if key in before and key in now}
+    return _differences(before, now, [*_OF_WORKERS, *(key for key in _ANSWERS if key not in both)])
+
+
+def _differences(before: Mapping[str, str], now: Mapping[str, str], left_out: Any) -> str:
+    skipped = {*left_out, *(key for key in _LATER if key not in before or key not in now)}
+    if STRUCTURE not in skipped:
+        skipped.add(ARCHITECTURE)  # says the same, and the numbers that Keras gives to layers beside it
+    plain = [{k: plainly(v) for k, v in side.items() if k not in skipped} for side in (before, now)]
+    return differences(*plain)

@@ -1,0 +1,404 @@
+"""The train step: micro-batches of this worker's logical shards, one reduction, one update; several steps a call."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf.checkpoint.digest import device_sum
+from raytf.data.pipeline import Call
+from raytf.data.plan import StepPlan
+from raytf.data.sources import Spec
+from raytf.distributed import reduction as reductions
+from raytf.distributed import wire
+from raytf.distributed.buckets import Buckets, Overlap
+from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.errors import ConfigError
+from raytf.inference import user_model
+from raytf.training.fused_update import fused
+from raytf.training.learning_rate import LearningRate
+from raytf.training.microbatch import MicroBatch, fixed_values, shard_divisors, shard_factors, spread_shards
+
+
+class Outcome(NamedTuple):
+    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added
+    over workers; and the reduced gradients of its last step, where they are kept."""
+
+    losses: np.ndarray
+    learning_rates: np.ndarray
+    finite: np.ndarray
+    flags: np.ndarray
+    gradients: list[tf.Tensor]
+
+
+class TrainStep:
+    """Runs calls of the pipeline on the model.
+
+    Args:
+        model: built and compiled.
+        plan: sizes.
+        shards: this worker's logical shards, at least one.
+        all_reduce: sums tensors over workers; None where this is the only one.
+        template, specs: structure and leaves of a batch.
+        flags: number of flags that travel with each step.
+        jit: compile gradients with XLA.
+        exact: add gradients in fixed point, so that the sum is the same for every number of workers.
+        compress: send gradients as 16 bits.
+        devices: of this process.
+        rate: the optimizer's learning rate; by default as it is.
+        keeps_gradients: tell those of a call's last step.
+        words: how the devices hold whole numbers, the same on all workers; by default as these devices do best.
+        overlap: add gradients over workers in buckets, while the others are still computed; by default all at once.
+
+    Attributes:
+        reduction: how gradients are added; its state must be saved.
+        probe_function: the traced micro-batch, a concrete function whose graph tells all operations.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: StepPlan,
+        shards: range,
+        all_reduce: reductions.AllReduce,
+        template: tuple[Any, Any, Any],
+        specs: list[Spec],
+        flags: int,
+        jit: bool,
+        exact: bool,
+        compress: bool = False,
+        devices: Devices | None = None,
+        rate: LearningRate | None = None,
+        keeps_gradients: bool = False,
+        words: wire.Words | None = None,
+        overlap: Overlap | None = None,
+    ):
+        self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
+        self._devices = devices or OneDevice()
+        self._words = words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
+        self._rate, self._keeps_gradients = rate or LearningRate(model.optimizer, None), keeps_gradients
+        self.micro = MicroBatch(model, template, training=True, jit=jit)
+        self._specs, self._is_probe_ready = specs, False
+        self._has_overlap = overlap is not None
+        self.reduction = self._make_reduction(exact, compress, overlap)
+        head = [None, len(shards), plan.micro_batch_size]
+        signature = [
+            [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
+            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
+            tf.TensorSpec([flags], tf.float32),
+        ]
+        self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
+        partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
+        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
+        self._lone = tf.function(self._lone_step, autograph=False)
+
+    def trace(self) -> None:
+        """Make the graph of full steps now, while the state is still on its way, and not in the first call."""
+        self._full.get_concrete_function()
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether it is computed in the form of GPUs."""
+        return self._words.is_on_gpu
+
+    def functions(self) -> tuple[Any, Any]:
+        """The `tf.function` of full steps and that of a partial one, for those who look at their graphs."""
+        return self._full, self._partial
+
+    def __call__(self, call: Call, flags: np.ndarray) -> Outcome:
+        """Run the steps of a call. All workers must make the same calls.
+
+        Args:
+            call: this worker's input.
+            flags: [F] float, added over all workers.
+        """
+        if call.full:
+            out = self._full(call.leaves, call.seeds, flags)
+        else:
+            out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
+        losses, rates, finite, flags_sum, gradients = out
+        return Outcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
+
+    def named_gradients(self, outcome: Outcome) -> dict[str, tf.Tensor]:
+        """The gradients that a call has told, by the path of their weight."""
+        paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
+        return dict(zip(paths, outcome.gradients, strict=True)) if self._keeps_gradients else {}
+
+    def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
+
+        Nothing changes by it. From equal weights, two machines that compute alike give the same answer.
+
+        Args:
+            leaves: of the batch, each [b, ...].
+            seeds: [S, 2] int32.
+        """
+        tensors, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*tensors, row])
+
+    def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
+        """As `probe`, of a whole step of one micro-batch: in the very body of the loop that computes shards, in fixed
+        point, and with the update. The model and all else that a step changes is as before in the end.
+
+        On a GPU the kernels of a graph are chosen when it runs, so another graph's bits would say little.
+        """
+        micro, others = self.micro, [*self._model.optimizer.variables, *self.reduction.state().values()]
+        changed = [variable.value for variable in (*micro.trainable, *micro.states, *micro.metrics, *others)]
+        before = [tf.identity(v) for v in changed]
+        try:
+            told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
+            # Of the weights a hash, made where they are; it has all of their bits, and does not take them to the host.
+            values = [v.read_value() for v in changed if v.dtype.is_floating]
+            return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
+        finally:
+            for variable, value in zip(changed, before, strict=True):
+                variable.assign(value)
+
+    def shard_seconds(self) -> float:
+        """How long this machine takes for one full micro-batch: the faster of two, of zeros."""
+        leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
+        seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
+        taken = []
+        for _ in range(3):  # the first one prepares the graph
+            began = time.perf_counter()
+            self._run_shard(leaves, seeds)
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
+
+    def sample_shard(self, seconds: float) -> tuple[float, float]:
+        """How long this machine takes for one full micro-batch now, on average, and how long that took to find out.
+
+        Args:
+            seconds: to go on for, at least, once it has done one.
+        """
+        leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
+        seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
+        if not self._is_probe_ready:
+            self._run_shard(leaves, seeds)  # the first one prepares the graph
+            self._is_probe_ready = True
+        began, runs = time.perf_counter(), 0
+        while not runs or time.perf_counter() - began < seconds:
+            self._run_shard(leaves, seeds)
+            runs += 1
+        taken = time.perf_counter() - began
+        return taken / runs, taken
+
+    def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
+        """Compute one micro-batch to its end. Of what comes of it the row alone is fetched, a few bytes: gradients
+        would take longer from a GPU than to compute them."""
+        *_, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        row.numpy()
+
+    def _make_reduction(self, exact: bool, compress: bool, overlap: Overlap | None) -> reductions.Reduction:
+        # Which weights have gradients and which states change is known only from a trace, and loops need it before.
+        b = self._plan.micro_batch_size
+        leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
+        seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
+        probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
+        self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
+        layout = self.micro.layout()
+        if tf.float64 in layout.dtypes:
+            if compress:
+                raise ConfigError(
+                    "--compress-gradients: the model has float64 weights or states, and 16 bits would be less than "
+                    "they ask for. Use float32 (keras.config.set_floatx), or leave it out."
+                )
+            # 32 bits of fixed point would be less than such a model asked for.
+            return reductions.Float(layout, tf.float64, overlap)
+        if not exact:
+            return reductions.Float(layout, overlap=overlap)
+        compressed = len(self.micro.with_gradient) if compress else 0
+        return reductions.Exact(layout, self._plan.shards, compressed, self._words, overlap)
+
+    def _full_steps(self, leaves, seeds, flags):
+        steps = tf.shape(seeds)[0]
+        rates = tf.TensorArray(tf.float32, steps, element_shape=[])
+        losses = tf.TensorArray(tf.float32, steps, element_shape=[])
+        finite = tf.TensorArray(tf.bool, steps, element_shape=[])
+        fixed = fixed_values(self._devices, self.micro)
+
+        def body(k, losses, rates, finite, *_):
+            rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
+            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, None, 0, fixed)
+            return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum, kept
+
+        start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags), self._nothing_kept())
+        _, *arrays, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return *(array.stack() for array in arrays), flags_sum, kept
+
+    def _partial_step(self, leaves, seeds, flags, counts, total):
+        rate, batch = self._rate.value(), [leaf[0] for leaf in leaves]
+        fixed = fixed_values(self._devices, self.micro)
+        loss, ok, flags_sum, kept = self._step(rate, batch, seeds[0], flags, counts, total, fixed)
+        return loss[None], rate[None], ok[None], flags_sum, kept
+
+    def _lone_step(self, leaves, seeds):
+        """A step as if this worker were the only one and had one shard; its loss and whether all was finite."""
+        fixed = fixed_values(self._devices, self.micro)
+        flags = tf.zeros([1])
+        loss, ok, _, _ = self._step(self._rate.value(), leaves, seeds, flags, None, 0, fixed, is_alone=True)
+        return loss, ok
+
+    def _nothing_kept(self) -> list[tf.Tensor]:
+        layout, count = self.reduction.layout, len(self.micro.with_gradient) if self._keeps_gradients else 0
+        return [tf.zeros(s, d) for s, d in zip(layout.shapes[:count], layout.dtypes[:count], strict=True)]
+
+    def _kept(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        if not self._keeps_gradients:
+            return []
+        gradients = tensors[: len(self.micro.with_gradient)]
+        if isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer):
+            scale = tf.convert_to_tensor(self._model.optimizer.dynamic_scale)
+            return [g / tf.cast(scale, g.dtype) for g in gradients]
+        return gradients
+
+    def _step(
+        self, rate, leaves, seeds, flags, counts, total, fixed, is_alone: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        reduction, micro = self.reduction, self.micro
+        all_reduce, shards, of = self._all_reduce, self._shards, self._plan.shards
+        if is_alone:
+            all_reduce, shards, of = None, range(1), 1
+        like = (
+            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
+            tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
+        )
+
+        is_float, plan = isinstance(reduction, reductions.Float), self._plan
+        # A sum times the weight that all shards have; one that other workers have added to already comes too late.
+        is_even = is_float and counts is None and not self._has_overlap
+
+        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor]:
+            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
+
+            summed, rows = spread_shards(
+                self._devices,
+                micro,
+                encode,
+                like,
+                leaves,
+                seeds,
+                counts,
+                total,
+                plan,
+                fixed,
+                alike=not is_float,
+                factors=factors,
+                early=early,
+            )
+            return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
+
+        with self._devices.at_home():
+            factors = self._factors(leaves, seeds, counts, total, all_reduce)
+            reduced = reduction.reduce(all_reduce, compute, flags, shards, of)
+            kept = self._kept(reduced.tensors)  # before the update changes the loss scale
+            with self._rate.applied(rate), fused(self._model.optimizer):
+                micro.apply(reduced.tensors)
+            micro.add_metrics(reduced.row[1:])
+        # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
+        expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
+        return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags, kept
+
+    def _factors(self, leaves, seeds, counts, total, all_reduce) -> tf.Tensor | None:
+        """For losses that are divided by data, of which all workers tell each other first; None without any."""
+        micro = self.micro
+        if not micro.divided:
+            return None
+        own = shard_divisors(micro, leaves, seeds, counts, micro.values())
+        every = reductions.everyones(all_reduce, own, self._shards, self._plan.shards, self._words)
+        return shard_factors(own, tf.reduce_sum(every, 0), counts, total, self._plan)
+
+
+class EvalStep:
+    """Loss and metrics over a whole source, without an update.
+
+    Metrics are added shard by shard and then over the shards in one order, so they do not depend on the number of
+    workers.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: StepPlan,
+        shards: range,
+        template: tuple[Any, Any, Any],
+        specs: list[Spec],
+        devices: Devices | None = None,
+    ):
+        self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
+        self.micro = MicroBatch(model, template, training=False)
+        signature = [
+            [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
+            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
+        ]
+        some = [*signature, tf.TensorSpec([len(shards)], tf.int32)]
+        totals = tf.TensorSpec([None, len(self.micro.divided)], tf.float32)
+        self._full = tf.function(self._full_steps, input_signature=[*signature, totals], autograph=False)
+        partial = [*some, tf.TensorSpec([], tf.int32), totals]
+        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
+        self._full_divisors = tf.function(self._divisors_of_steps, input_signature=signature, autograph=False)
+        self._partial_divisors = tf.function(self._divisors, input_signature=some, autograph=False)
+
+    def __call__(self, call: Call, totals: np.ndarray | None = None) -> np.ndarray:
+        """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
+
+        Args:
+            totals: [K, n] `divisors` added over all shards; by default these are all.
+        """
+        if totals is None:
+            totals = self.divisors(call).sum(1)
+        if call.full:
+            return self._full(call.leaves, call.seeds, totals).numpy()
+        return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
+
+    def divisors(self, call: Call) -> np.ndarray:
+        """[K, L, n] by what the losses of each step and shard are divided that are divided by data."""
+        if not self.micro.divided:
+            return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
+        if call.full:
+            return self._full_divisors(call.leaves, call.seeds).numpy()
+        return self._partial_divisors(call.leaves, call.seeds, call.counts).numpy()
+
+    def _divisors_of_steps(self, leaves, seeds):
+        count = len(self.micro.divided)
+
+        def one(k: tf.Tensor) -> tf.Tensor:
+            return shard_divisors(self.micro, [leaf[k] for leaf in leaves], seeds[k], None, self.micro.values())
+
+        told = tf.TensorSpec([len(self._shards), count], tf.float32)
+        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
+
+    def _divisors(self, leaves, seeds, counts):
+        return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
+
+    def _full_steps(self, leaves, seeds, totals):
+        fixed = fixed_values(self._devices, self.micro)  # of an evaluation that is all of the model
+
+        def body(k, rows):
+            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed, totals[k])
+
+        start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
+        steps = tf.shape(seeds)[0]
+        return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
+
+    def _partial_step(self, leaves, seeds, counts, total, totals):
+        fixed = fixed_values(self._devices, self.micro)
+        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed, totals[0])
+
+    def _rows(self, leaves, seeds, counts, total, fixed, totals) -> tf.Tensor:
+        def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+            return [], tf.zeros([0])
+
+        like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
+        factors = None
+        if self.micro.divided:
+            own = shard_divisors(self.micro, leaves, seeds, counts, self.micro.values())
+            factors = shard_factors(own, totals, counts, total, self._plan)
+        return spread_shards(
+            self._devices, self.micro, encode, like, leaves, seeds, counts, total, self._plan, fixed, factors=factors
+        )[1]

@@ -1,0 +1,168 @@
+"""What a search keeps on storage, beside the runs of its trials:
+
+    NAME/search/search.json       what is searched; a command that asks something else is refused
+    NAME/search/lease.json        who owns the search now
+    NAME/search/trials/007.json   what became of a trial that is over
+    NAME/trial-007/               its run, as any other; job.log is what its command printed
+    NAME/best/                    the best trial's result and model, and its parameters
+
+That is all a search needs to go on. Ray Tune's own state is not kept: its restore wants the number of trials as it was,
+loads pickles from storage, and where a kill has cut its newest state short it begins a new search without a word.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from raytf.checkpoint import manifest
+from raytf.config.identity import differences
+from raytf.config.objective import Goal
+from raytf.errors import DamagedFileError, RunMismatchError
+from raytf.runs import run_log
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
+
+SEARCH, BEST = "search", "best"
+_IDENTITY, _TRIALS = "search.json", "trials"
+#: Of a run: what `raytf.inference.export`, which needs Keras, writes.
+_EXPORT, _KERAS_FILE = "export", "model.keras"
+_RECORD = untrusted_json.record(
+    {
+        "number": untrusted_json.whole,
+        "parameters": untrusted_json.values(untrusted_json.anything),
+        "outcome": untrusted_json.text,
+    },
+    {
+        "value": untrusted_json.optional(untrusted_json.number),
+        "epochs": untrusted_json.whole,
+        "why": untrusted_json.text,
+        "history": untrusted_json.each(untrusted_json.values(untrusted_json.number)),
+        "metrics": untrusted_json.values(untrusted_json.number),
+    },
+)
+
+
+class Outcome(enum.Enum):
+    FINISHED = "finished"
+    STOPPED = "stopped"  # by the scheduler: others were better after as many epochs
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A trial that is over.
+
+    Attributes:
+        number: of the trial, from 0.
+        parameters: values of the searched flags.
+        value: of the metric, at the end; None where the trial has none.
+        epochs: that have ended.
+        why: it failed or was stopped.
+        history: metric and `epoch` (from 1) of each epoch, for the scheduler of a command that goes on.
+        metrics: all metrics at the end.
+    """
+
+    number: int
+    parameters: dict[str, Any]
+    outcome: Outcome
+    value: float | None
+    epochs: int
+    why: str = ""
+    history: list[dict[str, float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def run_name(number: int) -> str:
+    """Of a trial's run."""
+    return f"trial-{number:03d}"
+
+
+def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
+    """Note what is searched; refuse another search under the same name.
+
+    Args:
+        search: the folder of the search.
+        identity: what must stay.
+        name: of the search.
+
+    Raises:
+        RunMismatchError: shows the difference.
+    """
+    before = untrusted_json.read(search, f"{SEARCH}/{_IDENTITY}", untrusted_json.values(untrusted_json.text))
+    if before is None:
+        search.put(f"{SEARCH}/{_IDENTITY}", json.dumps(identity, indent=1).encode())
+        return
+    difference = differences(before, identity)
+    if difference:
+        raise RunMismatchError(
+            f"search {name!r} in storage asks something else: {difference}. Give the command as it was, or choose "
+            "another --name."
+        )
+
+
+def write(search: Storage, record: Record) -> None:
+    """Keep what became of a trial."""
+    document = {**asdict(record), "outcome": record.outcome.value}
+    search.put(f"{SEARCH}/{_TRIALS}/{record.number:03d}.json", json.dumps(document, indent=1).encode())
+
+
+def read(search: Storage) -> dict[int, Record]:
+    """Trials that are over, by number; one whose file is damaged counts as one that is not."""
+    found = {}
+    for name in search.list(f"{SEARCH}/{_TRIALS}"):
+        try:
+            document = untrusted_json.read(search, f"{SEARCH}/{_TRIALS}/{name}", _RECORD, untrusted_json.LARGE)
+            record = Record(**{**document, "outcome": Outcome(document["outcome"])})
+        except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
+            continue
+        found[record.number] = record
+    return found
+
+
+def forget(search: Storage, number: int) -> None:
+    """Have a trial that is over go on."""
+    search.delete(f"{SEARCH}/{_TRIALS}/{number:03d}.json")
+
+
+def best(records: dict[int, Record], goal: Goal) -> Record | None:
+    """The finished trial with the best value; of equal ones the first."""
+    values = {f"{n:06d}": r.value for n, r in records.items() if r.outcome is Outcome.FINISHED}
+    name = goal.best(values)
+    return None if name is None else records[int(name)]
+
+
+def keep_best(search: Storage, record: Record, goal: Goal) -> Storage:
+    """Copy the best trial's result, model and newest checkpoint to `best/`, a run's folder as any other.
+
+    The result comes last: a copy that was cut short is no finished run, and the next command makes it anew.
+    """
+    run, copy = search.child(run_name(record.number)), search.child(BEST)
+    result = run.get(run_log.RESULT)
+    parameters = {
+        "trial": run_name(record.number),
+        "run": run.locate(""),
+        "parameters": record.parameters,
+        "metric": goal.metric,
+        "value": record.value,
+        "weights_sha256": run_log.parse_result(result, run.locate(run_log.RESULT)).get("weights_sha256"),
+    }
+    text = json.dumps(parameters, indent=1).encode()
+    if copy.get_or_none("parameters.json") == text and copy.get_or_none(run_log.RESULT) == result:
+        return copy
+    copy.delete(run_log.RESULT)
+    for name in ("checkpoints", _EXPORT, _KERAS_FILE):
+        copy.delete(name)
+    newest = [f"checkpoints/{name}" for name in manifest.list_complete(run)[:1]]
+    for folder in (*newest, _EXPORT):
+        names = [n for n in run.list(folder, recursive=True) if not n.endswith("/")]
+        for name in sorted(names, key=lambda n: n.endswith("MANIFEST.json")):  # what makes it a checkpoint comes last
+            copy.put(f"{folder}/{name}", run.get(f"{folder}/{name}"))
+    keras = run.get_or_none(_KERAS_FILE)
+    if keras is not None:
+        copy.put(_KERAS_FILE, keras)
+    copy.put("parameters.json", text)
+    copy.put(run_log.RESULT, result)
+    return copy

@@ -1,0 +1,132 @@
+"""What a person sees of a search: a table that lives on a terminal, a line for each change elsewhere. No Ray here."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from raytf.config.objective import Goal
+from raytf.config.terminal_text import visible
+from raytf.runs.display import Screen
+from raytf.tune.search_record import Outcome, Record, run_name
+from raytf.tune.space import short
+
+_STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "waiting": "dim"}
+
+
+@dataclass
+class Row:
+    """One trial.
+
+    Attributes:
+        parameters: values of the searched flags.
+        state: waiting, running, or an `Outcome`'s text.
+        epoch, step: so far.
+        value: of the metric, after the last epoch.
+        why: it failed or was stopped.
+    """
+
+    parameters: dict[str, Any]
+    state: str = "waiting"
+    epoch: int = 0
+    step: int = 0
+    value: float | None = None
+    why: str = ""
+
+
+@dataclass
+class Board:
+    """All trials of a search, in order.
+
+    Attributes:
+        names: of the searched flags.
+    """
+
+    names: list[str]
+    goal: Goal
+    rows: list[Row] = field(default_factory=list)
+
+    def settle(self, record: Record) -> None:
+        """A trial is over."""
+        row = self.rows[record.number]
+        row.state, row.value, row.epoch = record.outcome.value, record.value, record.epochs
+        row.why = record.why
+
+    def columns(self) -> list[str]:
+        return ["", "trial", "state", *self.names, "epoch", self.goal.metric, "why"]
+
+    def cells(self) -> list[list[str]]:
+        """A line for each trial; the best one has a star."""
+        finished = {f"{i:06d}": r.value for i, r in enumerate(self.rows) if r.state == Outcome.FINISHED.value}
+        best = self.goal.best(finished)
+        return [
+            [
+                "*" if best is not None and i == int(best) else "",
+                run_name(i),
+                row.state,
+                *(short(row.parameters.get(name, "-")) for name in self.names),
+                str(row.epoch) if row.epoch else "-",
+                "-" if row.value is None else f"{row.value:.4f}",
+                row.why or "-",
+            ]
+            for i, row in enumerate(self.rows)
+        ]
+
+
+class View(Screen):
+    """Shows a board while it changes."""
+
+    def __init__(self, board: Board, console: Console | None = None):
+        super().__init__(console)
+        self._board = board
+        self._shown: list[list[str]] = []
+
+    def say(self, message: str) -> None:
+        """A line that stays."""
+        with contextlib.suppress(OSError):
+            super().say(message)
+
+    def show(self) -> None:
+        """The board has perhaps changed."""
+        cells = self._board.cells()
+        if cells == self._shown:
+            return
+        self._shown = cells
+        if self._live is not None:
+            self._live.update(table(self._board), refresh=True)
+
+
+def table(board: Board) -> Table:
+    """The board for a terminal."""
+    drawn = Table(*(Column(Text(visible(c))) for c in board.columns()))
+    for cells, row in zip(board.cells(), board.rows, strict=True):
+        style = "bold" if cells[0] else ""
+        drawn.add_row(
+            *(Text(visible(c), style=_STYLES.get(row.state, "") if c == row.state else "") for c in cells), style=style
+        )
+    return drawn
+
+
+def epochs_text(count: int) -> str:
+    return f"{count} epoch{'' if count == 1 else 's'}"
+
+
+def told(number: int, row: Row, goal: Goal) -> str:
+    """A change of a trial as a line."""
+    name = run_name(number)
+    match row.state:
+        case "running":
+            values = ", ".join(f"{k}={short(v)}" for k, v in row.parameters.items())
+            return f"{name} starts: {values or 'the defaults'}"
+        case "finished":
+            return f"{name} finished: {goal.metric} {row.value:.4f} after {epochs_text(row.epoch)}"
+        case "stopped":
+            return f"{name} stopped: {row.why}"
+        case "failed":
+            return f"{name} failed: {row.why}"
+    return f"{name} {row.state}"

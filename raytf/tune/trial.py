@@ -1,0 +1,241 @@
+"""A trial: the job's own command as a process of its own, and what Ray Tune hears of it.
+
+The actor takes no CPU: workers are placed by the run, all of a group or none, so trials that do not fit beside the
+others wait whole. It is pinned to the machine of the command that searches, where the job's file is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+
+from raytf.config.command_line import EXIT_AGAIN
+from raytf.config.objective import Goal
+from raytf.errors import StorageError
+from raytf.runs import run_log
+from raytf.storage.storage import Storage
+from raytf.tune.search_record import Outcome, Record, run_name
+
+#: Seconds after which Ray Tune hears of a trial, whether there is news or not: it can stop a trial between two words.
+_WORD_SECONDS = 1.0
+_LOOK_SECONDS = 0.1
+#: Seconds in which a command that is told to stop may save.
+_SAVE_SECONDS = 130.0
+#: Seconds between two starts of a command that says "later", or was killed; and how many in a row without a new epoch.
+_AGAIN_SECONDS, _AGAIN_TIMES = 3.0, 20
+_KILLED_TIMES = 3
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all trials have in common.
+
+    Attributes:
+        command: the job's, with the flags that are not searched.
+        folder: in which it runs.
+        points: values of the searched flags, by trial, as flags.
+        uri: of the search's folder.
+        address: of Ray.
+        environment: that the command gets beside what Ray gives its processes.
+        over: trials that were over before.
+    """
+
+    command: list[str]
+    folder: str
+    points: list[list[str]]
+    uri: str
+    goal: Goal
+    address: str
+    environment: dict[str, str]
+    over: dict[int, Record] = field(default_factory=dict)
+
+
+class TrialRun(tune.Trainable):
+    """Ray Tune's view of one trial.
+
+    Results have `epoch` where one has ended, with `score`, or where that lacks what is `known`; the last one has
+    `outcome`, and `why` where it failed.
+    """
+
+    def setup(self, config: dict[str, Any], plan: Plan | None = None) -> None:
+        assert plan is not None  # Ray Tune gives it
+        self._plan, self._number = plan, int(config["trial"])
+        self._epochs: deque[dict[str, Any]] = deque()
+        self._seen = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = self._again = 0
+        self._step = 0
+        self._ready_at = 0.0
+        self._end: dict[str, Any] | None = None
+        before = plan.over.get(self._number)
+        if before is not None:
+            self._epochs.extend(before.history)
+            self._end = {"outcome": before.outcome.value, "why": before.why, "metrics": before.metrics}
+            if before.value is not None:
+                self._end["score"] = before.value
+            self._end["epoch"] = before.epochs
+            return
+        search = Storage(plan.uri)
+        self._run = search.child(run_name(self._number))
+        self._folder = Path(self.logdir)
+        self._log, self._status = self._folder / "job.log", self._folder / "status.json"
+        self._log.write_bytes(b"")
+        self._start()
+
+    def step(self) -> dict[str, Any]:
+        """The next word: an epoch, the end, or that it goes on."""
+        deadline = time.monotonic() + _WORD_SECONDS
+        while True:
+            if self._process is not None:
+                self._read_status()
+                self._look_at_process()
+            if self._epochs:
+                return self._word(self._epochs.popleft())
+            if self._end is not None:
+                return self._word({**self._end, "done": True})
+            if time.monotonic() >= deadline:
+                return self._word({})
+            time.sleep(_LOOK_SECONDS)
+
+    def cleanup(self) -> None:
+        """The scheduler, or who searches, stops the trial: it saves first."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_SAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process is not None:
+            self._settle()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """The run has checkpoints of its own."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """The run has checkpoints of its own."""
+
+    def _word(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"trial": self._number, "step": self._step, **fields}
+
+    def _start(self) -> None:
+        name = self._run.locate("").rstrip("/").rpartition("/")[2]
+        own = ["--run", name, "--storage", self._plan.uri, "--status-file", str(self._status)]
+        environment = {k: v for k, v in os.environ.items() if not _is_rays(k)}
+        environment |= {**self._plan.environment, "RAY_ADDRESS": self._plan.address, "PYTHONUNBUFFERED": "1"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._plan.command, *self._plan.points[self._number], *own],
+                cwd=self._plan.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for the command that searches, which tells its trials
+                preexec_fn=_end_with_parent,
+            )
+
+    def _look_at_process(self) -> None:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is None or time.monotonic() < self._ready_at:
+            return
+        if code == 0:
+            self._settle()
+            self._finish()
+        elif (code == EXIT_AGAIN and self._again < _AGAIN_TIMES) or (code < 0 and self._killed < _KILLED_TIMES):
+            if not self._ready_at:
+                self._ready_at = time.monotonic() + _AGAIN_SECONDS
+                self._again, self._killed = self._again + (code > 0), self._killed + (code < 0)
+                return
+            self._ready_at = 0.0
+            self._settle()
+            self._start()
+        else:
+            self._settle()
+            self._fail(reason(self._log.read_text(errors="replace"), code))
+
+    def _read_status(self) -> None:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            status = json.loads(self._status.read_text())
+            self._step = max(self._step, status["step"])
+            self._hear(status["history"])
+
+    def _hear(self, history: list[dict[str, Any]]) -> None:
+        for logs in history:
+            epoch, value = int(logs["epoch"]) + 1, self._plan.goal.value(logs)
+            if epoch > self._seen:
+                self._seen, self._again, self._killed = epoch, 0, 0
+                lacks = {"known": ", ".join(sorted(set(logs) - {"epoch", "step"}))}
+                self._epochs.append({"epoch": epoch, **(lacks if value is None else {"score": value})})
+
+    def _finish(self) -> None:
+        try:
+            result = run_log.read_result(self._run)
+        except StorageError as error:
+            return self._fail(f"its result cannot be read: {error}")
+        if result is None:
+            return self._fail("its command ended without a run's result: a job trains by one call to raytf.fit")
+        self._hear(result["history"])
+        self._step = result["steps"]
+        metrics, goal = result["metrics"], self._plan.goal
+        value = goal.value(metrics)
+        if value is None:
+            known = ", ".join(sorted(metrics)) or "nothing"
+            return self._fail(
+                f"it has no number {goal.metric}, but {known}. Choose another --metric"
+                + (", or have the job validate" if goal.metric.startswith("val_") else "")
+            )
+        self._end = {"outcome": Outcome.FINISHED.value, "score": value, "epoch": self._seen, "metrics": metrics}
+
+    def _fail(self, why: str) -> None:
+        self._end = {"outcome": Outcome.FAILED.value, "why": why, "epoch": self._seen}
+
+    def _settle(self) -> None:
+        """The command is over: keep what it printed, and free what it had reserved."""
+        self._process = None if self._process is None or self._process.poll() is not None else self._process
+        with contextlib.suppress(StorageError, OSError):
+            self._run.put("job.log", self._log.read_bytes())
+        forget_reservation(self._run.uri)
+
+
+def reason(output: str, code: int) -> str:
+    """Why a command failed, out of what it printed."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if said:
+        return said[-1]
+    what = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"{what}: {lines[-1][:300]}" if lines else what
+
+
+def forget_reservation(run_uri: str) -> None:
+    """Free what a run had asked of the cluster: where its command is killed, Ray keeps it for three minutes."""
+    with contextlib.suppress(ValueError, ray.exceptions.RayError):
+        coordinator = ray.get_actor("AutoscalingCoordinator", namespace="AutoscalingCoordinator")
+        ray.get(coordinator.cancel_request.remote(requester_id=f"train-raytf {run_uri}"), timeout=10)
+
+
+def _is_rays(name: str) -> bool:
+    """Whether a variable tells a process of Ray which of its processes it is; the command is none of them."""
+    own = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_NODE_ID", "RAY_WORKER", "RAY_CLIENT", "TUNE_", "RAY_TRAIN_")
+    return name.startswith(own) or name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+
+
+def _end_with_parent() -> None:
+    # The actor dies with the command that searches; then the trial's command shall save and go, too.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,349 @@
+"""A search over a job's flags: Ray Tune runs the trials, and each of them is a run of raytf.
+
+Ray Tune decides which trial starts and, with a scheduler, which one ends early. What must outlive this process is on
+the search's storage (`raytf.tune.search_record`): a command that is repeated tells Ray Tune of the trials that were
+over, epoch by epoch, and starts the others, whose runs go on from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raytf._process import told_to_stop
+from raytf.config import resources
+from raytf.config.command_line import DESCRIBE
+from raytf.config.identity import strategy_identity
+from raytf.config.objective import Goal
+from raytf.config.train_config import TrainConfig
+from raytf.errors import ConfigError, one_line
+from raytf.storage.storage import Storage
+from raytf.tune import search_record
+from raytf.tune.resources import Share, largest, share
+from raytf.tune.search_record import Outcome, Record
+from raytf.tune.space import Space, flags
+from raytf.tune.table import Board, Row, View
+
+#: Flags of a job that belong to the search.
+_OURS = ("run", "storage", "status_file")
+#: Flags without which no trial can be a run, nor be placed beside others.
+_NEEDED = ("workers", "cpus_per_worker", *_OURS)
+#: Flags that change nothing of what a trial learns: a command that goes on may have others. What of the strategy must
+#: stay is added.
+_FREE = (
+    *("run", "storage", "status_file", "histograms_every", "verbose", "workers", "use_gpu", "resize_every_seconds"),
+    *("max_failures", "hang_seconds", "replace_stragglers", "warm_workers", "notices", "notice_url"),
+    *("follow_warnings", "steps_per_call", "overlap", "checkpoint_every_steps", "checkpoint_every_seconds"),
+    *("snapshot_every_steps", "keep", "keep_best", "strategy", "communication", "logical_devices", "show_cluster"),
+    *("log_device_placement", "gpus_per_worker", "mixed_gpus", "ps", "sync_replicas", "replicas_to_aggregate"),
+)
+_DESCRIBE_SECONDS = 60.0
+#: Epochs up to which a scheduler has rungs: more than any run has.
+_MOST_EPOCHS = 10**6
+#: Processes of a trial that die with their node: Ray Tune starts them again, and the run goes on.
+_ACTOR_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how.
+
+    Attributes:
+        job: the job's file.
+        texts: of `--search`.
+        trials: how many; None for all points of a grid, else 8.
+        fixed: flags of the job that all trials have.
+        scheduler: none or asha.
+        parallel: trials at a time; None for as many as the cluster has room for.
+        try_default: the first trial takes the job's own values.
+        retry_failed: trials that failed before are started once more.
+    """
+
+    job: str
+    texts: Sequence[str]
+    name: str
+    storage: str
+    goal: Goal
+    trials: int | None = None
+    fixed: Sequence[str] = ()
+    scheduler: str = "none"
+    grace_epochs: int = 1
+    reduction_factor: int = 3
+    parallel: int | None = None
+    seed: int = 0
+    try_default: bool = False
+    retry_failed: bool = False
+
+
+def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
+    """The values of all flags of a job, as it reads them itself.
+
+    Raises:
+        ConfigError: there is no such job, or it refuses them.
+    """
+    path = Path(job)
+    if not path.is_file():
+        raise ConfigError(f"{job}: there is no such file. Expected a job such as jobs/mnist.py.")
+    with tempfile.TemporaryDirectory(prefix="raytf-tune-") as folder:
+        told_file = Path(folder) / "flags.json"
+        try:
+            done = subprocess.run(
+                [sys.executable, job, *given],
+                env={**os.environ, DESCRIBE: str(told_file), "COLUMNS": "500"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_DESCRIBE_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{job} did not tell its flags within {_DESCRIBE_SECONDS:.0f} s. Expected a job that ends with "
+                "`raytf.cli(main)`, and does its work in `main`."
+            ) from None
+        if told_file.exists():
+            return json.loads(told_file.read_text())
+    said = one_line((done.stderr or done.stdout).translate(_NO_FRAMES), 400)
+    if done.returncode == 0:
+        raise ConfigError(f"{job} did not tell its flags. Expected a job that ends with `raytf.cli(main)`.")
+    raise ConfigError(f"{job} refuses {' '.join(given) or 'to start'}: {said}")
+
+
+_NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
+
+
+def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board, Record | None, Storage]:
+    """Search to the end: all trials, the best one, and where its copy is.
+
+    Raises:
+        RaytfError: one line that says what is wrong and how to mend it.
+        KeyboardInterrupt: told to stop; all trials have saved.
+    """
+    from raytf.runs.lease import Lease
+
+    space = Space(search.texts)
+    trials = _count(search, space)
+    points = [_point(search, space, number) for number in range(trials)]
+    for name in _OURS:
+        if name in space.names or any(f.split("=")[0].replace("_", "-") == _flag(name) for f in search.fixed):
+            raise ConfigError(
+                f"{_flag(name)} belongs to the search: every trial has its own. Give --name and --storage of `raytf "
+                "tune`."
+            )
+    first = points[-1]  # has values of all flags, also where the first trial has none
+    values = describe(search.job, [*search.fixed, *flags(first)])
+    own = describe(search.job, search.fixed) if search.try_default else {}
+    lacking = [name for name in _NEEDED if name not in values]
+    if lacking:
+        raise ConfigError(
+            f"{search.job}: the job has no flag {_flag(lacking[0])}; its dataclass needs `train: raytf.Flags`, and "
+            "`raytf.fit` that as its config."
+        )
+    config = largest({**values, **own}, points)
+    storage = Storage(TrainConfig.of(storage=search.storage).storage_uri)
+    storage.preflight()
+    folder = storage.child(search.name)
+    say_first(f"search {search.name} in {folder.locate('')}: {trials} trials of {search.job}")
+    with Lease(folder.child(search_record.SEARCH), say_first):
+        search_record.keep_identity(folder, identity(search, space, values), search.name)
+        over = search_record.read(folder)
+        if search.retry_failed:
+            for number in [n for n, record in over.items() if record.outcome is Outcome.FAILED]:
+                search_record.forget(folder, number)
+                del over[number]
+        board = Board(space.names, search.goal, [Row(p or _own(own, space.names)) for p in points])
+        over = {number: record for number, record in over.items() if number < trials}
+        for record in over.values():
+            board.settle(record)
+        if over:
+            say_first(f"{len(over)} of {trials} trials are over already")
+        if len(over) < trials:
+            with _cluster(config, search.parallel) as (address, nodes, each):
+                part = share(config, nodes, each, trials, search.parallel, space.names)
+                _search(search, folder, points, over, board, part, address)
+        records = {n: r for n, r in search_record.read(folder).items() if n < trials}
+        chosen = search_record.best(records, search.goal)
+        copy = folder.child(search_record.BEST)
+        if chosen is not None:
+            copy = search_record.keep_best(folder, chosen, search.goal)
+    return board, chosen, copy
+
+
+def _count(search: Search, space: Space) -> int:
+    most = None if space.grid_points is None else space.grid_points + search.try_default
+    if search.trials is None:
+        return 8 if most is None else most
+    if most is not None and search.trials > most:
+        raise ConfigError(
+            f"--trials {search.trials}: the grid has {most} points. Give --trials {most}, or leave it out."
+        )
+    return search.trials
+
+
+def _point(search: Search, space: Space, number: int) -> dict[str, Any]:
+    if search.try_default:
+        return {} if number == 0 else space.point(search.seed, number - 1)
+    return space.point(search.seed, number)
+
+
+def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    return {name: own.get(name) for name in names}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str, str]:
+    """What must stay for a command to go on with a search.
+
+    Args:
+        values: of all flags of the job.
+    """
+    kept = {_flag(name): str(value) for name, value in values.items() if name not in _FREE}
+    kept |= strategy_identity(TrainConfig.among(values))
+    for name in space.names:
+        kept.pop(_flag(name), None)
+    scheduler = search.scheduler
+    if scheduler != "none":
+        scheduler += f" with --grace-epochs {search.grace_epochs} --reduction-factor {search.reduction_factor}"
+    return {
+        **kept,
+        "job": Path(search.job).name,
+        "--search": json.dumps(space.describe(), sort_keys=True),
+        "--metric": f"{'max' if search.goal.is_largest else 'min'}:{search.goal.metric}",
+        "--scheduler": scheduler,
+        "--tune-seed": str(search.seed),
+        "--try-default": str(search.try_default),
+    }
+
+
+@contextmanager
+def _cluster(
+    config: TrainConfig, parallel: int | None
+) -> Iterator[tuple[str, list[dict[str, float]], dict[str, float]]]:
+    """Connect to Ray, or start one here: its address, what its nodes have, and what a worker takes."""
+    # Ray Tune's own words are not wanted, nor its files, nor its opinion on metrics.
+    for name, value in {
+        # Trials have processes that take no CPU; a Ray that is started here would warn of eight on two cores.
+        "RAY_worker_maximum_startup_concurrency": str(max(4, os.cpu_count() or 1)),
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+        "RAY_AIR_NEW_OUTPUT": "0",
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    }.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    from raytf.cluster.connect import ray_for
+    from raytf.driver import preflight
+
+    def cpus() -> float:
+        fewest = resources.cpus(config.strategy, config.cluster, config.worker_range[0])
+        return max(preflight.cpus_here(config), fewest * (parallel or 1))
+
+    with ray_for(cpus, verbose=False, dashboard=True):
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        has_gpu = any(node.get("GPU", 0) for node in nodes)
+        use_gpu = has_gpu and config.cluster.use_gpu is not False and not config.strategy.is_without_gpus
+        yield (
+            ray.get_runtime_context().gcs_address,
+            nodes,
+            resources.resources(config.strategy, config.cluster, use_gpu, nodes),
+        )
+
+
+def _search(
+    search: Search,
+    folder: Storage,
+    points: list[dict[str, Any]],
+    over: dict[int, Record],
+    board: Board,
+    part: Share,
+    address: str,
+) -> None:
+    import ray
+    from ray import tune
+
+    from raytf.tune.callbacks import Told, Watcher
+    from raytf.tune.trial import Plan, TrialRun
+
+    plan = Plan(
+        command=[sys.executable, os.path.abspath(search.job), *search.fixed, *part.flags],
+        folder=os.getcwd(),
+        points=[flags(point) for point in points],
+        uri=folder.uri,
+        goal=search.goal,
+        address=address,
+        environment={k: v for k, v in os.environ.items() if _is_handed_on(k)},
+        over=over,
+    )
+    here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+    trainable = tune.with_resources(tune.with_parameters(TrialRun, plan=plan), tune.PlacementGroupFactory([here]))
+    stop = threading.Event()
+    with View(board) as view, tempfile.TemporaryDirectory(prefix="raytf-tune-") as scratch, _signals(stop, view.say):
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"trial": tune.grid_search(list(range(len(points))))},
+            tune_config=tune.TuneConfig(scheduler=_scheduler(search), max_concurrent_trials=part.parallel),
+            run_config=tune.RunConfig(
+                name="search",
+                storage_path=scratch,
+                verbose=0,
+                stop=Told(stop),
+                failure_config=tune.FailureConfig(max_failures=_ACTOR_FAILURES),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                callbacks=[Watcher(folder, points, over, board, view, stop)],
+            ),
+        )
+        tuner.fit()
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _is_handed_on(name: str) -> bool:
+    """Whether a trial's command gets a variable of this one, in the place of what Ray gives its own processes."""
+    # The last one is how a job that was submitted has its workers get its files and variables.
+    own = ("PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return name in own or name.startswith("RAY_TRAIN_")
+
+
+def _scheduler(search: Search) -> Any:
+    from ray import tune
+
+    if search.scheduler == "none":
+        return tune.schedulers.FIFOScheduler()
+    return tune.schedulers.ASHAScheduler(
+        time_attr="epoch",
+        metric="score",
+        mode="max" if search.goal.is_largest else "min",
+        max_t=_MOST_EPOCHS,
+        grace_period=search.grace_epochs,
+        reduction_factor=search.reduction_factor,
+    )
+
+
+@contextmanager
+def _signals(stop: threading.Event, say: Callable[[str], None]) -> Iterator[None]:
+    """While the `with` statement lasts, Ctrl-C and SIGTERM have the trials save; a second one ends at once."""
+
+    def tell(number: int, frame: Any) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+        say("told to stop: the trials save first")
+
+    with told_to_stop(tell):
+        yield
