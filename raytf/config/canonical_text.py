@@ -19,7 +19,7 @@ _NAME, _ADDRESS = re.compile(r'"name": "[^"]*"'), re.compile(r" at 0x[0-9a-fA-F]
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-    str(Path(__file__).parent) + "/",
+    str(Path(__file__).parents[1]) + "/",
 )
 
 

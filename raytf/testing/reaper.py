@@ -35,7 +35,7 @@ def _tell(sign: str, thing: Session | Path) -> None:
     with _lock:
         if _guard is None:
             _guard = subprocess.Popen(
-                [sys.executable, "-c", "from raytf.testing import guard; guard.main()"],
+                [sys.executable, "-c", "from raytf.testing import reaper; reaper.main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from tests.ray.test_resume import attempts
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
 #: The loop in stacks, as py-spy shows a frame, or as a process itself does.
-TRAINING = re.compile(r"train \(raytf/training\.py|training\.py\", line \d+ in train\b")
+TRAINING = re.compile(r"train \(raytf/training/loop\.py|loop\.py\", line \d+ in train\b")
 
 
 def flags(tmp_path: Path, *more: object) -> list[object]:

@@ -26,8 +26,8 @@ LOSSES = """
     import json, os, ray, ray.train
     from ray.train import WorkerGroupError
     from raytf.errors import JobError, WorkerLostError
-    from raytf.monitor import Monitor
-    from raytf.failure_policy import FailurePolicy
+    from raytf.driver.monitor import Monitor
+    from raytf.driver.ray_train.failure_policy import FailurePolicy
 
     @ray.remote(num_cpus=0)
     class Worker:

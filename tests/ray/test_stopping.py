@@ -16,9 +16,9 @@ from tests.ray.conftest import PATIENCE
 
 DRIVER = """
     import sys, threading, time, ray
-    from raytf.hangs import Activity, Beat
-    from raytf.monitor import Monitor
-    from raytf.stopping import saving_first
+    from raytf.training.heartbeat import Activity, Beat
+    from raytf.driver.monitor import Monitor
+    from raytf.driver.graceful_stop import saving_first
 
     ray.init(address="local", num_cpus=1, logging_level="error", log_to_driver=False)
     monitor = ray.remote(num_cpus=0)(Monitor).remote()

@@ -31,7 +31,7 @@ from raytf.training.step import TrainStep
 SERVER = """
 import json, os, sys, time
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
-from raytf.strategies import tf_server
+from raytf.distributed import tf_server
 server = tf_server.start_server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]), 1)
 sys.stdin.read()  # ends with the parent
 os._exit(0)

@@ -29,20 +29,20 @@ assert not tf.config.list_logical_devices("GPU")
 print("computed")
 """
 SET_UP = """
-from raytf import worker
+from raytf.training import worker
 worker.set_up(["127.0.0.1:1"], 0, 1, True, False, False, one_worker=True, gpus={gpus})
 """
 #: A warm process leaves the driver alone until a worker takes it, also where it hides nothing: it may be given a GPU.
 WARM = """
 import os
-from raytf import warm
-warm.import_all()
+from raytf.training import warm_pool
+warm_pool.import_all()
 assert not os.path.exists(os.environ["STUB_LOG"]), "the driver was called"
 """
 #: A worker whose GPU is missing. Its time begins where it is given its rank: by then, Ray is imported.
 PROMISED = """
 import time
-from raytf import worker
+from raytf.training import worker
 from raytf.errors import GpuError
 began = time.monotonic()
 try:

@@ -36,7 +36,7 @@ addresses, rank, communication, hosts, gpus, promised, trains = json.loads(sys.a
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
 import tensorflow as tf
 from raytf.errors import RaytfError
-from raytf.strategies.multi_worker import Group
+from raytf.distributed.multi_worker import Group
 
 def ready(**answer):
     print(json.dumps(answer), flush=True)

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import os, sys, threading, types
 before, threads = dict(os.environ), threading.active_count()
-from raytf import warm
-warm.import_all()
+from raytf.training import warm_pool
+warm_pool.import_all()
 assert "tensorflow" in sys.modules and "raytf.training.step" in sys.modules and "raytf.training.worker" in sys.modules
 changed = {k for k in before.keys() | os.environ.keys() if before.get(k) != os.environ.get(k)}
 ours = ("TF_CONFIG", "TF_CPP", "TF_DETERMINISTIC", "KERAS_BACKEND", "OMP_", "CUDA_")

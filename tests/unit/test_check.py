@@ -541,8 +541,8 @@ def test_each_code_is_in_the_docs():
         .partition("| place | asked with |")[2]
         .partition("`right-missing` on")[0]
     )
-    assert len(given("online")) > 45
-    assert given("online") <= set(re.findall(r"`([a-z0-9-]+)`", online))
+    assert len(given("probe")) > 45
+    assert given("probe") <= set(re.findall(r"`([a-z0-9-]+)`", online))
 
 
 def test_each_code_has_a_test():
@@ -551,7 +551,7 @@ def test_each_code_has_a_test():
     expected = set(re.findall(r'"([a-z][a-z0-9-]+)"', tests))
     for file in (ROOT / "tests/data/broken_clusters").glob("*.yaml"):
         expected |= set(re.findall(r"[a-z0-9-]+", file.read_text().partition("# expect:")[2].partition("\n")[0]))
-    assert given("check") | given("online") <= expected, sorted((given("check") | given("online")) - expected)
+    assert given("check") | given("probe") <= expected, sorted((given("check") | given("online")) - expected)
 
 
 def test_it_loads_no_ray():

@@ -39,8 +39,8 @@ SCRIPT = """
                 time.sleep(1)
         elif job.act == "begin-ray":
             import signal
-            from raytf import signals
-            with signals.kept():
+            from raytf import _process
+            with _process.kept():
                 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as ray.init does
                 print("ready", flush=True)
                 while True:

@@ -15,8 +15,8 @@ from tests.unit.checkpoints import save
 
 HOLD = """
 import sys
-from raytf.lease import Lease
-from raytf.storage import Storage
+from raytf.runs.lease import Lease
+from raytf.storage.storage import Storage
 
 with Lease(Storage(sys.argv[1])):
     print("held", flush=True)

@@ -23,8 +23,8 @@ LACKS = {
 
 HOLD = """
 import sys
-from raytf.lease import Lease
-from raytf.storage import Storage
+from raytf.runs.lease import Lease
+from raytf.storage.storage import Storage
 
 with Lease(Storage(sys.argv[1])):
     print("held", flush=True)
@@ -201,8 +201,8 @@ RACE = """
 import sys
 from raytf.checkpoint import manifest
 from raytf.errors import RunInUseError
-from raytf.lease import Lease
-from raytf.storage import Storage
+from raytf.runs.lease import Lease
+from raytf.storage.storage import Storage
 
 place, mark, options = sys.argv[1].partition("?")
 for line in sys.stdin:
@@ -329,9 +329,9 @@ def test_a_renewal_that_fails_is_told_and_tried_again(s3, s3_endpoint, proxy):
 OWNER = """
 import functools, os, signal, sys, threading, time
 import numpy as np
-from raytf.checkpoint import durable, policy
-from raytf.lease import Lease, check_owner
-from raytf.storage import Storage
+from raytf.checkpoint import durable, commit
+from raytf.runs.lease import Lease, check_owner
+from raytf.storage.storage import Storage
 
 ready, stopped = threading.Event(), threading.Event()
 
@@ -356,12 +356,12 @@ with lease:
     fence = functools.partial(check_owner, run, lease.owner["id"])
     saver = durable.Saver(run, 0, 1, "20260101T000000.000-aaaaaa", 3, lambda text: None, fence=fence)
     saver.begin(1, {"w": np.zeros(3)}, {})
-    saver.phase = policy.Phase.WRITING
+    saver.phase = commit.Phase.WRITING
     wait(saver, "written")
     print("written", flush=True)
     ready.set()
     sys.stdin.readline()
-    saver.phase = policy.Phase.COMMITTING
+    saver.phase = commit.Phase.COMMITTING
     saver.commit()
     wait(saver, "committed")
     print(saver.failure, flush=True)

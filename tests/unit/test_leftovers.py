@@ -20,7 +20,7 @@ from raytf.testing.processes import wait_until
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 DRIVER = """
     import os, subprocess, sys, time
-    from raytf.leftovers import MARK, Guard
+    from raytf.cluster.orphaned_processes import MARK, Guard
     mark, folder, how = sys.argv[1:]
     guard = Guard(mark)
     guard.remove(folder)

@@ -373,10 +373,10 @@ def test_one_process_of_a_node_watches_and_the_next_one_when_it_has_ended(server
     section, other = NoticeSection(notice_url=machine.url), Heard()
     code = f"""
 import time
-from raytf.cluster import watch
-from raytf.sections import NoticeSection
+from raytf.cluster.preemption import watcher
+from raytf.config.sections import NoticeSection
 nothing = lambda *_, **__: print("told", flush=True)
-watch.start(NoticeSection(notice_url={machine.url!r}), "ab12", "n", nothing, nothing, nothing, among="{server.url}")
+watcher.start(NoticeSection(notice_url={machine.url!r}), "ab12", "n", nothing, nothing, nothing, among="{server.url}")
 time.sleep(600)
 """
     machine.notice()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 WORKER = """
     import os, pathlib, sys, tempfile
-    from raytf import scratch
+    from raytf.cluster import scratch
     scratch.begin(pathlib.Path(sys.argv[1]))
     tempfile.NamedTemporaryFile(delete=False).write(b"x")
     tempfile.mkdtemp()
@@ -49,7 +49,7 @@ def test_they_are_removed_by_the_worker_or_by_the_next_one(tmp_path: Path):
 def test_a_folder_that_cannot_be_made_is_no_reason_to_stop(tmp_path: Path):
     (tmp_path / "file").touch()
     code = (
-        "import pathlib, sys, tempfile; from raytf import scratch; scratch.begin(pathlib.Path(sys.argv[1])); "
+        "import pathlib, sys, tempfile; from raytf.cluster import scratch; scratch.begin(pathlib.Path(sys.argv[1])); "
         "scratch.end(); tempfile.TemporaryFile()"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "file" / "tmp")], check=True, timeout=60)

@@ -9,7 +9,7 @@ import sys
 PROGRAM = """
 import ctypes, sys, threading
 import psutil
-from raytf.serving import memory
+from raytf.inference.serving import memory
 
 if "settle" in sys.argv:
     memory.settle()

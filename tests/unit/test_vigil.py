@@ -70,7 +70,7 @@ def test_a_driver_leaves_before_ray_ends_it(reconnect: float, seconds: float):
 
 SCRIPT = """
     import os, subprocess, sys, threading, time
-    from raytf import vigil
+    from raytf.cluster import ray_watch
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     def broken(what):
         raise RuntimeError(what)
@@ -81,8 +81,8 @@ SCRIPT = """
         print("what the user shall see", file=shown, flush=True)
         return "the workers saved first"
     shown = sys.stdout
-    with vigil.Vigil([vigil.Neighbour("its Ray", process.pid, True)]):
-        with vigil.farewell(broken), vigil.farewell(farewell):
+    with ray_watch.Vigil([ray_watch.Neighbour("its Ray", process.pid, True)]):
+        with ray_watch.farewell(broken), ray_watch.farewell(farewell):
             process.kill()
             time.sleep(600)
 """
