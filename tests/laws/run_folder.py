@@ -16,7 +16,7 @@ from raytf.inference import versions
 from raytf.runs import ledger, run_log
 from raytf.runs.lease import LEASE_FILE
 from raytf.storage.storage import Storage
-from tests.unit.runs import BEGIN, a_run
+from tests.support.runs import BEGIN, a_run
 
 RECORDS, STEPS = 640, (100, 200, 300)
 _ATTEMPTS = ("20270115T080000.000-aaaaaa", "20270115T080100.000-bbbbbb")

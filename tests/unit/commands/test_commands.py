@@ -1,0 +1,125 @@
+"""`raytf verify` and `raytf runs` as a user starts them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from raytf.commands._table import age_text, size_text
+from raytf.storage.storage import Storage
+from tests.support.checkpoints import save, share
+
+HISTORY = [{"epoch": 0, "val_accuracy": 0.875}]
+
+
+def raytf(*args):
+    return subprocess.run(
+        [sys.executable, "-c", "from raytf.commands.main import main; main()", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture
+def storage(tmp_path):
+    storage = Storage(str(tmp_path / "runs"))
+    for step in (10, 20):
+        save(storage.child("a"), step, history=HISTORY)
+    return storage
+
+
+def test_verify_of_a_whole_run(storage):
+    done = raytf("verify", f"{storage.root}/a")
+    assert done.returncode == 0, done.stderr
+    head, *rows, last = done.stdout.splitlines()
+    assert head.split() == ["checkpoint", "step", "size", "state", "problems"]
+    assert [row.split()[1] for row in rows] == ["20", "10"]
+    assert all(row.split()[4] == "whole" for row in rows)
+    assert last.startswith("a resume restores step 20 from 000000000020-a")
+
+
+def test_verify_of_damage(storage):
+    run = storage.child("a")
+    name = share("000000000020-a-0000")
+    run.put(name, b"9" + run.get(name)[1:])
+    done = raytf("verify", run.root)
+    assert done.returncode == 1
+    assert "share-00000.safetensors has a wrong checksum" in done.stdout
+    assert "a resume restores step 10" in done.stdout
+    document = json.loads(raytf("verify", run.root, "--json").stdout)
+    assert [c["state"] for c in document["checkpoints"]] == ["damaged", "whole"]
+    assert document["restores"] == "000000000010-a-0000"
+
+
+def test_verify_on_s3(s3):
+    save(Storage(s3("runs/a")), 3)
+    done = raytf("verify", s3("runs/a"))
+    assert done.returncode == 0, done.stderr
+    assert "a resume restores step 3" in done.stdout
+
+
+def test_verify_where_nothing_can_be_restored(storage):
+    save(storage.child("b"), 5, complete=False)
+    done = raytf("verify", f"{storage.root}/b")
+    assert done.returncode == 1
+    assert "unfinished" in done.stdout
+    assert "a resume begins anew" in done.stdout
+
+
+@pytest.mark.parametrize(("folder", "words"), [("none", "there is nothing in"), ("", "is no run")])
+def test_verify_of_what_is_no_run(storage, folder, words):
+    done = raytf("verify", f"{storage.root}/{folder}")
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "raytf runs STORAGE" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_runs(storage):
+    storage.put("b/result.json", json.dumps({"steps": 7, "history": []}).encode())
+    done = raytf("runs", storage.root)
+    assert done.returncode == 0, done.stderr
+    head, a, b = done.stdout.splitlines()
+    assert head.split() == ["run", "state", "step", "metric", "best", "last", "checkpoints", "size", "changed"]
+    assert a.split()[:8] == ["a", "stopped", "20", "val_accuracy", "0.875", "(epoch", "1)", "0.875"]
+    assert b.split()[:7] == ["b", "finished", "7", "-", "-", "-", "0"]
+    document = json.loads(raytf("runs", storage.root, "--json").stdout)
+    assert [(run["name"], run["state"]) for run in document] == [("a", "stopped"), ("b", "finished")]
+
+
+def test_runs_where_there_are_none(tmp_path):
+    done = raytf("runs", tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"no runs in {tmp_path}\n")
+
+
+def test_runs_on_s3(s3):
+    save(Storage(s3("runs/a")), 3, history=HISTORY)
+    done = raytf("runs", s3("runs"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split()[:5] == ["a", "stopped", "3", "val_accuracy", "0.875"]
+
+
+def test_commands_load_neither_ray_nor_tensorflow():
+    code = (
+        "import json, sys\nimport raytf.commands.verify, raytf.commands.runs\n"
+        "print(json.dumps(sorted(m for m in ('ray', 'tensorflow', 'keras', 'boto3') if m in sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (1 << 60, "1048576.0 TiB")],
+)
+def test_sizes(count, text):
+    assert size_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (60, "1 min"), (7200, "2 h"), (200000, "2 d")]
+)
+def test_ages(seconds, text):
+    assert age_text(seconds) == text

@@ -1,0 +1,111 @@
+"""What the driver refuses before any worker starts, as far as that needs no Ray."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytf.checkpoint import manifest
+from raytf.checkpoint.naming import name_of
+from raytf.config.train_config import TrainConfig
+from raytf.driver import preflight
+from raytf.driver.preflight import cpus_here, why_on_cpus
+from raytf.errors import CheckpointError, ClusterError, DamagedFileError
+from raytf.storage.storage import Storage
+from tests.support.checkpoints import save
+
+
+@pytest.mark.parametrize(
+    ("settings", "cpus"),
+    [
+        ({"workers": "1"}, 1),
+        ({"workers": "1", "strategy": "parameter-server"}, 3),
+        ({"strategy": "mirrored", "logical_devices": 4}, 4),
+    ],
+)
+def test_a_ray_of_this_machine_has_room_for_the_run(settings, cpus):
+    assert cpus_here(TrainConfig.of(**settings)) == cpus
+
+
+@pytest.mark.parametrize("strategy", ["multi-worker-mirrored", "parameter-server"])
+def test_a_ray_of_this_machine_has_no_room_for_more_workers_than_its_memory(strategy):
+    assert cpus_here(TrainConfig.of(workers="1:1000000", strategy=strategy)) < 1000000
+    with pytest.raises(ClusterError, match=r"--workers 1000000: this machine's .* Use --workers \d+ or fewer"):
+        cpus_here(TrainConfig.of(workers="1000000", strategy=strategy))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"steps": 5}', b'{"steps": "5"}', b"[" * 5000])
+def test_a_result_that_cannot_be_read_is_made_again_or_the_run_refused(tmp_path, text):
+    run, said = Storage(str(tmp_path)), []
+    run.put("result.json", text)
+    with pytest.raises(DamagedFileError, match="no checkpoint to make it from again"):
+        preflight.finished(run, 5, said.append)
+    save(run, 5)
+    assert preflight.finished(run, 5, said.append) is None
+    assert "made again from the newest checkpoint" in said[0]
+    run.put("result.json", b'{"steps": 5, "metrics": {}, "weights_sha256": ""}')
+    assert preflight.finished(run, 5)["steps"] == 5
+    assert preflight.finished(run, 6) is None
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "attempts", "steps", "ledger", "files", "tensorboard", "export"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_is_no_folder_is_refused_before_anything_starts(tmp_path, name, is_link):
+    (tmp_path / "elsewhere").mkdir()
+    preflight.check_folder(Storage(str(tmp_path / "new")))
+    run = tmp_path / "run"
+    run.mkdir()
+    preflight.check_folder(Storage(str(run)))
+    if is_link:
+        (run / name).symlink_to(tmp_path / "elsewhere")
+    else:
+        (run / name).write_text("")
+    with pytest.raises(
+        DamagedFileError, match=f"{name} is damaged: .*link" if is_link else "where a folder is expected"
+    ):
+        preflight.check_folder(Storage(str(run)))
+
+
+def test_what_callbacks_may_write_through_is_refused(tmp_path):
+    (tmp_path / "other.csv").write_text("mine")
+    (tmp_path / "run" / "files" / "inner").mkdir(parents=True)
+    preflight.check_folder(Storage(str(tmp_path / "run")))
+    (tmp_path / "run" / "files" / "inner" / "log.csv").symlink_to(tmp_path / "other.csv")
+    with pytest.raises(DamagedFileError, match=r"inner/log\.csv is damaged: it is a link"):
+        preflight.check_folder(Storage(str(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("name", ["result.json", "model.keras", "architecture.json", "lease.json"])
+def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(DamagedFileError, match="where a file is expected"):
+        preflight.check_folder(Storage(str(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["²", "٣", "x", "", "-1", "1.5", "9" * 5000])
+def test_logical_shards_that_are_no_number(text):
+    with pytest.raises(CheckpointError, match="which is no number"):
+        preflight.stored_shards({"--logical-shards": text})
+    assert preflight.stored_shards({"--logical-shards": "16"}) == 16
+    assert preflight.stored_shards({}) is None
+
+
+def test_the_identity_is_that_of_the_newest_checkpoint_that_can_be_read(tmp_path):
+    run = Storage(str(tmp_path))
+    manifest.write(run, name_of(1, "a"), 1, [], {"identity": {"--seed": "1"}})
+    manifest.write(run, name_of(2, "a"), 2, [], {"identity": ["a list"]})
+    save(run, 3)
+    run.put(f"checkpoints/{name_of(4, 'a')}/MANIFEST.json", b"{")
+    assert preflight.stored_identity(run) == {"--seed": "1"}
+
+
+@pytest.mark.parametrize(
+    ("fits", "of_all_kinds", "each", "words"),
+    [
+        (1, 2, 1.0, ["of several kinds", "--mixed-gpus", "--workers 1 those of one kind"]),
+        (1, 1, 1.0, ["too few for 2 workers", "--workers 1 uses it"]),
+        (0, 0, 4.0, ["too few CPUs", "--cpus-per-worker"]),
+    ],
+)
+def test_why_gpus_stay_idle_says_what_would_use_them(fits, of_all_kinds, each, words):
+    text = why_on_cpus(2, fits, of_all_kinds, each)
+    assert all(word in text for word in [*words, "training on CPUs"])

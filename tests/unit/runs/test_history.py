@@ -1,0 +1,222 @@
+"""What is told of a run: its state, its restarts, `raytf show`."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from raytf.commands import show
+from raytf.errors import ConfigError
+from raytf.runs import history, lease
+from raytf.runs.copy_age import Ages
+from raytf.runs.lease import LEASE_FILE, Lease, is_held
+from raytf.storage.storage import Storage
+from tests.support.runs import BEGIN, Script, a_run, add_result
+
+
+@pytest.fixture
+def run(tmp_path):
+    storage = a_run().write(str(tmp_path / "a"))
+    add_result(storage)
+    return history.load(storage.uri)
+
+
+def test_figures_of_a_run(run):
+    assert (run.name, run.state, run.step, run.total) == ("a", "finished", 1000, 1000)
+    assert run.samples_per_second == 1234
+    assert run.wall_clock == pytest.approx(100)
+    assert sum(run.seconds.values()) == pytest.approx(100)
+    # 210 - 195 steps of the first fault, 300 - 95 of the driver's death.
+    assert run.redone == 15 + 205
+    assert run.goodput == pytest.approx(run.seconds["training"] / 100)
+
+
+def test_each_restart_has_its_cause_and_all_of_its_phases(run):
+    assert [r.is_first for r in run.restarts] == [True, False, False, False]
+    causes = [r.cause for r in run.restarts]
+    assert causes[0] == "start"
+    assert causes[1] == "a peer does not answer, rank 1, node bbbbbbbb"
+    assert causes[2] == "the driver died"
+    assert causes[3] == "from 2 to 1 worker: a node is about to go"
+    assert [(r.from_step, r.tier, r.workers, r.redone) for r in run.restarts] == [
+        (0, "new", 2, 0),
+        (195, "memory", 2, 15),
+        (95, "durable", 2, 205),
+        (411, "memory", 1, 0),
+    ]
+    assert run.restarts[1].phases == {"notice": 1, "processes": 4, "first step": 3}
+    # What the workers cannot know: nobody was there, then a driver came up.
+    assert run.restarts[2].phases == {"down": 10, "driver": 1, "processes": 4, "first step": 1}
+    assert run.restarts[2].seconds == 16
+
+
+def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
+    (death,) = [h for h in run.happenings if h.kind == "driver" and h.sort == "fault"]
+    assert death.time == BEGIN + 50
+    assert "10.0 s after its last word" in death.text
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"kind": "notice", "node": "c" * 9, "deadline_seconds": 9}, "node cccccccc has notice: it will go, 9 s"),
+        ({"kind": "hang", "rank": 1, "text": "frozen", "where": "step"}, "rank 1 hangs: frozen, where step"),
+        ({"kind": "straggler", "rank": 2, "ratio": 3.04}, "rank 2 takes 3.0 times as long as its peers"),
+        ({"kind": "save_failed", "of_step": 5, "why": "disk is full"}, "step 5 was not saved: disk is full"),
+        ({"kind": "fault", "cause": "controller_died"}, "controller died"),
+        ({"kind": "fault", "text": "gone", "retry": False}, "gone; the run ends"),
+        ({"kind": "fault", "text": "gone", "preemption": True}, "gone (preemption)"),
+        ({"kind": "waiting", "possible": 1, "wanted": 2}, "waits for nodes: 1 of at least 2 workers can run"),
+        ({"kind": "driver", "state": "ended", "text": "no disk"}, "driver ended: no disk"),
+        ({"kind": "unheard of", "time": 1, "size": 3}, "unheard of: size 3"),
+    ],
+)  # fmt: skip
+def test_events_in_words(event, text):
+    assert history.describe(event) == text
+
+
+STARTED = {"time": BEGIN, "kind": "driver", "state": "started"}
+
+
+@pytest.mark.parametrize(
+    ("last", "is_alive", "state"),
+    [
+        (STARTED, True, "running"),
+        (STARTED, False, "stopped"),
+        ({"outcome": "failed", "text": "no disk"}, False, "failed"),
+        ({"outcome": "failed", "text": "KeyboardInterrupt"}, False, "stopped"),
+        ({"outcome": "finished"}, False, "finished"),
+    ],
+)
+def test_state(last, is_alive, state):
+    events = [STARTED, {"time": BEGIN + 9, "kind": "driver", "state": "ended", **last}]
+    assert history.build("/x/a", events, None, is_alive).state == state
+
+
+def test_a_run_that_finished_and_goes_on_is_not_charged_for_the_time_between(tmp_path):
+    line = Script().at(0, "driver", state="started").at(10, "driver", state="ended", outcome="finished")
+    line.at(5000, "driver", state="started").at(5003, "driver", state="ended", outcome="finished")
+    found = history.build("/x/a", line.events, None, False)
+    assert found.wall_clock == pytest.approx(13)
+    assert sum(found.seconds.values()) == pytest.approx(13)
+
+
+def test_no_run_is_one_clear_error_that_names_the_runs_below(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no run in .*STORAGE/NAME, such as ~/raytf-runs/default\.$"):
+        history.load(str(tmp_path / "nothing"))
+    a_run().write(str(tmp_path / "first"))
+    with pytest.raises(ConfigError, match="below it there are first"):
+        history.load(str(tmp_path))
+
+
+def test_who_owns_a_run(tmp_path):
+    run, naps = Storage(str(tmp_path)), []
+    assert not is_held(run, BEGIN, BEGIN, naps.append)
+    with Lease(run):
+        assert is_held(run, 0, BEGIN, naps.append)
+        held = json.loads(run.get(LEASE_FILE))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    run.put(LEASE_FILE, json.dumps({**held, "pid": dead.pid}).encode())
+    assert not is_held(run, 0, BEGIN, naps.append)
+    # Of another machine's process nothing is known but its beat, and what it last wrote.
+    elsewhere = {**held, "host": "elsewhere", "boot": "another"}
+    run.put(LEASE_FILE, json.dumps(elsewhere).encode())
+    assert is_held(run, BEGIN - 5, BEGIN, naps.append)
+    assert not naps
+    assert not is_held(run, BEGIN - 60, BEGIN, naps.append)
+    assert sum(naps) > lease.RENEW_SECONDS
+
+    def beats(seconds):
+        run.put(LEASE_FILE, json.dumps({**elsewhere, "beat": elsewhere["beat"] + 1}).encode())
+
+    assert is_held(run, BEGIN - 60, BEGIN, beats)
+
+
+def test_age_of_a_copy_is_the_time_since_the_run_was_at_its_step():
+    line = Ages()
+    assert line.seconds(5) == {}
+
+    def progress(time, step, **fields):
+        line.see({"time": time, "kind": "progress", "phase": "training", "step": step, **fields})
+
+    def attempt(time, step, tier):
+        line.see({"time": time, "kind": "attempt", "from_step": step, "tier": tier})
+
+    attempt(10, 0, "new")
+    progress(20, 100, checkpoint=None, snapshot=None)
+    assert line.seconds(20) == {"durable": 10, "memory": 10}
+    progress(30, 200, checkpoint=50, snapshot=150)
+    assert line.seconds(32) == {"durable": 17, "memory": 7}
+    # Step 150 is made once more; what the failure has cost is not what the next one would.
+    attempt(40, 150, "memory")
+    progress(50, 250, checkpoint=50, snapshot=None)
+    assert line.seconds(50) == {"durable": 35, "memory": 10}
+    attempt(60, 50, "durable")
+    assert line.seconds(61) == {"durable": 1}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def raytf(*args, **env):
+    code = (
+        "import sys; from raytf.commands.main import main; main(); assert not {'ray', 'tensorflow'} & set(sys.modules)"
+    )
+    env = {**os.environ, "COLUMNS": "80", **env}
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60, env=env)
+
+
+def test_show_as_json(tmp_path):
+    add_result(a_run().write(str(tmp_path / "a")))
+    done = raytf("show", str(tmp_path / "a"), "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["state"] == "finished"
+    assert document["booked_seconds"] == pytest.approx(document["wall_clock_seconds"]) == pytest.approx(100)
+    assert sum(document["seconds"].values()) == pytest.approx(100)
+    assert [r["time"] for r in document["restarts"]] == pytest.approx([40, 66, 84])
+    assert document["restarts"][1]["phases"]["down"] == 10
+    kinds = [e["kind"] for e in document["events"]]
+    assert (kinds.count("attempt"), kinds.count("fault"), kinds.count("resize"), kinds.count("save")) == (4, 1, 1, 1)
+    assert document["events"][-1]["time"] == pytest.approx(100)
+
+
+def test_show_as_text_where_there_is_no_terminal(tmp_path):
+    add_result(a_run("[red]a peer[/red]").write(str(tmp_path / "a")))
+    done = raytf("show", str(tmp_path / "a"))
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    assert "\x1b" not in text
+    assert "finished: 1000 steps, 220 redone, 1,234 samples/s, 3 restarts" in text
+    assert "100.0%   of 100.0 s of wall clock" in text
+    assert "[red]a peer[/red], rank 1" in text  # words of others are no markup
+    assert "+1:06" in text
+    assert "down 10.0, driver 1.0, processes 4.0, first step 1.0" in text
+
+
+def test_many_saves_are_one_line():
+    line = Script().at(0, "driver", state="started").attempt(1, 2, 0, "new")
+    for i in range(50):
+        line.at(10 + i, "save", of_step=i + 1, step=i + 1)
+    console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+    show.show(history.build("/x/a", line.events, None, False), console)
+    assert "50 checkpoints, the last one of step 50 at +0:59" in console.export_text()
+
+
+def test_show_of_nothing_is_one_line(tmp_path):
+    done = raytf("show", str(tmp_path / "nothing"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: there is no run in ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_that_lives_is_shown_as_running(tmp_path):
+    run = Script().at(0, "driver", state="started", pid=os.getpid(), host=socket.gethostname()).write(str(tmp_path))
+    with Lease(run):
+        assert history.load(run.uri).state == "running"
+    assert history.load(run.uri).state == "stopped"

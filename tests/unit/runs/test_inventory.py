@@ -1,0 +1,154 @@
+"""Which runs there are and how far each is; real owners that live, are killed, or are far away."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from raytf.checkpoint import manifest
+from raytf.runs import inventory
+from raytf.runs.inventory import State, main_goal, state_of
+from raytf.runs.lease import LEASE_FILE, Lease
+from raytf.storage.storage import Storage
+from tests.support.checkpoints import save
+
+HOLD = """
+import sys
+from raytf.runs.lease import Lease
+from raytf.storage.storage import Storage
+
+with Lease(Storage(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+HISTORY = [{"epoch": 0, "val_accuracy": 0.5}, {"epoch": 1, "val_accuracy": 0.9}, {"epoch": 2, "val_accuracy": 0.8}]
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request, tmp_path):
+    return Storage(str(tmp_path / "runs") if request.param == "folder" else request.getfixturevalue("s3")("runs"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Storage(str(tmp_path / "runs"))
+
+
+def result(steps):
+    return json.dumps({"steps": steps, "history": HISTORY}).encode()
+
+
+def one(storage, **more):
+    (run,) = inventory.survey(storage, **more)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("lives", "steps", "step", "state"),
+    [
+        (True, None, None, State.RUNNING),
+        (True, 10, 10, State.RUNNING),  # with more epochs than before
+        (None, 10, 10, State.FINISHED),
+        (None, 10, None, State.FINISHED),
+        (False, 10, 10, State.FINISHED),
+        (None, 10, 12, State.STOPPED),
+        (None, None, 5, State.STOPPED),
+        (None, None, None, State.STOPPED),
+        (False, None, 5, State.FAILED),
+        (False, 10, 12, State.FAILED),
+    ],
+)
+def test_states(lives, steps, step, state):
+    assert state_of(lives, None if steps is None else {"steps": steps}, step) is state
+
+
+def test_runs_and_what_is_none(storage):
+    save(storage.child("b"), 5, history=HISTORY[:1])
+    save(storage.child("b"), 9, history=HISTORY)
+    save(storage.child("b"), 12, complete=False)
+    storage.put("a/result.json", result(20))
+    storage.put("data/train.parquet", b"x" * 100)
+    storage.put("README", b"x")
+    a, b = inventory.survey(storage)
+    assert (a.name, a.state, a.step, a.checkpoints) == ("a", State.FINISHED, 20, 0)
+    assert (b.name, b.state, b.step, b.checkpoints) == ("b", State.STOPPED, 9, 2)
+    for run in (a, b):
+        assert (run.metric, run.best, run.epoch, run.last) == ("val_accuracy", 0.9, 1, 0.8)
+    assert b.bytes == sum(f.bytes for f in storage.files("b"))
+    assert b.modified > 1.7e9
+
+
+def test_a_storage_without_runs(storage):
+    assert inventory.survey(storage) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["loss", "val_loss", "accuracy", "val_accuracy"], "val_accuracy"),
+        (["loss", "val_loss"], "val_loss"),
+        (["loss", "accuracy"], "accuracy"),
+        (["seconds", "learning_rate"], None),
+        ([], None),
+    ],
+)
+def test_what_a_run_is_judged_by(names, chosen):
+    goal = main_goal([{"epoch": 0, **dict.fromkeys(names, 0.5)}])
+    assert (goal and goal.metric) == chosen
+
+
+def test_the_best_loss_is_the_smallest(folder):
+    save(folder.child("a"), 9, history=[{"epoch": e, "loss": v} for e, v in enumerate([0.5, 0.2, 0.3, float("nan")])])
+    run = one(folder)
+    assert (run.metric, run.best, run.epoch, run.last) == ("loss", 0.2, 1, None)
+
+
+def test_owners_on_this_machine(folder):
+    run = folder.child("a")
+    owner = subprocess.Popen(
+        [sys.executable, "-c", HOLD, run.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout.readline() == "held\n"
+        assert one(folder).state is State.RUNNING
+        owner.kill()
+        owner.wait()
+        assert one(folder).state is State.FAILED
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+@pytest.mark.parametrize(("renews", "state"), [(True, State.RUNNING), (False, State.FAILED)])
+def test_owners_on_other_machines_are_watched_once_for_all(storage, renews, state):
+    for name in ("a", "b"):
+        owner = Lease(storage.child(name)).owner
+        far = {**owner, "boot": "another", "beat": 1}
+        storage.put(f"{name}/{LEASE_FILE}", json.dumps(far).encode())
+    slept, said = [], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        for name in ("a", "b") if renews else ():
+            storage.put(f"{name}/{LEASE_FILE}", json.dumps({**far, "beat": 2}).encode())
+
+    found = inventory.survey(storage, say=said.append, sleep=sleep)
+    assert [run.state for run in found] == [state, state]
+    assert slept == [inventory.WATCH_SECONDS]
+    assert len(said) == 1
+    assert "2 runs" in said[0]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"steps": "many"}', b"7", b'{"steps": 3, "history": [1]}'])
+def test_files_that_are_damaged_do_not_hide_a_run(folder, text):
+    run = folder.child("a")
+    save(run, 5, history=HISTORY)
+    name = save(run, 9)
+    run.put("result.json", text)
+    run.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", b"{")
+    found = one(folder)
+    assert (found.state, found.step, found.checkpoints, found.best) == (State.DAMAGED, 5, 2, 0.9)
+    result, newest = found.problems
+    assert result.startswith("result.json: ")
+    assert newest.startswith(f"checkpoints/{name}: the manifest cannot be read (it is no JSON")
