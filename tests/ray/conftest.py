@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -48,8 +48,14 @@ def cluster() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def start_there(start: Callable[..., Job], cluster: dict[str, str]) -> Callable[..., Job]:
-    """As `start`, on the running Ray: for jobs that nobody kills."""
-    return functools.partial(start, RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    """As `start`, on the running Ray: for jobs that nobody kills, so that no warm process would ever be used."""
+
+    def begin(job: Path, *flags: object, **env: str) -> Job:
+        trains = re.search(r"\braytf\.Flags\b|\bimport .*\bFlags\b", job.read_text()) is not None
+        cold = ("--no-warm-workers",) if trains else ()
+        return start(job, *flags, *cold, RAY_ADDRESS=cluster["RAY_ADDRESS"], **env)
+
+    return begin
 
 
 class Bucket:
