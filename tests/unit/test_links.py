@@ -106,3 +106,19 @@ def test_pages_that_files_name_are_there():
 )
 def test_the_check_finds_what_leads_nowhere(text: str, expected: list[str]):
     assert list(lost(ROOT / "README.md", text)) == expected
+
+
+def test_what_the_makefile_runs_is_there():
+    text = (ROOT / "Makefile").read_text()
+    scripts = re.findall(r"python (\w[\w/]*\.py)", text)
+    scripts += [f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m ((?:benchmarks|tests)[\w.]+)", text)]
+    named = [*scripts, *re.findall(r"\btests/[\w/.]+", text), *re.findall(r"--results (\S+)", text)]
+    assert len(named) >= 5
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_checks_are_the_same_everywhere():
+    """The Makefile, the gate and pre-commit run the same checks, and the first page for contributors names them."""
+    checks = ["ruff check", "ruff format", "mypy", "lint-imports", "codespell"]
+    files = ["Makefile", ".ci/run", ".pre-commit-config.yaml", "CONTRIBUTING.md"]
+    assert [(name, check) for name in files for check in checks if check not in (ROOT / name).read_text()] == []
