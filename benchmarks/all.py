@@ -1,8 +1,8 @@
-"""All benchmarks, one after another, and docs/performance.md out of what they found.
+"""All benchmarks, one after another, and docs/evidence/performance.md out of what they found.
 
     python benchmarks/all.py --quick
     python benchmarks/all.py --results kept --only step_overhead,distributed
-    python benchmarks/all.py --results kept --only scale --write docs/performance.md
+    python benchmarks/all.py --results kept --only scale --write docs/evidence/performance.md
 
 Each is a program of its own, `python benchmarks/NAME.py --json FILE`, with a limit of time. One that fails is named at
 the end, and the others run all the same. Ctrl-C and SIGTERM end the one that runs: first as Ctrl-C would, so that it
@@ -29,7 +29,7 @@ import tyro
 from raytf._process import told_to_stop
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "evidence" / "performance.md"
 #: Minutes that all quick runs together may take.
 QUICK_MINUTES = 20.0
 
@@ -71,7 +71,7 @@ class Arguments:
     results: Path | None = None
     """Folder for what each has found. What earlier runs left there is shown too. By default a temporary one."""
     write: Path | None = None
-    """Write the page here. By default docs/performance.md, where all benchmarks ran, and not quickly."""
+    """Write the page here. By default docs/evidence/performance.md, where all benchmarks ran, and not quickly."""
     folder: Path = ROOT / "benchmarks"
     """Where the programs are."""
     limit_seconds: float | None = None

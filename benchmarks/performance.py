@@ -1,6 +1,6 @@
-"""docs/performance.md: what the benchmarks found, with what people wrote about it in benchmarks/findings.md.
+"""docs/evidence/performance.md: what the benchmarks found, with what people wrote about it in benchmarks/findings.md.
 
-    python benchmarks/performance.py --results kept --write docs/performance.md
+    python benchmarks/performance.py --results kept --write docs/evidence/performance.md
 
 `benchmarks/all.py` writes the page after a run; this writes it again, of the same results, when the text has changed.
 """
@@ -25,7 +25,7 @@ from benchmarks.harness import COMPARED, READ, ROOT, Comparison, Reading, Report
 FINDINGS = ROOT / "benchmarks" / "findings.md"
 #: Section of the findings that comes first of all.
 INTRODUCTION = "introduction"
-IMAGES = ROOT / "docs" / "images"
+IMAGES = ROOT / "docs" / "evidence" / "images"
 #: What is the same for all results of a machine; the rest is told with each of them.
 _MACHINE = ("cpu", "cores", "memory GiB", "gpus", "python")
 
@@ -84,7 +84,7 @@ class Arguments:
 
     results: Path
     """Folder with NAME.json of each benchmark."""
-    write: Path = ROOT / "docs" / "performance.md"
+    write: Path = ROOT / "docs" / "evidence" / "performance.md"
 
 
 def load(folder: Path, names: Sequence[str]) -> list[Report]:
@@ -176,7 +176,7 @@ def _machine(common: Mapping[str, Any]) -> str:
         f"Machine: {common['cpu']}, {common['cores']} cores, {common['memory GiB']} GiB, {gpus}; Python "
         f"{common['python']}. All of it: `python benchmarks/all.py`; in 20 minutes, with larger spreads: `python "
         "benchmarks/all.py --quick`. The same commands measure GPUs where there are some, `python "
-        "benchmarks/gpu.py` what only those can show ([gpu.md](gpu.md))."
+        "benchmarks/gpu.py` what only those can show ([GPUs](../guides/gpu.md))."
     )
 
 

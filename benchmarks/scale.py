@@ -4,7 +4,7 @@
 
 No worker is started. One process does what one rank, rank 0, the monitor or the driver has to do when there are 8 to
 4,096 workers, with as many logical shards and with four times as many. What a machine of that size would add, such as
-Ray's calls and the network, is not in it: docs/scaling.md has a model of that.
+Ray's calls and the network, is not in it: docs/evidence/scaling.md has a model of that.
 
 The last column says how much that grows while the workers become eight times as many, on average: 1 is not at all, 8
 is in proportion.

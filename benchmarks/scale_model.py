@@ -1,9 +1,9 @@
 """What a step, a checkpoint and a failure cost on machines that are not here: a model, by formulas, not measured.
 
-    python benchmarks/scale_model.py                            print the tables
-    python benchmarks/scale_model.py --write docs/scaling.md    put them into the page, between its marks
+    python benchmarks/scale_model.py                                     print the tables
+    python benchmarks/scale_model.py --write docs/evidence/scaling.md    put them into the page, between its marks
 
-docs/scaling.md explains the formulas and says where each constant is from.
+docs/evidence/scaling.md explains the formulas and says where each constant is from.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ def filled(page: str) -> str:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The model of docs/scaling.md."""
+    """The model of docs/evidence/scaling.md."""
 
     write: Path | None = None
     """Put the tables into this page."""

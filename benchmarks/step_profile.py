@@ -3,9 +3,10 @@
     python benchmarks/step_profile.py
 
 Both train the MNIST CNN with 2 workers, real `raytf.fit` the one (with floats, and in exact mode), and TensorFlow's
-profiler looks at rank 0. Draws docs/images/step-raytf.svg, step-raytf-exact.svg and step-mwms.svg on one scale of time:
-the step of median length, one lane for each kind of work. Operations of one kind that overlap count once; those of
-several kinds may overlap each other. The profiler itself takes time, more where operations are many and small.
+profiler looks at rank 0. Draws step-raytf.svg, step-raytf-exact.svg and step-mwms.svg into docs/evidence/images on one
+scale of time: the step of median length, one lane for each kind of work. Operations of one kind that overlap count
+once; those of several kinds may overlap each other. The profiler itself takes time, more where operations are many and
+small.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Arguments:
     steps: int = 64
     """That the profiler sees."""
     folder: Path | None = None
-    """Where the drawings go: docs/images, or with --quick a temporary folder."""
+    """Where the drawings go: docs/evidence/images, or with --quick a temporary folder."""
     quick: bool = False
-    """Fewer steps; docs/images stays as it is."""
+    """Fewer steps; docs/evidence/images stays as it is."""
     pairs: int = 1
     """Not used: a profile is no comparison."""
     json: Path | None = None
@@ -138,7 +139,7 @@ def ticks(longest: float, most: int = 8) -> list[float]:
 
 
 def main(arguments: Arguments) -> int:
-    folder = arguments.folder or harness.ROOT / "docs" / "images"
+    folder = arguments.folder or harness.ROOT / "docs" / "evidence" / "images"
     if arguments.quick:
         folder = arguments.folder or Path(tempfile.gettempdir()) / "raytf-step-profile"
         arguments = Arguments(**vars(arguments) | {"steps": 32})

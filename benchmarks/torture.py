@@ -7,7 +7,7 @@ Real processes of one to three ranks, without TensorFlow, copy and save a state 
 raytf's own Saver, votes, Storage and slots of memory. SIGKILL ends them at random moments: while they restore, copy
 into memory, serialize, upload, write the manifest, delete old checkpoints. After each kill a fresh process restores,
 and compares each bit of whatever looks whole. Exit code 1 when anything is corrupt or older than what had been
-reported as complete. docs/torture.md has results.
+reported as complete. docs/evidence/torture.md has results.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Where a rank can be killed; what each one spans is in docs/torture.md.
+#: Where a rank can be killed; what each one spans is in docs/evidence/torture.md.
 MOMENTS = ("restore", "snapshot", "write", "upload", "manifest", "retention")
 _TENSORS = 7
 _DTYPES = (np.float32, np.float64, np.uint8, np.int64, np.float32)

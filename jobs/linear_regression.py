@@ -7,7 +7,7 @@
 The smallest model there is, trained as TensorFlow's guides to parameter servers do: workers compute gradients and do
 not wait for each other, one server holds w and b. Expect w within 0.05 of 2 and b within 0.05 of 10, which the job
 checks itself; --noise moves the points off the line. Kill a worker meanwhile: nothing stops. Kill the parameter server:
-the run goes on from its last checkpoint. docs/parameter-server.md has the rest.
+the run goes on from its last checkpoint. docs/guides/parameter-server.md has the rest.
 """
 
 from dataclasses import dataclass, field

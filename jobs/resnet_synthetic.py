@@ -1,8 +1,8 @@
-"""ResNet-50 on synthetic images: how many are trained a second, the table of Horovod and tf_cnn_benchmarks.
+r"""ResNet-50 on synthetic images: how many are trained a second, the table of Horovod and tf_cnn_benchmarks.
 
     python jobs/resnet_synthetic.py                                 # here: two CPU workers, small images
     python jobs/resnet_synthetic.py --depth 14 --image-size 32      # a smaller network, in a minute
-    ray job submit --working-dir . -- python jobs/resnet_synthetic.py --workers 8 --image-size 224 \\
+    ray job submit --working-dir . -- python jobs/resnet_synthetic.py --workers 8 --image-size 224 \
         --global-batch-size 512 --mixed-precision float16 --steps-per-row 10 --epochs 11    # as the benchmarks have it
 
 Shows a source of one's own, and what training costs when nothing is read: a few random images come again and again.

@@ -22,6 +22,8 @@ _READERS = 2
 
 
 class State(enum.Enum):
+    """What a folder of a checkpoint is worth."""
+
     WHOLE = "whole"
     DAMAGED = "damaged"
     NEWER = "newer"  # written by a newer raytf, which alone can tell

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 
 class Phase(enum.Enum):
+    """Where a rank is in a save."""
+
     IDLE = "idle"
     WRITING = "writing"  # every rank writes its share
     COMMITTING = "committing"  # rank 0 writes the manifest
@@ -23,6 +25,8 @@ class Votes:
 
 
 class Event(enum.Enum):
+    """What a rank does next."""
+
     NOTHING = "nothing"
     BEGIN = "begin"  # write your share of the state as it is now
     COMMIT = "commit"  # all shares are there: rank 0 writes the manifest

@@ -1,7 +1,7 @@
 """The ranks' replicas of the weights: compared with each copy of the state, and mended where one of them differs.
 
 All ranks apply the same reduced gradient to the same values, so that replicas stay equal. Where one does not, a device
-computes wrongly, or otherwise than the others'. See docs/gpu.md, "Replicas that drift", for the rule.
+computes wrongly, or otherwise than the others'. See docs/guides/gpu.md, "Replicas that drift", for the rule.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Submit:
 
     The exit code is 0 when the run has finished, 1 when it failed or was stopped, 2 when it was refused, 130 after
     Ctrl-C, which leaves the job running.
-    """
+    """  # noqa: D415
 
     address: tyro.conf.Positional[tuple[str, ...]] = ()
     """The cluster's job server: http://HOST:8265."""

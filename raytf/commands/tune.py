@@ -22,7 +22,7 @@ class Tune:
     raytf tune jobs/mnist.py --search 'learning_rate=loguniform(1e-4,1e-1)' --trials 8 -- --validation-share 0.1
 
     The same command goes on where it was stopped. What follows `--` are flags of the job for all trials.
-    """
+    """  # noqa: D415
 
     job: tyro.conf.Positional[tuple[str, ...]] = ()
     """The job's file, such as jobs/mnist.py."""

@@ -1,6 +1,6 @@
 """How a driver ends: one exit code for each ending, which people, shells and `raytf submit` can rely on.
 
-docs/endings.md has the table for people; a test compares it with this one, and with what really happens.
+docs/guides/endings.md has the table for people; a test compares it with this one, and with what really happens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ TERMINATED = Ending(
 KILLED = Ending("SIGKILL, as of a machine whose memory is used up", 128 + signal.SIGKILL, Then.AGAIN)
 CRASHED = Ending("any other signal, as of a defect in native code", 128 + signal.SIGSEGV, Then.AGAIN)
 
-#: All of them, as in docs/endings.md.
+#: All of them, as in docs/guides/endings.md.
 ENDINGS = (FINISHED, FAILED, REFUSED, AGAIN, HUNG_UP, INTERRUPTED, UNREAD, TERMINATED, KILLED, CRASHED)
 
 

@@ -15,7 +15,7 @@ _HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def visible(text: object, lines: bool = False) -> str:
-    """A text as one line in which each character that a terminal would act upon stands as Python writes it: `\\x1b`.
+    r"""A text as one line in which each character that a terminal would act upon stands as Python writes it: `\x1b`.
 
     Args:
         text: anything; its `str`.

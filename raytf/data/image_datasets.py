@@ -99,9 +99,9 @@ def _download(url: str) -> bytes:
 
 
 def _digits() -> Images:
-    # The test part of the Optical Recognition of Handwritten Digits data set (E. Alpaydin and C. Kaynak, 1998, UCI Machine
-    # Learning Repository, CC BY 4.0), the very numbers that scikit-learn has. Where that package is installed, Keras
-    # imports it in every process, which takes a fifth of the time that TensorFlow and Keras take.
+    # The test part of the Optical Recognition of Handwritten Digits data set (E. Alpaydin and C. Kaynak, 1998, UCI
+    # Machine Learning Repository, CC BY 4.0), the very numbers that scikit-learn has. Where that package is installed,
+    # Keras imports it in every process, which takes a fifth of the time that TensorFlow and Keras take.
     with np.load(io.BytesIO(resources.files("raytf.data").joinpath("digits.npz").read_bytes())) as file:
         levels, labels = file["levels"], file["labels"]  # [1797, 8, 8] of 0 to 16, and [1797]
     x = (levels * (255 / 16)).round().astype(np.uint8)

@@ -41,4 +41,5 @@ def _build(template: Any, leaves: Iterator[Any]) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of the same structure, with the function applied to each leaf."""
     return unflatten(tree, [function(leaf) for _, leaf in flatten(tree)])

@@ -207,7 +207,8 @@ def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> Sea
 
 
 def _check_gpus(seats: Sequence[Seat], rank: int) -> None:
-    """
+    """Refuse a group in which a rank lacks its GPU.
+
     Raises:
         GpuError: this rank has not got the GPU that it was promised.
         WorkerLostError: another one has not.

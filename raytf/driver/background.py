@@ -32,6 +32,7 @@ _FLUSH_SECONDS = 3.0
 
 
 def driver_event(state: str, **fields: Any) -> dict[str, Any]:
+    """A row of the ledger: what this driver does from now on."""
     return {"time": time.time(), "kind": "driver", "state": state, **fields}
 
 

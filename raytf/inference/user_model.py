@@ -54,5 +54,6 @@ def run_user_code(what: str, call: Callable[[], Any], say: Callable[[str], None]
 
 
 def takes_training(model: keras.Model) -> bool:
+    """Whether the model's `call` has a `training` argument."""
     parameters = inspect.signature(model.call).parameters
     return "training" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

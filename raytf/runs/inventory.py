@@ -31,6 +31,8 @@ _LOOKS = 3
 
 
 class State(enum.Enum):
+    """What has become of a run so far."""
+
     RUNNING = "running"
     FINISHED = "finished"
     STOPPED = "stopped"  # its owner left: it was interrupted, or ended with an error that it has shown

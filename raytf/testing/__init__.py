@@ -8,7 +8,7 @@
     assert report.code == 0, report
 
 Faults come from outside (signals, nodes that end, a forwarder in front of the object store that fails): nothing is
-patched, and the job does not know. See docs/testing.md.
+patched, and the job does not know. See docs/guides/testing-against-faults.md.
 """
 
 from raytf.testing.cluster import ElasticCluster

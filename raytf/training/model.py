@@ -156,6 +156,7 @@ def check_labels(model: keras.Model, source: Source) -> None:
 
 
 def label_message(name: str, span: tuple[float, float], classes: int) -> str:
+    """What is wrong with labels outside of the classes of a model, and how to fix it."""
     return (
         f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
         f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."

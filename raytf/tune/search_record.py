@@ -1,4 +1,4 @@
-"""What a search keeps on storage, beside the runs of its trials:
+"""What a search keeps on storage, beside the runs of its trials.
 
     NAME/search/search.json       what is searched; a command that asks something else is refused
     NAME/search/lease.json        who owns the search now
@@ -46,6 +46,8 @@ _RECORD = untrusted_json.record(
 
 
 class Outcome(enum.Enum):
+    """How a trial ended."""
+
     FINISHED = "finished"
     STOPPED = "stopped"  # by the scheduler: others were better after as many epochs
     FAILED = "failed"

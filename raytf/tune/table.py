@@ -113,6 +113,7 @@ def table(board: Board) -> Table:
 
 
 def epochs_text(count: int) -> str:
+    """A number of epochs, for people."""
     return f"{count} epoch{'' if count == 1 else 's'}"
 
 

@@ -129,7 +129,7 @@ class Cloud:
         return [instance for instance in found if not states or instance["State"]["Name"] in states]
 
     def account(self, buckets: Iterable[str] = ()) -> None:
-        """What docs/aws.md has its reader make once: the instance profiles and the bucket."""
+        """What docs/clusters/aws.md has its reader make once: the instance profiles and the bucket."""
         iam, s3 = self.client("iam"), self.client("s3")
         trust = json.dumps({"Version": "2012-10-17", "Statement": []})
         for name in ("raytf-head", "raytf-worker"):

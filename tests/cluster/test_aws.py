@@ -109,7 +109,7 @@ class Laptop:
 
 @dataclass
 class Aws:
-    """AWS with an account as docs/aws.md leaves it, and a laptop with the cluster's YAML in ~/cluster.yaml.
+    """AWS with an account as docs/clusters/aws.md leaves it, and a laptop with the cluster's YAML in ~/cluster.yaml.
 
     Attributes:
         shared: a folder that all hosts see.

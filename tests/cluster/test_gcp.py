@@ -235,7 +235,7 @@ def test_the_head_gets_the_client_that_these_tests_use(file: str) -> None:
     assert pinned > TOOLS
 
 
-#: What a worker's account may do by roles/storage.objectUser on the bucket: docs/gcp.md gives it no more.
+#: What a worker's account may do by roles/storage.objectUser on the bucket: docs/clusters/gcp.md gives it no more.
 OBJECT_USER = re.compile(
     r"(GET /storage/v1/b/raytf/o(/|\?)|DELETE /storage/v1/b/raytf/o/|(POST|PUT) /upload/storage/v1/b/raytf/o\?)"
 )

@@ -218,7 +218,7 @@ def test_a_head_that_was_killed_knows_its_jobs_and_workers_again(cluster: OnPrem
 
 @pytest.fixture(scope="module")
 def torn_down(cluster: OnPrem, restarted: None) -> str:
-    """What the commands of docs/on-prem.md print, after all else."""
+    """What the commands of docs/clusters/on-prem.md print, after all else."""
     assert any(cluster.ray_processes()["worker-2"])
     cluster.type(f"ray down -y {cluster.config}", "ray down")
     hosts = " ".join(f"ubuntu@{host.address}" for host in (cluster.head, cluster.workers[1]))

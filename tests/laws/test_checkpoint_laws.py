@@ -91,7 +91,7 @@ def test_phases_and_events_fit_together(phase, votes, world_size):
 
 @st.composite
 def folders(draw):
-    """(all folders, complete ones)"""
+    """All folders, and the complete ones."""
     names = draw(st.lists(NAMES, unique=True, max_size=10))
     complete = [name for name in names if draw(st.booleans())]
     return names, complete

@@ -29,8 +29,8 @@ def test_a_job_says_how_it_is_run_and_what_to_expect(job: Path):
     assert f"python jobs/{job.name}" in text
     assert "Expect " in text
     assert len(source.splitlines()) <= 150, "a job is a page"
-    listed = (ROOT / "docs" / "jobs.md").read_text()
-    assert f"jobs/{job.name}" in listed, "docs/jobs.md does not list it"
+    listed = (ROOT / "docs" / "getting-started" / "jobs.md").read_text()
+    assert f"jobs/{job.name}" in listed, "docs/getting-started/jobs.md does not list it"
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)

@@ -55,6 +55,8 @@ class Limits:
 
 
 class Move(enum.Enum):
+    """What happens to the job next."""
+
     WAIT = "wait"
     RESUBMIT = "resubmit"
     FINISHED = "finished"

@@ -101,7 +101,7 @@ def _role(aws: Aws, name: str, path: Path) -> Generator[Finding, None, dict[str,
             path,
             f"there is no instance profile {name!r} in this account",
             "EC2 refuses each node of this type; for the head, `ray up` ends.",
-            "Make it as docs/aws.md says: create-instance-profile and add-role-to-instance-profile.",
+            "Make it as docs/clusters/aws.md says: create-instance-profile and add-role-to-instance-profile.",
         )
         return None
     if not profile["Roles"]:

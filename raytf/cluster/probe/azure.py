@@ -281,5 +281,5 @@ def _share(azure: Azure, document: Document) -> Iterator[Finding]:
                         (key, i),
                         f"there is no storage account {name}",
                         "The set-up of each node ends when it mounts the share.",
-                        "Make it as docs/azure.md says, or correct the name.",
+                        "Make it as docs/clusters/azure.md says, or correct the name.",
                     )

@@ -72,7 +72,7 @@ def service_accounts(google: Google, types: Sequence[NodeType]) -> Iterator[Find
                 f"service account {email} {why}",
                 "Google refuses each node of this type, which Ray repeats forever.",
                 f"Run `gcloud iam service-accounts create {email.partition('@')[0]} --project {google.project}`, "
-                "and give it its role on the bucket (docs/gcp.md).",
+                "and give it its role on the bucket (docs/clusters/gcp.md).",
             )
 
 

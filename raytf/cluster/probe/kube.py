@@ -80,7 +80,7 @@ def namespace_of(document: Document, default: str) -> str:
 def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[Finding]:
     install = (
         "Run `helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0`, which brings the CRDs "
-        "(docs/kubernetes.md)."
+        "(docs/clusters/kubernetes.md)."
     )
     lacking = False
     for document in rays:
@@ -158,7 +158,8 @@ def _objects(
                 path,
                 f"there is no {kind} {name!r} in namespace {namespace}, nor in these manifests",
                 "Pods wait forever (CreateContainerConfigError, FailedMount), or are never made.",
-                f"`kubectl create {kind.lower()} ... --namespace {namespace}` before this; docs/kubernetes.md has it.",
+                f"`kubectl create {kind.lower()} ... --namespace {namespace}` before this; "
+                "docs/clusters/kubernetes.md has it.",
             )
 
 

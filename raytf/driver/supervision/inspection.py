@@ -187,6 +187,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
+    """End a process of this machine at once (SIGKILL); one that is gone already is no error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

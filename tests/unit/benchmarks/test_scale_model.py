@@ -1,4 +1,4 @@
-"""The model of docs/scaling.md: its formulas where the answer is known, and that the page says what the code says."""
+"""The model of docs/evidence/scaling.md: its formulas where the answer is known; the page says what the code says."""
 
 import dataclasses
 import math
@@ -8,13 +8,13 @@ import pytest
 from benchmarks import harness, scale_model
 from benchmarks.scale_model import MACHINES, MODELS, Model
 
-PAGE = harness.ROOT / "docs" / "scaling.md"
+PAGE = harness.ROOT / "docs" / "evidence" / "scaling.md"
 
 
 def test_the_page_has_the_tables_of_the_code():
     text = PAGE.read_text()
     assert all(f"<!-- table {name} -->" in text for name in scale_model.TABLES)
-    assert scale_model.filled(text) == text, "run python benchmarks/scale_model.py --write docs/scaling.md"
+    assert scale_model.filled(text) == text, "run python benchmarks/scale_model.py --write docs/evidence/scaling.md"
 
 
 def test_a_ring_of_two_sends_all_bytes_once():

@@ -11,7 +11,7 @@ from raytf.cluster.jobs.resubmission import Limits, Move, Sight, judge
 from raytf.config import exit_codes
 from raytf.config.exit_codes import ENDINGS, Then
 
-DOCS = Path(__file__).parents[3] / "docs" / "endings.md"
+DOCS = Path(__file__).parents[3] / "docs" / "guides" / "endings.md"
 MOVES = {
     Then.FAILED: Move.FAILED,
     Then.REFUSED: Move.REFUSED,

@@ -146,7 +146,6 @@ def test_nobody_waits_for_ever():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_protocol_needs_no_wait_where_lists_are_true(seed):
     """Safety comes from the order of put and list, not from time: here nobody waits before the look."""
-
     for number in range(6):
         shelf = Shelf(random.Random(100 * seed + number))
         won = at_once(4, functools.partial(take, shelf))

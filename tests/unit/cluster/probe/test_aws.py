@@ -40,7 +40,7 @@ def policy(*actions):
 
 
 def as_docs_say(front):
-    """An account that docs/aws.md was followed in, and a user who may do all."""
+    """An account that docs/clusters/aws.md was followed in, and a user who may do all."""
     iam, ec2 = front.client("iam"), front.client("ec2")
     for who in ("head", "worker"):
         name = f"raytf-{who}"
