@@ -145,7 +145,7 @@ def test_storage_that_does_not_answer(start, bucket: Bucket):
         storage = f"s3://bucket/runs?endpoint_override={endpoint}&scheme=http"
         line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env), EXIT_AGAIN)
     assert "did not answer within" in line
-    assert time.monotonic() - began < 25  # 20 s, and the start of Python on a loaded machine
+    assert time.monotonic() - began < 40  # 20 s, and the start of Python on a loaded machine
 
 
 def test_bucket_that_does_not_exist(start, bucket: Bucket):
@@ -154,7 +154,7 @@ def test_bucket_that_does_not_exist(start, bucket: Bucket):
     line = refused(start(MNIST_JOB, "--data", "digits", "--storage", storage, **bucket.env))
     assert "no-such-bucket" in line
     assert "Create the bucket" in line
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - began < 40
 
 
 def test_disk_full_while_saving_does_not_stop_training(start, tmp_path: Path):

@@ -54,7 +54,7 @@ def test_tfrecords_on_s3_train_as_the_idx_files_they_were_made_of(start, bucket,
     """Two epochs, two workers, to the last bit: losses, metrics and weights."""
     small = subset(mnist_dir, tmp_path / "idx", 1000)
     convert(small, bucket.uri("mnist"), "tfrecord", **bucket.env)
-    flags = ("--epochs", 2, "--workers", 2, "--exact", "--storage", tmp_path / "runs", "--run")
+    flags = ("--epochs", 2, "--workers", 2, "--no-warm-workers", "--exact", "--storage", tmp_path / "runs", "--run")
     runs = [start(MNIST_JOB, "--data", small, *flags, "idx").wait(480)]
     runs.append(start(MNIST_JOB, "--data", bucket.uri("mnist"), *flags, "tfrecord", **bucket.env).wait(480))
     assert ["IDX" in runs[0], "TFRecord" in runs[1]] == [True, True]

@@ -34,7 +34,8 @@ MORE = {
 
 
 def flags(folder):
-    return ("--storage", folder, "--run", "a", "--epochs", 1, "--workers", 1, "--global-batch-size", 64)
+    run = ("--storage", folder, "--run", "a", "--epochs", 1)
+    return (*run, "--workers", 1, "--no-warm-workers", "--global-batch-size", 64)
 
 
 def ended(job, code):

@@ -26,7 +26,7 @@ def test_kill_and_two_commands_at_once(start, tmp_path: Path, bucket: Bucket, la
         proxy.lack(**lack)
         storage = bucket.uri("runs").replace(bucket.endpoint, proxy.endpoint)
         flags = ("--data", "digits", "--workers", 1, "--checkpoint-every-steps", 12, "--steps-per-call", 4)
-        flags = (*flags, "--storage", storage, "--run", "a")
+        flags = (*flags, "--no-warm-workers", "--storage", storage, "--run", "a")
         run = start(MNIST_JOB, *flags, **bucket.env)
         run.until(lambda: any(key.endswith("MANIFEST.json") for key in bucket.keys("runs/a/checkpoints/")))
         run.until(lambda: json.loads(bucket.get("runs/a/lease.json"))["beat"] > 0)

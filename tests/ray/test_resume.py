@@ -24,6 +24,7 @@ def attempts(folder: Path) -> list[dict]:
 
 def test_kill_of_driver_and_workers_in_mid_epoch(start, tmp_path: Path):
     flags = (
+        "--no-warm-workers",
         "--global-batch-size",
         16,
         "--epochs",
@@ -105,6 +106,7 @@ def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bu
     flags = (
         "--data",
         "digits",
+        "--no-warm-workers",
         "--checkpoint-every-steps",
         12,
         "--steps-per-call",
