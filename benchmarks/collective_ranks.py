@@ -29,7 +29,7 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
     """
     import tensorflow as tf
 
-    from raytf import reduce
+    from raytf import wire
 
     experimental = tf.distribute.experimental
 
@@ -49,8 +49,8 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
         return tf.concat([plain(part) for part in tf.split(tensor, [*sizes, count - sum(sizes)])], 0)
 
     def in_16_bits(tensor: Any) -> Any:
-        words = reduce.join(tf.cast(tf.round(tensor / QUANTUM), tf.int32))
-        return tf.cast(reduce.part(plain(words), count), tf.float32) * QUANTUM
+        words = wire.join(tf.cast(tf.round(tensor / QUANTUM), tf.int32))
+        return tf.cast(wire.part(plain(words), count), tf.float32) * QUANTUM
 
     return {
         "gRPC": plain,
