@@ -23,8 +23,9 @@ from raytf.training.heartbeat import Beat
 PROGRESS_SECONDS = 5.0
 #: Between two notes in the memo of beats alone, which come again by themselves.
 _BEATS_SECONDS = 1.0
-#: Calls whose results are known in case they come again: more than can be unanswered when the process is killed.
-_CALLS = 64
+#: Calls whose results are known in case they come again. Ray sends those that were unanswered when the process was
+#: killed after all that were made while there was none, which may be hundreds.
+_CALLS = 1024
 
 
 def _changes(method: Callable[..., Any]) -> Callable[..., Any]:

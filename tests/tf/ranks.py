@@ -87,6 +87,8 @@ def train(
         options = {"exact": exact, "compress": compress, "words": words, "overlap": overlap}
         options |= {"shuffle": shuffle, **pipeline_options}
         ranks.append(Rank(factory, source, plan, own, all_reduce, compute, devices, **options))
+    for rank in ranks:  # one after the other: TensorFlow and Keras are not made for threads that trace at the same time
+        rank.step.trace()
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(lambda rank: (rank.model, rank.train(0, steps, call_steps)), ranks))
 

@@ -206,6 +206,18 @@ def test_a_call_that_comes_again_counts_once_whichever_monitor_it_meets():
         assert tell(again, "park") == ticket + 1
 
 
+def test_a_call_that_comes_again_after_hundreds_that_were_made_meanwhile_counts_once():
+    stack, make, tell, _, calls = lasting()
+    with stack:
+        tell(make(), "say", "unanswered")
+        again = make()
+        for i in range(300):
+            tell(again, "say", str(i))
+        calls.name = 1
+        again.say("unanswered")
+        assert again.read()[1] == ["unanswered", *map(str, range(300))]
+
+
 def test_the_last_word_of_a_rank_is_not_taken_back_by_one_that_is_late():
     heard, _ = monitor()
     group = heard.begin_group()
