@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -18,19 +19,36 @@ from hypothesis import settings
 
 from raytf.testing import Job, environment
 
+# A job is a dozen processes, each of which would compile raytf again: an eighth of its CPU time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A loaded machine is no reason to fail.
 settings.register_profile("raytf", deadline=None)
 settings.load_profile("raytf")
 
 ROOT = Path(__file__).parents[1]
+#: Tests here start Ray.
+WITH_RAY = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without a path and without `-m gate`, leave out what the gate adds; xdist hands the expression to its processes."""
+    chosen = config.option.markexpr
+    if config.args_source == pytest.Config.ArgsSource.TESTPATHS and "gate" not in chosen:
+        config.option.markexpr = f"({chosen}) and not gate" if chosen else "not gate"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Whole jobs and clusters are the gate's, but for those that show in minutes that raytf works."""
+    if any(item.path.is_relative_to(folder) for folder in WITH_RAY) and item.get_closest_marker("core") is None:
+        item.add_marker("gate")
 
 
 @pytest.hookimpl(trylast=True)  # of the tests that are left when markers have been looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed."""
-    folders = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")
-    with_ray = [item for item in items if any(item.path.is_relative_to(folder) for folder in folders)]
+    with_ray = [item for item in items if any(item.path.is_relative_to(folder) for folder in WITH_RAY)]
     samples = [item for item in with_ray if "undisturbed" in getattr(item, "fixturenames", ())]
     others = [item for item in items if item not in with_ray]
     if samples:

@@ -24,7 +24,7 @@ import psutil
 import ray
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR as _HOOK
 
-from raytf import _ray
+from raytf import _process, _ray
 from raytf.distributed.gpu import visibility
 
 #: What a warm process takes, and what a node keeps free beside them, bytes.
@@ -213,8 +213,9 @@ def import_all() -> None:
     that is nicer would hardly ever be ready.
     """
     try:
-        for module in _MODULES:
-            importlib.import_module(module)
+        with _process.uncollected():
+            for module in _MODULES:
+                importlib.import_module(module)
     except Exception:
         traceback.print_exc()  # into Ray's log; the worker will meet it again and say so
 

@@ -73,6 +73,7 @@ def set_up(
         os.environ["TF_XLA_FLAGS"] = flags.strip()
     if exact and gpus:
         determinism.prepare(os.environ, jit)
+    warm_pool.import_all()
     import tensorflow as tf
 
     if exact:

@@ -36,10 +36,6 @@ def refused(run, code: int = 2) -> str:
     ("fault", "words"),
     [
         ("labels", ("labels go from 1 to 3", "3 outputs", "number the classes from 0")),
-        ("shape", ("does not take the data", "(5,)", "(None, 8)")),
-        ("uncompiled", ("not compiled", "model.compile")),
-        ("no-loss", ("without a loss",)),
-        ("not-a-model", ("returned list", "compiled keras.Model")),
         ("nan", ("became", "at step", "epoch 1, batch", "no checkpoint was written yet")),
     ],
 )
@@ -157,7 +153,7 @@ def test_bucket_that_does_not_exist(start, bucket: Bucket):
     assert time.monotonic() - began < 40
 
 
-def test_disk_full_while_saving_does_not_stop_training(start, tmp_path: Path):
+def test_disk_full_while_saving_does_not_stop_training(start, start_there, tmp_path: Path):
     disk = tmp_path / "disk"
     disk.mkdir()
     made = subprocess.run(
@@ -182,7 +178,7 @@ def test_disk_full_while_saving_does_not_stop_training(start, tmp_path: Path):
         ballast.unlink()
         run.until(lambda: manifests(disk / "a")[-1:] > good)
         run.kill()
-        output = start(MNIST_JOB, *flags, "--epochs", 1).wait()
+        output = start_there(MNIST_JOB, *flags, "--epochs", 1).wait()
         assert "restored step" in output
         assert result_of(disk / "a")["steps"] > good[-1]
     finally:

@@ -35,7 +35,7 @@ MORE = {
 
 def flags(folder):
     run = ("--storage", folder, "--run", "a", "--epochs", 1)
-    return (*run, "--workers", 1, "--no-warm-workers", "--global-batch-size", 64)
+    return (*run, "--workers", 1, "--global-batch-size", 64)
 
 
 def ended(job, code):
@@ -43,8 +43,8 @@ def ended(job, code):
     return job.output
 
 
-def refused(start, folder, other, words):
-    said = ended(start(VARIANTS, *flags(folder), "--other", other), 2)
+def refused(start_there, folder, other, words):
+    said = ended(start_there(VARIANTS, *flags(folder), "--other", other), 2)
     (line,) = [text for text in said.splitlines() if text.startswith("error: ")]
     assert "has finished with other settings" in line
     assert "--run name" in line
@@ -60,13 +60,13 @@ def finished(start_there, tmp_path):
     return tmp_path
 
 
-def test_another_model_rate_loss_or_data_is_refused(start, finished):
-    again = start(VARIANTS, *flags(finished)).wait()
+def test_another_model_rate_loss_or_data_is_refused(start_there, finished):
+    again = start_there(VARIANTS, *flags(finished)).wait()
     assert "nothing to do" in again
     assert "compared" not in again
     assert f"sha: {result_of(finished / 'a')['weights_sha256']}" in again
     for other, words in OTHER.items():
-        refused(start, finished, other, words)
+        refused(start_there, finished, other, words)
     # A run of an older raytf, which stored less of itself: what there is counts.
     for file in (finished / "a" / "result.json", *(finished / "a").glob("**/manifest*.json")):
         document = json.loads(file.read_text())
@@ -77,22 +77,22 @@ def test_another_model_rate_loss_or_data_is_refused(start, finished):
         kept.pop("test data", None)
         if file.name == "result.json":
             file.write_text(json.dumps(document))
-    older = start(VARIANTS, *flags(finished)).wait()
+    older = start_there(VARIANTS, *flags(finished)).wait()
     assert "nothing to do" in older
     assert "older raytf" in older
 
 
 @pytest.mark.slow
-def test_whatever_else_is_another_is_refused(start, finished):
-    assert "nothing to do" in start(VARIANTS, *flags(finished), "--other", "named").wait()
+def test_whatever_else_is_another_is_refused(start_there, finished):
+    assert "nothing to do" in start_there(VARIANTS, *flags(finished), "--other", "named").wait()
     for other, words in MORE.items():
-        refused(start, finished, other, words)
-    raised = ended(start(VARIANTS, *flags(finished), "--other", "raises"), 1)
+        refused(start_there, finished, other, words)
+    raised = ended(start_there(VARIANTS, *flags(finished), "--other", "raises"), 1)
     assert "there is no such model" in raised
     assert "nothing to do" not in raised
 
 
 @pytest.mark.slow
-def test_data_that_are_others_each_time_are_no_difference(start, start_there, tmp_path):
+def test_data_that_are_others_each_time_are_no_difference(start_there, tmp_path):
     start_there(VARIANTS, *flags(tmp_path), "--other", "random").wait()
-    assert "nothing to do" in start(VARIANTS, *flags(tmp_path), "--other", "random").wait()
+    assert "nothing to do" in start_there(VARIANTS, *flags(tmp_path), "--other", "random").wait()

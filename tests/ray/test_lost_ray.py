@@ -113,7 +113,8 @@ def test_a_run_whose_own_ray_is_killed_again_and_again(start, tmp_path: Path):
     wait_until(lambda: not marked(mark), "nothing of that Ray is left", GONE_SECONDS)
 
     start(EVERYTHING, *flags, **env).wait()
-    start(EVERYTHING, *FLAGS, "--storage", tmp_path / "undisturbed", **env).wait()
+    alone = ("--workers", 1, "--no-warm-workers", "--storage", tmp_path / "undisturbed")
+    start(EVERYTHING, *FLAGS, *alone, **env).wait()
     digest = result_of(tmp_path / "undisturbed" / "a")["weights_sha256"]
     assert result_of(tmp_path / "runs" / "a")["weights_sha256"] == digest
     wait_until(lambda: not list(temporary.iterdir()), "no temporary file is left", GONE_SECONDS)

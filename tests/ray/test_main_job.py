@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import raytf
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, result_of
@@ -25,7 +26,7 @@ print(json.dumps(float((scores.argmax(-1) == labels).mean())))
 """
 
 
-def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_path: Path):
+def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, start_there, tmp_path: Path):
     folder = tmp_path / "runs" / "a"
     flags = ("--data", "digits", "--storage", tmp_path / "runs", "--run", "a")
     output = start(MNIST_JOB, *flags).wait()
@@ -58,11 +59,11 @@ def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_
     )
     assert abs(json.loads(served.stdout) - result["metrics"]["test_accuracy"]) < 1e-6
 
-    again = start(MNIST_JOB, *flags).wait()
+    again = start_there(MNIST_JOB, *flags).wait()
     assert "has finished (360 steps); nothing to do" in again
     assert result_of(folder) == result
 
-    more = start(MNIST_JOB, *flags, "--epochs", 31, "--workers", 1).wait()
+    more = start_there(MNIST_JOB, *flags, "--epochs", 31, "--workers", 1).wait()
     assert "restored step 360" in more
     longer = result_of(folder)
     assert (longer["steps"], longer["restarts"], longer["world_sizes"]) == (372, 1, [1, 2])
@@ -70,6 +71,7 @@ def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, tmp_
     assert steps["step"].tolist() == list(range(1, 373))
 
 
+@pytest.mark.slow  # the model with everything is the same proof
 def test_one_two_and_three_workers_learn_the_same_on_mnist(start_there, tmp_path: Path, mnist_dir: Path):
     losses = {}
     for workers in (1, 2, 3):

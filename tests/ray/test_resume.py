@@ -22,30 +22,18 @@ def attempts(folder: Path) -> list[dict]:
     return [json.loads(p.read_text()) for p in sorted(folder.glob("attempts/*.json"))]
 
 
-def test_kill_of_driver_and_workers_in_mid_epoch(start, tmp_path: Path):
-    flags = (
-        "--no-warm-workers",
-        "--global-batch-size",
-        16,
-        "--epochs",
-        4,
-        "--checkpoint-every-steps",
-        20,
-        "--steps-per-call",
-        5,
-        "--storage",
-        tmp_path,
-    )
-    undisturbed = start(EVERYTHING, *flags, "--run", "undisturbed")
-    undisturbed.wait()
+def test_kill_of_driver_and_workers_in_mid_epoch(start, start_there, tmp_path: Path):
+    flags = ("--global-batch-size", 16, "--epochs", 4, "--checkpoint-every-steps", 20, "--steps-per-call", 5)
+    flags = (*flags, "--storage", tmp_path)
+    start_there(EVERYTHING, *flags, "--run", "undisturbed").wait()
     killed = tmp_path / "killed"
-    run = start(EVERYTHING, *flags, "--run", "killed")
+    run = start(EVERYTHING, *flags, "--run", "killed", "--no-warm-workers")
     run.until(lambda: manifests(killed)[-1:] >= [80])
     run.kill()
     at = manifests(killed)[-1]
     assert at % 63, "killed at the end of an epoch, not inside one"
 
-    output = start(EVERYTHING, *flags, "--run", "killed").wait()
+    output = start_there(EVERYTHING, *flags, "--run", "killed").wait()
 
     assert f"restored step {at}" in output
     assert [a["from_step"] for a in attempts(killed)] == [0, at]
@@ -167,7 +155,7 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start_the
 
 
 def test_early_stopping_keeps_its_memory_over_a_restart(start_there, tmp_path: Path):
-    flags = ("--global-batch-size", 64, "--patience", 1, "--storage", tmp_path)
+    flags = ("--global-batch-size", 64, "--patience", 1, "--workers", 1, "--storage", tmp_path)
     start_there(EVERYTHING, *flags, "--run", "whole", "--epochs", 40, "--keep", 1, "--keep-best", "val_loss").wait()
     whole = result_of(tmp_path / "whole")
     best = min(whole["history"], key=lambda logs: logs["val_loss"])

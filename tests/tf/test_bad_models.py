@@ -1,0 +1,88 @@
+"""What a model function gets wrong is one line that names it, before anything trains. test_bad_input.py runs jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from raytf.config.sections import ComputeSection
+from raytf.data import ArraySource
+from raytf.errors import DataError, ModelError
+from raytf.training.model import build
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(inputs: int = 8, **how: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((inputs,)), layers.Dense(16, activation="relu"), layers.Dense(3)])
+    model.compile(**{"optimizer": "sgd", "loss": LOSS, **how})
+    return model
+
+
+def uncompiled() -> keras.Model:
+    return keras.Sequential([keras.Input((8,)), layers.Dense(3)])
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def own_step() -> keras.Model:
+    model = OwnStep([keras.Input((8,)), layers.Dense(3)])
+    model.compile("sgd", LOSS)
+    return model
+
+
+def frozen() -> keras.Model:
+    model = compiled()
+    model.trainable = False
+    return model
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "words"),
+    [
+        (lambda: [layers.Dense(3)], ModelError, ("returned list", "compiled keras.Model")),
+        (uncompiled, ModelError, ("not compiled", "model.compile")),
+        (lambda: compiled(optimizer=None), ModelError, ("without an optimizer", "model.compile(optimizer=...)")),
+        (lambda: compiled(loss=None), ModelError, ("without a loss", "self.add_loss(...)")),
+        (own_step, ModelError, ("OwnStep overrides train_step", "compute_loss")),
+        (
+            lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
+            ModelError,
+            ("gradient_accumulation_steps", "--logical-shards"),
+        ),
+        (lambda: compiled(5), DataError, ("does not take the data", "(8,)", "(None, 5)")),
+        (lambda: compiled(loss="mse", metrics=[keras.metrics.F1Score()]), DataError, ("do not take the labels",)),
+        (frozen, ModelError, ("no trainable weights", "trainable=True")),
+    ],
+)
+def test_a_model_that_cannot_be_trained(factory: Callable[[], Any], kind: type[Exception], words: tuple[str, ...]):
+    with pytest.raises(kind) as caught:
+        built(factory, np.arange(64) % 3)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_labels_that_the_model_has_no_class_for():
+    with pytest.raises(DataError) as caught:
+        built(compiled, np.arange(64) % 3 + 1)
+    for word in ("labels go from 1 to 3", "3 outputs", "number the classes from 0"):
+        assert word in str(caught.value)
+
+
+def test_a_model_that_can_be_trained_has_all_its_variables():
+    model = built(compiled, np.arange(64) % 3)
+    assert [v.shape for v in model.trainable_variables] == [(8, 16), (16,), (16, 3), (3,)]
+    assert model.optimizer.built
+
+
+def built(factory: Callable[[], Any], labels: np.ndarray) -> keras.Model:
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    return build(factory, (x[:4], labels[:4], None), [ArraySource(x, labels)], ComputeSection(), seed=0)
