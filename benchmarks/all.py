@@ -1,8 +1,8 @@
 """All benchmarks, one after another, and docs/evidence/performance.md out of what they found.
 
-    python benchmarks/all.py --quick
-    python benchmarks/all.py --results kept --only step_overhead,distributed
-    python benchmarks/all.py --results kept --only scale --write docs/evidence/performance.md
+    python -m benchmarks.all --quick
+    python -m benchmarks.all --results kept --only step_overhead,distributed
+    python -m benchmarks.all --results kept --only scale --write docs/evidence/performance.md
 
 Each is a program of its own, `python benchmarks/NAME.py --json FILE`, with a limit of time. One that fails is named at
 the end, and the others run all the same. Ctrl-C and SIGTERM end the one that runs: first as Ctrl-C would, so that it

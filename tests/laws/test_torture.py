@@ -1,4 +1,4 @@
-"""A sample of benchmarks/torture.py: nothing is lost or corrupt, and planted defects are found."""
+"""A sample of tests/stress/torture/kills.py: nothing is lost or corrupt, and planted defects are found."""
 
 import json
 import subprocess

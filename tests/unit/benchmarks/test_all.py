@@ -199,8 +199,8 @@ def test_rows_of_the_benchmarks_find_their_goals(benchmark, name, goal):
 
 
 def test_a_command_is_told_without_the_file_of_its_result():
-    assert performance.command("python benchmarks/scale.py --quick --json /tmp/x/scale.json.part") == (
-        "python benchmarks/scale.py --quick"
+    assert performance.command("python -m benchmarks.scale.scale --quick --json /tmp/x/scale.json.part") == (
+        "python -m benchmarks.scale.scale --quick"
     )
 
 
