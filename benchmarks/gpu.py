@@ -23,6 +23,13 @@ from typing import Any
 
 import tyro
 
+if not __package__:  # `python benchmarks/gpu.py`, from where `benchmarks` cannot be imported
+    os.execve(
+        sys.executable,
+        [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]],
+        os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
+
 from benchmarks import harness
 from benchmarks.gpu_way import SIZES
 from benchmarks.harness import ROOT, Comparison, Grid, Reading, Report

@@ -59,15 +59,15 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     """Measure and print the tables."""
     report = harness.Report("checkpoint_cost", "4. Checkpoints: stall, time to durable, CPU and bytes")
-    here, python = Path(__file__).parent, sys.executable
+    peers, python = harness.HERE / "peers", sys.executable
     with (
         tempfile.TemporaryDirectory(prefix="raytf-saves-", dir=arguments.folder) as folder,
         contextlib.ExitStack() as stack,
     ):
         commands = {
-            "raytf": [python, str(here / "checkpoint_raytf.py"), "{address}"],
-            "keras": [python, str(here / "peers" / "checkpoint_keras.py"), "{address}"],
-            "ray": [python, str(here / "peers" / "checkpoint_ray.py"), "{address}", folder],
+            "raytf": [python, str(Path(__file__).with_name("durable_raytf.py")), "{address}"],
+            "keras": [python, str(peers / "checkpoint_keras.py"), "{address}"],
+            "ray": [python, str(peers / "checkpoint_ray.py"), "{address}", folder],
         }
         running = {
             name: stack.enter_context(Conductor(name, command, 1, Path(folder) / f"{name}.log"))

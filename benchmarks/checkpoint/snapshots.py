@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import runpy
 import sys
 import tempfile
 import time
@@ -113,16 +115,14 @@ def main(arguments: Arguments) -> int:
         arguments = replace(arguments, pairs=2, block_seconds=8.0)
     report = harness.Report("snapshot_cost", "4b. Checkpoints while nothing fails, MNIST CNN")
     with tempfile.TemporaryDirectory(prefix="raytf-cost-") as folder:
-        path, root = f"{folder}/marks.json", str(Path(__file__).parents[1])
+        path, mnist = f"{folder}/marks.json", str(harness.ROOT / "jobs" / "mnist.py")
+        os.environ.update(harness.importable())  # Ray's workers have it from here
 
         def build() -> Any:
-            sys.path[:0] = [root, f"{root}/jobs"]
-            from mnist import build
-
             from benchmarks.checkpoint.snapshots import Turns
 
             Turns(arguments.pairs, arguments.block_seconds, path).take_over()
-            return build((28, 28, 1), 10)
+            return runpy.run_path(mnist)["build"]((28, 28, 1), 10)
 
         def stop_in_time(_: str) -> list[Any]:
             import keras

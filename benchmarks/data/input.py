@@ -112,10 +112,9 @@ def deliver(address: str, steps_of: Callable[[str, str], Iterator[int]]) -> None
 
 
 def command(program: str) -> list[str]:
-    here = Path(__file__).parent
     if program == "raytf":
-        return [sys.executable, str(here / "input.py"), "--serve", "{address}"]
-    return [sys.executable, str(here / "peers" / f"{PEERS[program]}.py"), "{address}"]
+        return [sys.executable, __file__, "--serve", "{address}"]
+    return [sys.executable, str(harness.HERE / "peers" / f"{PEERS[program]}.py"), "{address}"]
 
 
 def compare(

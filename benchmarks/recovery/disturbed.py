@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import models
-from benchmarks.harness import gpus
+from benchmarks.harness import HERE, gpus
 from raytf.testing import ElasticCluster, Node
 
-HERE = Path(__file__).parent
 #: Images of the data, as many as MNIST has.
 RECORDS, BATCH = 60_000, models.BATCH
 _TRIES = 3
@@ -27,7 +26,7 @@ class Program:
 
     Attributes:
         name: in tables.
-        script: in this folder.
+        script: below benchmarks/.
         flags: that it gets beside those that all have.
         on_ray: whether its workers are Ray's; else they are its own processes.
     """

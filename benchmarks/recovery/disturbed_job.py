@@ -10,7 +10,7 @@ from pathlib import Path
 import raytf
 
 #: By its path, since workers of a cluster cannot import it.
-MODELS = str(Path(__file__).with_name("models.py"))
+MODELS = str(Path(__file__).parents[1] / "models.py")
 
 
 @dataclass(frozen=True)

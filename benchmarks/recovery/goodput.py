@@ -1,6 +1,6 @@
 """How much of its time a run spends on steps that count while faults come: raytf and Ray Train's TensorflowTrainer.
 
-    python -m benchmarks.recovery.goodput                    # 20 minutes of faults, 3 of spot instances, for each of both
+    python -m benchmarks.recovery.goodput                    # 20 minutes of faults, 3 of spot instances, for each
     python -m benchmarks.recovery.goodput --quick
 
 Both train the CNN of jobs/mnist.py on the same data with 1 to 3 workers, on an elastic cluster of this machine: a node
@@ -103,7 +103,7 @@ def programs(arguments: Arguments) -> dict[str, Program]:
     mean = str(statistics.mean(arguments.gap))
     stock = ("--fault-seconds", mean, "--ask-every-steps", "20")
     found = {
-        "raytf": Program("raytf", "disturbed_job.py", both),
+        "raytf": Program("raytf", "recovery/disturbed_job.py", both),
         "stock": Program(PEER, "peers/stock_ray.py", both + stock),
     }
     return {key: program for key, program in found.items() if not arguments.only or key in arguments.only}

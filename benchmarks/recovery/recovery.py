@@ -127,7 +127,7 @@ def programs(arguments: Arguments) -> dict[str, Program]:
     often = ("--save-every-steps", str(arguments.save_every_steps))
     workers = ("--workers", str(WORKERS))
     found = {
-        "raytf": Program("raytf", "disturbed_job.py", (*workers, *arguments.flags.split())),
+        "raytf": Program("raytf", "recovery/disturbed_job.py", (*workers, *arguments.flags.split())),
         "epoch": Program("stock Ray, checkpoint each epoch", "peers/stock_ray.py", workers),
         "often": Program(f"stock Ray, each {arguments.save_every_steps} steps", "peers/stock_ray.py", workers + often),
         "script": Program("script, BackupAndRestore", "peers/backup_and_restore.py", workers + often, on_ray=False),

@@ -1,4 +1,4 @@
-"""The processes of `benchmarks/step/collective.py`: those of TensorFlow, which add in several ways, and those of torch."""
+"""The processes of `collective.py`: those of TensorFlow, which add in several ways, and those of torch."""
 
 from __future__ import annotations
 

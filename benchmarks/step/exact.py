@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks.harness import PAIRS, Comparison, Reading, Report
+from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, importable
 
 BATCH, SHARDS = 128, 4
 MODES = {"float": False, "exact": True}
@@ -43,10 +44,7 @@ GOAL = 1 / 1.15
 
 
 def mnist() -> Any:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "jobs"))
-    from mnist import build
-
-    return build((28, 28, 1), 10)
+    return runpy.run_path(str(ROOT / "jobs" / "mnist.py"))["build"]((28, 28, 1), 10)
 
 
 def large() -> Any:
@@ -201,6 +199,7 @@ class Workers:
                 stdout=-1,
                 stderr=err,
                 text=True,
+                env=importable(),
             )
             for rank in range(count)
         ]

@@ -25,12 +25,11 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, turns
+from benchmarks.harness import HERE, PAIRS, ROOT, Comparison, Reading, Report, turns
 from benchmarks.models import MODELS
 from benchmarks.peers.keras_fit import CALL_STEPS
 from benchmarks.turns import Conductor
 
-HERE = Path(__file__).parent
 #: The setting in which raytf computes what Keras does.
 SAME = "1 shard"
 #: Setting -> flags.
@@ -96,7 +95,7 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
             ours = {
                 w: start(
                     f"{setting} {w}",
-                    "step_overhead_job.py",
+                    "step/overhead_job.py",
                     [*words, *more, f"--storage={folder}/{name} {setting} {w}"],
                 )
                 for w, more in own.items()

@@ -26,13 +26,13 @@ from benchmarks import harness
 from benchmarks.peers import common
 from benchmarks.step import trace as step_trace
 from benchmarks.step.trace import KINDS, Step
-from benchmarks.step.workers import HERE, WARM
+from benchmarks.step.workers import WARM
 from benchmarks.turns import Conductor
 
 #: Title -> file name, script and flags of its own.
 PROGRAMS = {
-    "raytf": ("step-raytf", ["distributed_job.py", "--mode", "float"]),
-    "raytf, exact": ("step-raytf-exact", ["distributed_job.py", "--mode", "exact"]),
+    "raytf": ("step-raytf", ["step/workers_job.py", "--mode", "float"]),
+    "raytf, exact": ("step-raytf-exact", ["step/workers_job.py", "--mode", "exact"]),
     "MWMS by hand": ("step-mwms", ["peers/mwms_tutorial.py"]),
 }
 #: One for each kind, on white; that of the report where it has the same sort.
@@ -73,7 +73,7 @@ def profile(arguments: Arguments) -> dict[str, list[Step]]:
             tempfile.TemporaryDirectory(prefix="rd-", ignore_cleanup_errors=True) as folder,
             contextlib.ExitStack() as stack,
         ):
-            words = [sys.executable, str(HERE / command[0]), *command[1:], "--address", "{address}"]
+            words = [sys.executable, str(harness.HERE / command[0]), *command[1:], "--address", "{address}"]
             words += ["--workers", str(arguments.workers), "--threads", str(arguments.threads)]
             words += ["--profile", f"{folder}/profile", *(["--use-gpu"] if use_gpu else [])]
             words += ["--shards", str(arguments.workers)] if title == "raytf" else []  # what the script computes

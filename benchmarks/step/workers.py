@@ -30,7 +30,6 @@ from benchmarks import harness, models
 from benchmarks.peers import common
 from benchmarks.turns import Conductor
 
-HERE = Path(__file__).parent
 HAND, STOCK, DDP = "MWMS by hand", "Ray TensorflowTrainer", "DDP through Ray"
 #: What else a peer needs, its script, and the least ratio that is wanted on the CNN.
 PEERS: dict[str, tuple[str | None, str, float]] = {
@@ -70,7 +69,7 @@ def programs(
     without: list[str], workers: int, report: harness.Report, peers: dict[str, tuple[str | None, str, float]] = PEERS
 ) -> dict[str, list[str]]:
     """Name -> script and flags of its own."""
-    job = str(HERE / "distributed_job.py")
+    job = str(Path(__file__).with_name("workers_job.py"))
     found = {
         "raytf": [job, "--mode", "float", "--shards", str(workers)],
         "raytf, exact": [job, "--mode", "exact"],
@@ -81,7 +80,7 @@ def programs(
         if package is not None and importlib.util.find_spec(package) is None:
             report.notes.append(f"{name}: skipped, {package} is not installed (pip install 'raytf[peers]').")
             continue
-        found[name] = [str(HERE / script)]
+        found[name] = [str(harness.HERE / script)]
     return found
 
 

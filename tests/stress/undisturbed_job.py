@@ -10,7 +10,7 @@ from pathlib import Path
 import raytf
 
 #: By its path, since workers of a cluster cannot import it.
-MNIST_JOB = str(Path(__file__).parents[1] / "jobs" / "mnist.py")
+MNIST_JOB = str(Path(__file__).parents[2] / "jobs" / "mnist.py")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Literal
 import raytf
 
 #: By its path, since workers of a cluster cannot import it.
-MNIST_JOB = str(Path(__file__).parents[1] / "jobs" / "mnist.py")
+MNIST_JOB = str(Path(__file__).parents[3] / "jobs" / "mnist.py")
 #: Records of the data that are used: few enough for a vector of counts in each step, no multiple of any batch size.
 RECORDS = 4001
 

@@ -5,7 +5,7 @@
 Each schedule trains one model on an elastic cluster of one to four nodes of this machine, on which random faults come
 at random steps: workers, nodes, the driver and Ray Train's controller are killed, nodes get notice or join, workers
 pause. Before them each model is trained by one worker without a fault. Then the records that each epoch of the
-committed history missed or saw twice are counted (see law_job.py), and the weights (with --exact) or the losses are
+committed history missed or saw twice are counted (see job.py), and the weights (with --exact) or the losses are
 compared.
 """
 
@@ -27,7 +27,7 @@ import tyro
 import raytf
 from raytf.testing import ElasticCluster, Fault, FaultPlan, Kind, Report
 
-JOB = Path(__file__).with_name("law_job.py")
+JOB = Path(__file__).with_name("job.py")
 MODELS = ("mnist", "batchnorm")
 MOST_NODES = 4
 #: Losses of the first steps, before training has amplified a last bit, may differ by so much (relative).

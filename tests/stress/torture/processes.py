@@ -20,7 +20,7 @@ from typing import Any
 from tests.stress.torture.restore import Memory
 from tests.stress.torture.state import Plan
 
-_STORE = Path(__file__).with_name("torture_store.py")
+_STORE = Path(__file__).with_name("store.py")
 
 
 @dataclass
