@@ -23,10 +23,11 @@ GOOD = """
     from pathlib import Path
     from benchmarks.harness import Comparison, Report
 
-    report = Report(Path(__file__).stem, "A benchmark")
+    file = Path(sys.argv[sys.argv.index("--json") + 1])
+    report = Report(file.name.partition(".")[0], "A benchmark")
     report.comparisons.append(Comparison("MLP", "Keras fit", "steps/s", [2.0], [1.0], goal=1.0))
     report.notes.append("quick" if "--quick" in sys.argv else "not quick")
-    sys.exit(report.finish(Path(sys.argv[sys.argv.index("--json") + 1])))
+    sys.exit(report.finish(file))
 """
 #: Goes only when it is told to, in its own time, and has a child that has left its process group.
 SLOW = """
