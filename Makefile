@@ -12,8 +12,8 @@ test:  ## all tests but those marked slow or jobs
 	python -m pytest
 
 docs:  ## writes the generated pages from the results that are kept, and checks all links
-	python benchmarks/performance.py --results benchmarks/results && python benchmarks/scale_model.py --write docs/evidence/scaling.md
+	python -m benchmarks.performance --results benchmarks/results && python -m benchmarks.scale.model --write docs/evidence/scaling.md
 	python -m pytest tests/unit/test_links.py tests/unit/test_architecture.py
 
 bench:  ## raytf beside its peers, in 20 minutes with larger spreads
-	python benchmarks/all.py --quick
+	python -m benchmarks.all --quick

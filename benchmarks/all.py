@@ -1,12 +1,12 @@
 """All benchmarks, one after another, and docs/evidence/performance.md out of what they found.
 
-    python benchmarks/all.py --quick
-    python benchmarks/all.py --results kept --only step_overhead,distributed
-    python benchmarks/all.py --results kept --only scale --write docs/evidence/performance.md
+    python -m benchmarks.all --quick
+    python -m benchmarks.all --results kept --only step_overhead,distributed
+    python -m benchmarks.all --results kept --only scale --write docs/evidence/performance.md
 
-Each is a program of its own, `python benchmarks/NAME.py --json FILE`, with a limit of time. One that fails is named at
-the end, and the others run all the same. Ctrl-C and SIGTERM end the one that runs: first as Ctrl-C would, so that it
-can end what it has started, then its whole process group.
+Each is a program of its own, such as `python -m benchmarks.step.overhead --json FILE`, with a limit of time. One that
+fails is named at the end, and the others run all the same. Ctrl-C and SIGTERM end the one that runs: first as Ctrl-C
+would, so that it can end what it has started, then its whole process group.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 import tyro
 
+from benchmarks import harness, performance
 from raytf._process import told_to_stop
 
 ROOT = Path(__file__).parents[1]
@@ -36,27 +37,28 @@ QUICK_MINUTES = 20.0
 
 @dataclass(frozen=True)
 class Entry:
-    """A benchmark, and the minutes that it may take; a quick run may take less than that."""
+    """A benchmark, its file, and the minutes that it may take; a quick run may take less than that."""
 
     name: str
+    file: str
     minutes: float = 60.0
     quick_minutes: float = 5.0
 
 
 #: In the order in which they run and are shown.
 ENTRIES = (
-    Entry("step_overhead"),
-    Entry("distributed", 120),
-    Entry("collective"),
-    Entry("input"),
-    Entry("checkpoint_cost", 120),
-    Entry("snapshot_cost"),
-    Entry("exact_cost"),
-    Entry("recovery", 180),
-    Entry("scale", 20),
-    Entry("startup"),
-    Entry("step_profile", 20),
-    Entry("goodput", 240),  # the longest comes last
+    Entry("step_overhead", "step/overhead.py"),
+    Entry("distributed", "step/workers.py", 120),
+    Entry("collective", "step/collective.py"),
+    Entry("input", "data/input.py"),
+    Entry("checkpoint_cost", "checkpoint/durable.py", 120),
+    Entry("snapshot_cost", "checkpoint/snapshots.py"),
+    Entry("exact_cost", "step/exact.py"),
+    Entry("recovery", "recovery/recovery.py", 180),
+    Entry("scale", "scale/scale.py", 20),
+    Entry("startup", "recovery/startup.py"),
+    Entry("step_profile", "step/profile.py", 20),
+    Entry("goodput", "recovery/goodput.py", 240),  # the longest comes last
 )
 
 
@@ -104,26 +106,26 @@ class Runner:
     flags: Sequence[str] = ()
     grace_seconds: float = 60.0
 
-    def run(self, name: str, seconds: float) -> str:
+    def run(self, entry: Entry, seconds: float) -> str:
         """Run one.
 
         Args:
+            entry: which.
             seconds: that it may take.
 
         Returns:
             Why there is no result of it; empty where there is one.
         """
-        program = self.folder / f"{name}.py"
+        program = self.folder / entry.file
         if not program.exists():
-            return f"there is no {program.name} yet"
+            return f"there is no {entry.file}"
         if seconds <= 0:
             return "not run: no time is left"
-        part = self.results / f"{name}.json.part"
+        part = self.results / f"{entry.name}.json.part"
         part.unlink(missing_ok=True)
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         process = subprocess.Popen(
             [sys.executable, str(program), *self.flags, "--json", str(part)],
-            env=os.environ | {"PYTHONPATH": path},
+            env=harness.importable(),
             start_new_session=True,
         )
         try:
@@ -136,7 +138,7 @@ class Runner:
             return f"ended with code {code}"
         if not part.exists():
             return "left no result"
-        part.replace(self.results / f"{name}.json")
+        part.replace(self.results / f"{entry.name}.json")
         return ""
 
 
@@ -179,7 +181,7 @@ def chosen(only: str, entries: Sequence[Entry] = ENTRIES) -> list[Entry]:
     """
     wanted = [name for name in only.replace(" ", "").split(",") if name]
     known = {entry.name for entry in entries}
-    others = [Entry(name) for name in dict.fromkeys(wanted) if name not in known]
+    others = [Entry(name, f"{name}.py") for name in dict.fromkeys(wanted) if name not in known]
     return [entry for entry in entries if not wanted or entry.name in wanted] + others
 
 
@@ -193,7 +195,7 @@ def run_all(arguments: Arguments, results: Path) -> dict[str, str]:
         limit = minutes * 60 if arguments.limit_seconds is None else arguments.limit_seconds
         print(f"== {entry.name}", flush=True)
         began = time.monotonic()
-        why = runner.run(entry.name, min(limit, end_at - began))
+        why = runner.run(entry, min(limit, end_at - began))
         if why:
             failed[entry.name] = why
         print(f"== {entry.name}: {why or 'done'}, {time.monotonic() - began:.0f} s", flush=True)
@@ -207,8 +209,6 @@ def page_of(arguments: Arguments) -> Path | None:
 
 def main(arguments: Arguments) -> int:
     """Run them; the exit code."""
-    from benchmarks import performance
-
     with contextlib.ExitStack() as stack:
         folder = arguments.results
         if folder is None:
@@ -232,5 +232,4 @@ def main(arguments: Arguments) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     sys.exit(main(tyro.cli(Arguments)))

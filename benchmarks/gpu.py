@@ -1,7 +1,7 @@
 """Everything that only a machine with a GPU can show, in one command and some eight minutes.
 
-    python benchmarks/gpu.py --json gpu.json
-    python benchmarks/gpu.py --tiny          # the same on CPUs, to see that it runs
+    python -m benchmarks.gpu --json gpu.json
+    python -m benchmarks.gpu --tiny          # the same on CPUs, to see that it runs
 
 Step times of dense models of 25 M and 335 M weights: raytf in fixed, float and exact mode and with one and four logical
 shards, beside Keras's `fit` and a loop by hand, a process each (`gpu_way.py`); what the traced step would keep in host
@@ -23,7 +23,12 @@ from typing import Any
 
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+if not __package__:  # `python benchmarks/gpu.py`, from where `benchmarks` cannot be imported
+    os.execve(
+        sys.executable,
+        [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]],
+        os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )
 
 from benchmarks import harness
 from benchmarks.gpu_way import SIZES

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,8 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 import tyro
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 Way = Literal["fixed", "compressed", "float", "exact", "keras", "loop", "copy"]
 #: Name -> (width, hidden layers): so many weights of dense layers, at 4 bytes each, and Adam's two values beside each.

@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
+#: Where the programs are.
+HERE = ROOT / "benchmarks"
 #: Pairs of a comparison, unless somebody wants more.
 PAIRS = 5
 
@@ -133,7 +135,7 @@ class Report:
     def finish(self, path: Path | None) -> int:
         """Print the tables and write them where wanted; the exit code, which is 0: a missed goal is a finding."""
         self.machine = machine() | {
-            "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
+            "command": " ".join(["python -m", module(sys.argv[0]), *sys.argv[1:]]),
             "seconds": round(time.time() - self.began),
             "load before": round(self.load_before, 1),
             "load after": round(psutil.getloadavg()[0], 1),
@@ -142,6 +144,16 @@ class Report:
         if path is not None:
             path.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return 0
+
+
+def module(path: str) -> str:
+    """The name under which `python -m` runs a file of this repository."""
+    return ".".join(Path(os.path.relpath(path, ROOT)).with_suffix("").parts)
+
+
+def importable() -> dict[str, str]:
+    """This process's environment, from which a program in a file imports `benchmarks`, and so do Ray's workers."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
 
 
 def turns(pairs: int, ours: Callable[[], float], theirs: Callable[[], float]) -> tuple[list[float], list[float]]:

@@ -1,6 +1,6 @@
 """docs/evidence/performance.md: what the benchmarks found, with what people wrote about it in benchmarks/findings.md.
 
-    python benchmarks/performance.py --results kept --write docs/evidence/performance.md
+    python -m benchmarks.performance --results kept --write docs/evidence/performance.md
 
 `benchmarks/all.py` writes the page after a run; this writes it again, of the same results, when the text has changed.
 """
@@ -10,15 +10,12 @@ from __future__ import annotations
 import os
 import re
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the repository, where nobody has said so
 
 from benchmarks.harness import COMPARED, READ, ROOT, Comparison, Reading, Report, compared, number, read
 
@@ -174,7 +171,7 @@ def _machine(common: Mapping[str, Any]) -> str:
     gpus = ", ".join(common["gpus"] or []) or "no GPU"
     return (
         f"Machine: {common['cpu']}, {common['cores']} cores, {common['memory GiB']} GiB, {gpus}; Python "
-        f"{common['python']}. All of it: `python benchmarks/all.py`; in 20 minutes, with larger spreads: `python "
+        f"{common['python']}. All of it: `python -m benchmarks.all`; in 20 minutes, with larger spreads: `python "
         "benchmarks/all.py --quick`. The same commands measure GPUs where there are some, `python "
         "benchmarks/gpu.py` what only those can show ([GPUs](../guides/gpu.md))."
     )

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.harness import importable
+
 #: Seconds for a program to start, on a loaded machine, and for a block.
 PATIENCE_SECONDS = 600.0
 
@@ -29,7 +31,7 @@ class Conductor:
         command: which `{address}` in any word becomes the address to follow.
         ranks: how many will call `follow`.
         log: file for what it prints.
-        environment: of the program; by default this one's.
+        environment: of the program; by default this one's, from which it imports `benchmarks`.
         end_seconds: that it has to end by itself, once it is told.
     """
 
@@ -49,7 +51,11 @@ class Conductor:
         words = [word.replace("{address}", address) for word in command]
         with open(log, "w") as out:
             self._process = subprocess.Popen(
-                words, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                words,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment or importable(),
+                start_new_session=True,
             )
         self._files: dict[int, IO[str]] = {}
 

@@ -60,8 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Five minutes of training without faults, in the background; its output says how that went."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "undisturbed.py"), "--minutes", "5"]
-    with Job(command, tmp_path_factory.mktemp("undisturbed") / "log", environment()) as job:
+    command = [sys.executable, "-m", "tests.stress.undisturbed", "--minutes", "5"]
+    with Job(command, tmp_path_factory.mktemp("undisturbed") / "log", environment(), folder=ROOT) as job:
         yield job
 
 

@@ -11,9 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import keras
 

@@ -14,10 +14,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
 os.environ["RAY_TRAIN_V2_ENABLED"] = "1"
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"
 
@@ -26,7 +24,7 @@ import ray.train
 from ray.train import Checkpoint, CheckpointConfig, CheckpointUploadMode, RunConfig, ScalingConfig
 from ray.train.tensorflow import TensorflowTrainer
 
-from benchmarks.harness import gpus
+from benchmarks.harness import gpus, importable
 
 
 def train(config: dict[str, Any]) -> None:
@@ -66,12 +64,11 @@ def train(config: dict[str, Any]) -> None:
 if __name__ == "__main__":
     address, folder = sys.argv[1:]
     with tempfile.TemporaryDirectory(prefix="raytf-ray-") as own:
-        root = str(Path(__file__).parents[2])
         ray.init(
             num_cpus=2,
             include_dashboard=False,
             _temp_dir=own,
-            runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}},
+            runtime_env={"env_vars": {"PYTHONPATH": importable()["PYTHONPATH"]}},
         )
         TensorflowTrainer(
             train,

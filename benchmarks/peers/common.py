@@ -34,7 +34,7 @@ class Program:
     use_gpu: bool = False
     """One GPU for each worker."""
     profile: str | None = None
-    """Folder for what TensorFlow's profiler sees of rank 0 in the second turn; see step_profile.py."""
+    """Folder for what TensorFlow's profiler sees of rank 0 in the second turn; see step/profile.py."""
 
 
 def environment() -> dict[str, str]:

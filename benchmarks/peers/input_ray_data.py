@@ -14,17 +14,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import ray
 import tensorflow as tf
 
-from benchmarks.input import deliver
-from benchmarks.input_data import BATCH
+from benchmarks.data.input import deliver
+from benchmarks.data.records import BATCH
 
 #: As many records as raytf shuffles within.
 BUFFER, PREFETCH = 8192, 8

@@ -22,15 +22,12 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.input import CALL, deliver
-from benchmarks.input_data import BATCH
+from benchmarks.data.input import CALL, deliver
+from benchmarks.data.records import BATCH
 
 #: As many records as raytf shuffles within.
 BUFFER = 8192

@@ -1,4 +1,4 @@
-"""Keras's own `model.fit` in one process, in turns: the peer of benchmarks/step_overhead.py and startup.py.
+"""Keras's own `model.fit` in one process, in turns: the peer of benchmarks/step/overhead.py and startup.py.
 
 By TensorFlow's guides "Better performance with the tf.data API" and "Analyze tf.data performance" and Keras's
 documentation of `compile`: many steps in one execution, batches made once and kept in memory, shuffled, prefetched.

@@ -1,4 +1,4 @@
-"""The peer of benchmarks/startup.py without Ray: Keras's `model.fit` on arrays, which notes when its first step ended.
+"""The peer of recovery/startup.py without Ray: Keras's `model.fit` on arrays, which notes when its first step ended.
 
 As in Keras's guide "Training & evaluation with the built-in methods"; every step is noted by itself, so none waits for
 others.

@@ -1,4 +1,4 @@
-"""The peer of benchmarks/startup.py on Ray: TensorflowTrainer with one worker, which notes when its first step ended.
+"""The peer of recovery/startup.py on Ray: TensorflowTrainer with one worker, which notes when its first step ended.
 
 As in Ray's guide "Get Started with Distributed Training using TensorFlow and Keras": the train function builds and
 compiles the model in the scope of MultiWorkerMirroredStrategy and calls `model.fit`, with tf_keras, as the guide's

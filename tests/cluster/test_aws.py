@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks import law
 from raytf.runs import ledger
 from raytf.storage.storage import Storage
 from raytf.testing.job import Job
 from tests.cluster.cloud import REGION, Cloud
 from tests.cluster.cloudlet import Cloudlet, Timeline
 from tests.cluster.hosts import ROOT, Host, Hosts
+from tests.stress.law import schedules as law
 
 CONFIG = ROOT / "cluster-configs" / "aws-gpu-spot.yaml"
 PATIENCE = 300.0

@@ -1,4 +1,4 @@
-"""A sample of benchmarks/torture.py: nothing is lost or corrupt, and planted defects are found."""
+"""A sample of tests/stress/torture/kills.py: nothing is lost or corrupt, and planted defects are found."""
 
 import json
 import subprocess
@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
-TORTURE = Path(__file__).parents[2] / "benchmarks" / "torture.py"
+ROOT = Path(__file__).parents[2]
 
 
 def torture(path, *flags):
     done = subprocess.run(
-        [sys.executable, str(TORTURE), "--json", str(path), *flags], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "tests.stress.torture.kills", "--json", str(path), *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert path.exists(), done.stderr
     return done, json.loads(path.read_text())

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import raytf
-from benchmarks import serve_load
+from benchmarks.serving import load as serve_load
 from raytf.inference import versions
 from raytf.storage.storage import Storage
 from raytf.testing import Job, environment

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 import raytf
-from benchmarks import law
 from raytf.config import exit_codes
 from raytf.runs import ledger, timeline
 from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, environment, processes
 from tests.ray.conftest import PATIENCE, result_of
+from tests.stress.law import schedules as law
 
 STEPS = 260
 #: Steps that a run makes between two faults.

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import raytf
-from benchmarks import law
 from raytf.testing import ElasticCluster, Fault, FaultPlan, Job, Kind
 from raytf.testing.processes import environment, wait_until
 from tests.ray.conftest import MNIST_JOB, ROOT, result_of
 from tests.ray.test_resume import attempts
+from tests.stress.law import schedules as law
 
 PATIENCE = 300.0
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import law
 from raytf.config import exit_codes
 from raytf.config.exit_codes import ENDINGS, Ending
 from raytf.testing import Job, environment
 from tests.ray.conftest import ROOT, result_of
+from tests.stress.law import schedules as law
 
 FAULTY = ROOT / "tests" / "ray" / "jobs" / "faulty.py"
 #: With its pause in each, the run lasts for minutes; the last of its drivers has none.

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import law
 from raytf.checkpoint.cadence import DEFAULT_EVERY_SECONDS
 from raytf.testing import Job, environment
 from raytf.testing.processes import WORKER
 from tests.ray.conftest import PATIENCE, manifests, result_of
+from tests.stress.law import schedules as law
 
 #: After each step of rank 0, so that no more steps than this allows are made in a cadence.
 PAUSE_SECONDS = 0.05

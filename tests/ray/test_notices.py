@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks import law
 from raytf.runs import ledger, timeline
 from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment
@@ -18,6 +17,7 @@ from raytf.testing.node import Node
 from tests.ray.conftest import manifests
 from tests.ray.test_elastic import PATIENCE, computed, trains
 from tests.ray.test_resume import attempts
+from tests.stress.law import schedules as law
 
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 

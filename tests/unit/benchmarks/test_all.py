@@ -17,16 +17,17 @@ from benchmarks import performance
 from benchmarks.harness import Comparison, Grid, Reading, Report
 from raytf.runs.lease import process_start
 
-ALL = Path(everything.__file__)
+ROOT = everything.ROOT
 GOOD = """
     import sys
     from pathlib import Path
     from benchmarks.harness import Comparison, Report
 
-    report = Report(Path(__file__).stem, "A benchmark")
+    file = Path(sys.argv[sys.argv.index("--json") + 1])
+    report = Report(file.name.partition(".")[0], "A benchmark")
     report.comparisons.append(Comparison("MLP", "Keras fit", "steps/s", [2.0], [1.0], goal=1.0))
     report.notes.append("quick" if "--quick" in sys.argv else "not quick")
-    sys.exit(report.finish(Path(sys.argv[sys.argv.index("--json") + 1])))
+    sys.exit(report.finish(file))
 """
 #: Goes only when it is told to, in its own time, and has a child that has left its process group.
 SLOW = """
@@ -42,18 +43,24 @@ SLOW = """
 """
 
 
+FILES = {entry.name: entry.file for entry in everything.ENTRIES}
+
+
 def write(folder, **programs):
     for name, program in programs.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(program))
+        file = folder / FILES[name]
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(textwrap.dedent(program))
+
+
+def command(tmp_path, only):
+    flags = ["--folder", tmp_path, "--results", tmp_path / "results", "--only", only]
+    return [sys.executable, "-m", "benchmarks.all", *flags]
 
 
 def run(tmp_path, *flags, only="step_overhead,scale"):
-    return subprocess.run(
-        [sys.executable, ALL, "--folder", tmp_path, "--results", tmp_path / "results", "--only", only, *flags],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    asked = [*command(tmp_path, only), *flags]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 
 def report(name, reached=True):
@@ -92,7 +99,7 @@ def test_one_that_fails_does_not_keep_the_others_from_running(tmp_path):
     assert done.returncode == 1
     assert [line for line in done.stdout.splitlines() if line.startswith("no result of ")] == [
         "no result of step_overhead: ended with code 3",
-        "no result of input: there is no input.py yet",
+        "no result of input: there is no data/input.py",
         "no result of startup: left no result",
     ]
     assert sorted(path.name for path in (tmp_path / "results").glob("*.json")) == ["scale.json"]
@@ -124,10 +131,10 @@ def test_one_that_takes_too_long_is_ended_with_all_that_it_has_started(tmp_path)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_one_that_runs_and_all_that_it_has_started(tmp_path, number):
     write(tmp_path, step_overhead=SLOW, scale=GOOD)
-    flags = ["--folder", tmp_path, "--results", tmp_path / "results", "--only", "step_overhead,scale"]
     pids = tmp_path / "results" / "pids"
     with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen([sys.executable, ALL, *flags], stdout=log, start_new_session=True)
+        asked = command(tmp_path, "step_overhead,scale")
+        process = subprocess.Popen(asked, cwd=ROOT, stdout=log, start_new_session=True)
         try:
             end = time.monotonic() + 60
             while not (pids.exists() and pids.read_text()):
@@ -148,7 +155,7 @@ def test_a_signal_ends_the_one_that_runs_and_all_that_it_has_started(tmp_path, n
 
 def test_time_that_is_used_up_is_told(tmp_path):
     write(tmp_path, scale=GOOD)
-    assert everything.Runner(tmp_path, tmp_path).run("scale", -1.0) == "not run: no time is left"
+    assert everything.Runner(tmp_path, tmp_path).run(everything.chosen("scale")[0], -1.0) == "not run: no time is left"
 
 
 def test_the_page_lists_goals_and_weaves_in_what_people_wrote():
@@ -199,8 +206,8 @@ def test_rows_of_the_benchmarks_find_their_goals(benchmark, name, goal):
 
 
 def test_a_command_is_told_without_the_file_of_its_result():
-    assert performance.command("python benchmarks/scale.py --quick --json /tmp/x/scale.json.part") == (
-        "python benchmarks/scale.py --quick"
+    assert performance.command("python -m benchmarks.scale.scale --quick --json /tmp/x/scale.json.part") == (
+        "python -m benchmarks.scale.scale --quick"
     )
 
 

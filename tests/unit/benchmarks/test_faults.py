@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fault_trace, recovery
-from benchmarks.disturbed import Notes
-from benchmarks.fault_play import account, steady
-from benchmarks.fault_trace import Kind, Trace
+from benchmarks.recovery import fault_trace, recovery
+from benchmarks.recovery.disturbed import Notes
+from benchmarks.recovery.fault_play import account, steady
+from benchmarks.recovery.fault_trace import Kind, Trace
 
 
 def nodes_over_time(trace: Trace) -> list[tuple[float, int]]:

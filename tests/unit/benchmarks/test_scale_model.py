@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from benchmarks import harness, scale_model
-from benchmarks.scale_model import MACHINES, MODELS, Model
+from benchmarks import harness
+from benchmarks.scale import model as scale_model
+from benchmarks.scale.model import MACHINES, MODELS, Model
 
 PAGE = harness.ROOT / "docs" / "evidence" / "scaling.md"
 
@@ -14,7 +15,7 @@ PAGE = harness.ROOT / "docs" / "evidence" / "scaling.md"
 def test_the_page_has_the_tables_of_the_code():
     text = PAGE.read_text()
     assert all(f"<!-- table {name} -->" in text for name in scale_model.TABLES)
-    assert scale_model.filled(text) == text, "run python benchmarks/scale_model.py --write docs/evidence/scaling.md"
+    assert scale_model.filled(text) == text, "run python -m benchmarks.scale.model --write docs/evidence/scaling.md"
 
 
 def test_a_ring_of_two_sends_all_bytes_once():

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import distributed, harness, step_profile
-from benchmarks.step_trace import COMPUTE, GAP, LOSS_SUM, PACK, SUM, UNPACK, UPDATE, Op, split, union
+from benchmarks import harness
+from benchmarks.step import profile as step_profile
+from benchmarks.step import workers as distributed
+from benchmarks.step.trace import COMPUTE, GAP, LOSS_SUM, PACK, SUM, UNPACK, UPDATE, Op, split, union
 from benchmarks.turns import Conductor
 from raytf.testing import environment
 

@@ -1,0 +1,1 @@
+"""What checkpoints cost, on storage and in memory."""

@@ -1,0 +1,1 @@
+"""Records a second that reach the step."""

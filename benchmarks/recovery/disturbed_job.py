@@ -1,0 +1,71 @@
+"""raytf's job in `benchmarks/recovery/recovery.py` and `goodput.py`: the CNN, and a line for each call of steps."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import raytf
+
+#: By its path, since workers of a cluster cannot import it.
+MODELS = str(Path(__file__).parents[1] / "models.py")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Train the CNN, and note when each step was made."""
+
+    notes: str
+    """File that gets `begin SECONDS WORKERS` for each start of a group, and `STEP SECONDS` for each call of steps."""
+    data: str
+    """.npz with x_train, y_train, x_test and y_test."""
+    train: raytf.Flags = field(default_factory=raytf.TrainConfig)
+
+
+def build():
+    import keras
+
+    model = runpy.run_path(MODELS)["cnn"](keras)
+    model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy")
+    return model
+
+
+def noting(notes: str):
+    """A callback that notes each call of steps, on the clock that all processes of a machine share."""
+    import time
+
+    import keras
+    import ray.train
+
+    workers = ray.train.get_context().get_world_size()
+
+    class Noting(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self._note("begin", f" {workers}")
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self._first = epoch * self.params["steps"]
+
+        def on_train_batch_end(self, batch, logs=None):
+            self._note(str(self._first + batch + 1))
+
+        def _note(self, what: str, more: str = "") -> None:
+            # One write a line: what was written is there after the process was killed.
+            descriptor = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                os.write(descriptor, f"{what} {time.monotonic()}{more}\n".encode())
+            finally:
+                os.close(descriptor)
+
+    return [Noting()]
+
+
+def main(job: Job) -> None:
+    images = raytf.load_images(job.data)
+    raytf.fit(build, images.train, config=job.train, callbacks=lambda files: noting(job.notes))
+
+
+if __name__ == "__main__":
+    raytf.cli(main)

@@ -1,0 +1,1 @@
+"""The control plane as workers grow, measured and modelled."""

@@ -1,0 +1,166 @@
+"""What scale.py measures: what a rank, the monitor or the driver does, made ready for so many workers."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raytf.data.plan import assign
+from raytf.distributed import step_flags
+from raytf.driver.monitor import Monitor
+from raytf.driver.ray_train.node_exclusion import Exclusion
+from raytf.driver.supervision.hang_detector import HangDetector
+from raytf.driver.supervision.stragglers import Stragglers
+from raytf.runs import ledger
+from raytf.runs.status import Status
+from raytf.training.heartbeat import Activity, Beat
+
+
+class Stored:
+    """A run's folder in a dictionary: what storage itself costs is not measured here."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def put(self, name: str, data: bytes) -> None:
+        self.files[name] = data
+
+    def get(self, name: str) -> bytes:
+        return self.files[name]
+
+    def list(self, folder: str) -> list[str]:
+        return []
+
+
+def made_shares(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """What the ranks say of their parts, those that have one."""
+    return [
+        {"file": f"share-{rank:05d}.safetensors", "bytes": 10_000_000 + rank, "crc32c": 2**31 + rank, "names": own}
+        for rank, own in enumerate(names)
+        if own
+    ]
+
+
+def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Callable[[], Any]:
+    """`Exact.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
+    import tensorflow as tf
+
+    from raytf.distributed.reduction import Exact, packed
+    from raytf.distributed.wire import Layout
+
+    exact = Exact(Layout([[1]] * tensors, [tf.float32] * tensors), shards)
+    own = assign(shards, world_size)[world_size // 2]
+    rows = tf.zeros([len(own), columns + exact.extra])
+    summed = [tf.zeros([1], tf.int32)] * tensors
+
+    @tf.function(autograph=False)
+    def step() -> Any:
+        return exact.reduce(
+            packed(tf.identity), lambda _: (summed, rows), tf.zeros([step_flags.LENGTH]), own, shards
+        ).row
+
+    step()
+    return lambda: step().numpy()
+
+
+def beats(world_size: int, probes: int) -> list[Beat]:
+    """One of each rank."""
+    node = "0123456789abcdef0123456789abcdef0123456789abcdef0123"
+    return [
+        Beat(
+            group=1,
+            rank=rank,
+            world_size=world_size,
+            node=f"{node}{rank // 8:04x}",
+            address=f"10.0.{rank // 256}.{rank % 256}",
+            pid=1000 + rank,
+            step=100 * probes,
+            activity=Activity.STEP,
+            seconds=0.01,
+            step_seconds=0.1,
+            probes=probes,
+            probe_seconds=probes * (0.01 + 1e-6 * (rank * 7919 % 1000)),
+            input_seconds=0.001 * probes,
+        )
+        for rank in range(world_size)
+    ]
+
+
+def heard(world_size: int) -> tuple[Monitor, Callable[[], Any]]:
+    """A monitor of a group, and all of its ranks' beats."""
+    monitor = Monitor()
+    monitor.begin_group()
+    told = beats(world_size, 1)
+
+    def hear() -> None:
+        for beat in told:
+            monitor.beat(beat)
+
+    hear()
+    return monitor, hear
+
+
+def judged(world_size: int) -> Callable[[], Any]:
+    """What the driver does with the beats; they come to it pickled."""
+    monitor, detector = heard(world_size)[0], HangDetector(30.0)
+
+    def look() -> Any:
+        return detector.look(time.monotonic(), pickle.loads(pickle.dumps(monitor.sightings())), {})
+
+    return look
+
+
+def stragglers(world_size: int) -> Callable[[], Any]:
+    """A look with new measurements of all ranks, each time."""
+    looked = Stragglers()
+    told = (beats(world_size, n) for n in itertools.count(1))
+    for _ in range(5):
+        looked.look(next(told))
+    latest = next(told)  # making them is not a part of it
+
+    def look() -> None:
+        before = looked._before
+        looked.look(latest)
+        looked._before = before
+
+    return look
+
+
+def excluded(world_size: int) -> Callable[[], Any]:
+    """Nodes of one worker each; three of them have faults."""
+    nodes = [f"node-{n:05d}" for n in range(world_size)]
+    exclusion = Exclusion()
+    for _ in range(3):
+        exclusion.fault(nodes[:3], 0.0)
+    return lambda: exclusion.excluded(nodes, 1.0)
+
+
+def events(world_size: int) -> list[dict[str, Any]]:
+    """Those of a minute in which a rank fails and the group starts again."""
+    monitor = heard(world_size)[0]
+    monitor.update(Status(100, 1000, 1, 10, world_size, {"loss": 0.1, "accuracy": 0.9}))
+    node = beats(1, 1)[0].node
+    text = "rank 3 died: its node is gone"
+    monitor.event("fault", {"cause": "node_lost", "ranks": [3], "nodes": [node], "text": text, "retry": True})
+    monitor.event("group", {"workers": world_size})
+    phases = {"actors": 4.6, "tensorflow": 3.1, "rendezvous": 0.2, "build": 0.4, "restore": 0.1, "first step": 0.9}
+    attempt = {"attempt": "20261121T101500.123-3f2a9c", "world_size": world_size, "from_step": 90, "tier": "memory"}
+    monitor.event("attempt", {**attempt, "node": node, "phases": phases})
+    monitor.update(Status(100, 1000, 1, 10, world_size, {"loss": 0.1, "accuracy": 0.9}))
+    return monitor.read()[2]
+
+
+def written(world_size: int) -> Callable[[], Any]:
+    """A file of the ledger."""
+    some = events(world_size)
+    run: Any = Stored()
+
+    def write() -> None:
+        written = ledger.Ledger(run, "name")
+        written.add(itertools.islice(itertools.cycle(some), ledger.FILE_EVENTS))
+        written.flush()
+
+    return write

@@ -1,0 +1,1 @@
+"""The law under random schedules of resizes and kills."""
