@@ -33,7 +33,7 @@ MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without a path and without `-m gate`, leave out what the gate adds; xdist hands the expression to its processes."""
+    """Without a path and without `-m gate`, leave out what the gate adds. xdist hands the expression on."""
     chosen = config.option.markexpr
     if config.args_source == pytest.Config.ArgsSource.TESTPATHS and "gate" not in chosen:
         config.option.markexpr = f"({chosen}) and not gate" if chosen else "not gate"
