@@ -1,5 +1,5 @@
 # What CONTRIBUTING.md explains, by name. Every command takes what is installed in the active environment.
-.PHONY: check quick test docs bench
+.PHONY: check quick test gate docs bench
 
 check:  ## lint, style, types, layers, spelling: seconds
 	ruff check . && ruff format --check .
@@ -8,8 +8,11 @@ check:  ## lint, style, types, layers, spelling: seconds
 quick:  ## tests of parts and of properties: minutes
 	python -m pytest tests/unit tests/laws
 
-test:  ## all tests but those marked slow or jobs
+test:  ## all tests but whole jobs and clusters
 	python -m pytest
+
+gate:  ## what a change must pass
+	bash .ci/run
 
 docs:  ## writes the generated pages from the results that are kept, and checks all links
 	python -m benchmarks.performance --results benchmarks/results && python -m benchmarks.scale.model --write docs/evidence/scaling.md

@@ -73,6 +73,7 @@ def test_a_callback_that_raises_ends_the_run_with_its_name(start_there, tmp_path
     assert run.output.count("trying it once more") == 1
 
 
+@pytest.mark.core
 def test_more_workers_than_the_cluster_can_ever_give(start_there, tmp_path: Path):
     began = time.monotonic()
     run = start_there(FAULTY, "--workers", 64, "--storage", tmp_path)
@@ -82,6 +83,7 @@ def test_more_workers_than_the_cluster_can_ever_give(start_there, tmp_path: Path
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.core
 def test_a_ray_that_does_not_answer(start, tmp_path: Path):
     line = refused(start(FAULTY, "--storage", tmp_path, RAY_ADDRESS="127.0.0.1:1"))
     assert "no Ray answers at RAY_ADDRESS=127.0.0.1:1" in line
@@ -135,6 +137,7 @@ def silent_server() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.core
 def test_storage_that_does_not_answer(start, bucket: Bucket):
     with silent_server() as endpoint:
         began = time.monotonic()
@@ -144,6 +147,7 @@ def test_storage_that_does_not_answer(start, bucket: Bucket):
     assert time.monotonic() - began < 40  # 20 s, and the start of Python on a loaded machine
 
 
+@pytest.mark.core
 def test_bucket_that_does_not_exist(start, bucket: Bucket):
     storage = bucket.uri("runs").replace(bucket.name, "no-such-bucket")
     began = time.monotonic()

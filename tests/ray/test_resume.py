@@ -48,6 +48,7 @@ def test_kill_of_driver_and_workers_in_mid_epoch(start, start_there, tmp_path: P
         assert [row["epoch"] for row in csv.DictReader(log)] == ["0", "1", "2", "3"]
 
 
+@pytest.mark.core
 def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_path: Path):
     folder = tmp_path / "a"
     flags = ("--global-batch-size", 16, "--epochs", 8, "--checkpoint-every-steps", 20, "--steps-per-call", 5)

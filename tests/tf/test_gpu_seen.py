@@ -16,6 +16,8 @@ import pytest
 from raytf.distributed.gpu.visibility import HIDDEN
 from raytf.testing.processes import environment
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 ROOT = Path(__file__).parents[2]
 #: The calls that TensorFlow may make when it looks for GPUs.
 COMPUTE = """

@@ -18,6 +18,8 @@ from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
 from tests.tf.ranks import Alone, train
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 RECORDS, STEPS = 24, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(RECORDS, 6)).astype("float32")

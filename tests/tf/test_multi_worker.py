@@ -25,6 +25,8 @@ from raytf.distributed.multi_worker import within
 from raytf.errors import GpuError
 from tests.tf.ranks import Rank, train
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 PATIENCE_SECONDS = 300
 BATCH, SHARDS, STEPS = 32, 4, 5
 

@@ -21,6 +21,8 @@ from raytf.distributed.wire import DEVICE, Layout
 from tests.laws import checks
 from tests.tf.ranks import World, train
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 RNG = np.random.default_rng(0)
 SOURCE = ArraySource(RNG.normal(size=(90, 12)).astype("float32"), RNG.integers(0, 4, 90))
 

@@ -21,6 +21,8 @@ from raytf.distributed.wire import DEVICE, HOST, Words
 from tests.tf.ranks import Rank, train
 from tests.tf.wire_ranks import build
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 SIZES = st.lists(st.integers(0, 50), max_size=12)
 
 

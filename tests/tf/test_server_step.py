@@ -13,6 +13,8 @@ import pytest
 
 from raytf.testing.processes import environment
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,6 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 MIB = 2**20
 #: Threads, the text of slots, and what the allocator keeps of what was freed: up to 32 MiB a thread.
 SPARE = 64 * MIB

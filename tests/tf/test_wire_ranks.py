@@ -19,6 +19,8 @@ from raytf.storage.storage import Storage
 from tests.tf import before_wire
 from tests.tf.ranks import Rank, World
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 #: How workers communicate, the host of each, the form of whole numbers, and bytes in a bucket.
 ORDINARY = ("auto", ["a"], "host", None)
 GROUPS = [
