@@ -33,10 +33,10 @@ MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without a path and without `-m gate`, leave out what the gate adds. xdist hands the expression on."""
-    chosen = config.option.markexpr
-    if config.args_source == pytest.Config.ArgsSource.TESTPATHS and "gate" not in chosen:
-        config.option.markexpr = f"({chosen}) and not gate" if chosen else "not gate"
+    """Without `-m`, leave out what takes long; without a path, what the gate adds too. xdist hands the expression on."""
+    if not config.option.markexpr:
+        has_path = config.args_source != pytest.Config.ArgsSource.TESTPATHS
+        config.option.markexpr = "not slow and not jobs" + ("" if has_path else " and not gate")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
