@@ -13,6 +13,7 @@ test:  ## all tests but those marked slow or jobs
 
 docs:  ## writes the generated pages from the results that are kept, and checks all links
 	python benchmarks/performance.py --results benchmarks/results && python benchmarks/scale_model.py --write docs/evidence/scaling.md
+	python -m raytf.config.reference > docs/reference/settings.md
 	python -m pytest tests/unit/test_links.py tests/unit/test_architecture.py
 
 bench:  ## raytf beside its peers, in 20 minutes with larger spreads

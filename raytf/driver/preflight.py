@@ -14,9 +14,10 @@ from raytf.checkpoint import manifest
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import resources, strategy_rules
-from raytf.config.identity import batch_identity, differences, strategy_identity
+from raytf.config.identity import OF_STRATEGY, batch_identity, differences, strategy_identity
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
+from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
@@ -156,7 +157,7 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
         RunMismatchError: shows the difference.
     """
     now = strategy_identity(config)
-    was: dict[str, str] = {key: before[key] for key in ("--strategy", "--sync-replicas") if key in before}
+    was: dict[str, str] = {key: before[key] for key in OF_STRATEGY if key in before}
     if not before or was == now:
         return
     raise RunMismatchError(
@@ -243,7 +244,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
-        if strategy.strategy in strategy_rules.ONE_WORKER:
+        if strategy.strategy in ONE_WORKER:
             raise ClusterError(
                 f"--strategy {strategy.strategy} is one worker with {each}: no node of this cluster can give that. Use "
                 f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
@@ -259,7 +260,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
-    if not use_gpu and strategy.strategy in strategy_rules.ALL_DEVICES and strategy.logical_devices is None:
+    if not use_gpu and strategy.strategy in ALL_DEVICES and strategy.logical_devices is None:
         say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
     if need.get("GPU", 0) > config.logical_shards:
         say(
