@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 
+from raytf._ray import gcs
 from raytf.checkpoint import manifest
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
@@ -312,9 +313,7 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
 
 def _age() -> float:
     """Seconds since the start of the head, by the clocks of two machines; without end where that is not known."""
-    raylet: Any = ray._raylet  # compiled, of which mypy knows no names
-    infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
-    starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
+    starts = gcs.head_starts(ray.get_runtime_context().gcs_address)
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
