@@ -33,7 +33,7 @@ MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without `-m`, leave out what takes long; without a path, what the gate adds too. xdist hands the expression on."""
+    """Without `-m`, leave out what takes long, and without a path what the gate adds. xdist hands the expression on."""
     if not config.option.markexpr:
         has_path = config.args_source != pytest.Config.ArgsSource.TESTPATHS
         config.option.markexpr = "not slow and not jobs" + ("" if has_path else " and not gate")

@@ -21,8 +21,8 @@ import numpy as np
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import _ray
-from raytf._ray import Answer
+from raytf._ray import raylets
+from raytf._ray.raylets import Answer
 from raytf.checkpoint import snapshot_slot
 from raytf.checkpoint.generations import Generation, Held, generations
 from raytf.checkpoint.manifest import Checkpoint
@@ -76,7 +76,7 @@ class Keeper:
             self._monitor, self._seen_at = monitor, time.monotonic()
             self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt} - self._newest())
             owed = sum(max(0, promised - os.fstat(fd).st_size) for _, fd, promised in self._slots.values())
-            free = _ray.free_bytes() - _LEAVE_BYTES - owed
+            free = raylets.free_bytes() - _LEAVE_BYTES - owed
             if 2 * state_bytes > free:
                 return Place(
                     reason=f"two copies of {state_bytes / 2**20:,.0f} MiB do not fit into the node's free memory"
@@ -194,7 +194,7 @@ def survey(
     if late and not (is_enough and is_enough(_answers(done, asked))):
         # A node that is busy holds as much as any other; one that is frozen is not waited for.
         silent = {asked[answer] for answer in late}
-        heard = _ray.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
+        heard = raylets.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
         busy = [answer for answer in late if heard.get(asked[answer]) is Answer.LIVES]
         done += ray.wait(busy, num_returns=len(busy), timeout=_BUSY_SECONDS)[0] if busy else []
     return _answers(done, asked)

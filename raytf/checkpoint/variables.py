@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf import _keras
 from raytf._process import in_thread
 from raytf.checkpoint.snapshot_slot import copy_all
 from raytf.checkpoint.tensor_stream import Remote, Tensor
@@ -223,7 +224,7 @@ def restore(named: dict[str, keras.Variable], tensors: dict[str, np.ndarray]) ->
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """State of every random generator that the model can draw from, Keras's global one included."""
     found = [v for v in model.variables if v.path.endswith("seed_generator_state")]
-    everywhere = keras.src.random.seed_generator.global_seed_generator().state
+    everywhere = _keras.global_seed_state()
     return [*found, everywhere]
 
 

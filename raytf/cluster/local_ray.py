@@ -13,9 +13,8 @@ from typing import Any
 
 import psutil
 import ray
-from ray._common.utils import get_default_system_temp_dir
-from ray._private import ray_constants
 
+from raytf._ray import state, worker_process
 from raytf.cluster import ray_watch, scratch
 from raytf.cluster.orphaned_processes import MARK, Guard
 
@@ -50,7 +49,7 @@ class OwnRay:
 
     def _own_folder(self) -> dict[str, str]:
         """Temporary files of Ray's processes go to a folder that the guard removes; Ray's logs are where they were."""
-        base = get_default_system_temp_dir()
+        base = worker_process.system_temp_folder()
         if self._guard is None or len(base) > _LONGEST_FOLDER:
             return {}
         try:
@@ -62,7 +61,7 @@ class OwnRay:
 
     def begun(self) -> list[ray_watch.Sign]:
         """It has started; how to see that it dies."""
-        node: Any = ray._private.worker._global_node
+        node: Any = worker_process.this_node()
         if self._guard is not None:
             self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
@@ -100,14 +99,8 @@ def _answers(host: str, port: int) -> bool:
 
 @contextlib.contextmanager
 def _loopback() -> Iterator[None]:
-    # Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        with _environment({ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}):
-            yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    with worker_process.on_loopback() as variables, _environment(variables):
+        yield
 
 
 def signs_of_cluster() -> list[ray_watch.Sign]:
@@ -115,7 +108,7 @@ def signs_of_cluster() -> list[ray_watch.Sign]:
 
     A raylet of this machine that has died takes the driver with it. A GCS that keeps its state may come back.
     """
-    node = ray._private.worker._global_node
+    node = worker_process.this_node()
     if node is None:  # a client, of which Ray's own server looks after the driver
         return []
     found: list[ray_watch.Sign] = []
@@ -124,7 +117,7 @@ def signs_of_cluster() -> list[ray_watch.Sign]:
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
             found.append(ray_watch.Neighbour("the raylet of this driver's node", process.pid, True))
-    config = ray._private.state.state.get_system_config()
+    config = state.system_config()
     seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", ray_watch.RECONNECT_SECONDS))
     return [*found, ray_watch.Port("the cluster's GCS", node.gcs_address, ray_watch.patience(seconds))]
 
@@ -145,12 +138,10 @@ def keep_token_private() -> None:
 
 def _create(path: Path) -> None:
     """Make a token that is there as a whole or not at all, whoever else does so at the same time."""
-    from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
-
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-            stream.write(generate_new_authentication_token())
+            stream.write(worker_process.new_token())
         with contextlib.suppress(FileExistsError):
             os.link(part, path)
     finally:

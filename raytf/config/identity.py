@@ -1,36 +1,39 @@
-"""What of a run's settings must not change when it is resumed, as texts that can be compared."""
+"""What of a run's settings must not change when it is resumed, as texts that can be compared.
+
+Which settings these are is said at their fields.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from typing import Any
+
 from raytf.config import precision
 from raytf.config.precision import Precision
-from raytf.config.sections import RateSection
-from raytf.config.train_config import TrainConfig
+from raytf.config.setting import Identity, Setting, When
+from raytf.config.train_config import TrainConfig, every_setting
+
+#: Flags by which runs with parameter servers are told from others, and from each other.
+OF_STRATEGY = tuple(s.flag for s in every_setting() if s.identity and s.identity.when is When.WITH_SERVERS)
 
 
 def strategy_identity(config: TrainConfig) -> dict[str, str]:
     """What of the strategy must not change; empty for synchronous ones, which may follow each other."""
-    if not config.strategy.has_servers:
-        return {}
-    return {"--strategy": config.strategy.strategy, "--sync-replicas": str(config.strategy.sync_replicas)}
+    return _of_settings(config, (When.WITH_SERVERS,))
 
 
 def batch_identity(config: TrainConfig, records: int, own: Precision = precision.DEFAULT) -> dict[str, str]:
-    """What of batch and data size must not change when a run is resumed; known without TensorFlow."""
+    """What of settings and data size must not change when a run is resumed; known without TensorFlow.
+
+    Args:
+        records: of the training data.
+        own: what the job has set in Keras.
+    """
     return {
-        "--global-batch-size": str(config.batch.global_batch_size),
-        "--logical-shards": str(config.logical_shards),
-        "--seed": str(config.batch.seed),
+        **_of_settings(config, tuple(When)),
+        # In place of the flag alone: what layers compute with when it is left out.
         **precision.identity(config.compute.mixed_precision, own),
-        "--reduction": config.compute.reduction,
-        # Only where it is on: runs from before there was such a flag have none.
-        **({"--compress-gradients": "True"} if config.compute.compress_gradients else {}),
-        "--exact": str(config.compute.exact),
-        # Other numbers of threads cut sums in other places.
-        **({"--cpus-per-worker": f"{config.cluster.cpus:g}"} if config.compute.exact else {}),
-        **rate_identity(config.rate),
         "training records": str(records),
-        **strategy_identity(config),
     }
 
 
@@ -52,12 +55,38 @@ def _around(text: str, at: int, width: int = 60) -> str:
     return f"{'...' if start else ''}{text[start : start + width]}{'...' if start + width < len(text) else ''}"
 
 
-def rate_identity(section: RateSection) -> dict[str, str]:
-    """What must not change when a run is resumed; nothing where no flag is given, as in runs of earlier versions."""
-    asked: dict[str, str] = {}
-    if section.scale_learning_rate != "none":
-        base = f"--base-batch-size {section.base_batch_size}"
-        asked["--scale-learning-rate"] = f"{section.scale_learning_rate} from {base}"
-    if section.warmup_epochs:
-        asked["--warmup-epochs"] = f"{section.warmup_epochs:g}"
-    return asked
+#: What the run has where nobody gave the flag, for settings whose default says nothing.
+_EFFECTIVE: dict[str, Callable[[TrainConfig], Any]] = {
+    "logical_shards": lambda config: config.logical_shards,
+    "cpus_per_worker": lambda config: config.cluster.cpus,
+}
+
+
+def _of_settings(config: TrainConfig, when: Collection[When]) -> dict[str, str]:
+    return {
+        setting.flag: _text(setting, setting.identity, config)
+        for setting in every_setting()
+        if setting.identity is not None
+        and setting.identity.when in when
+        and setting.identity.within is None
+        and _counts(setting, setting.identity.when, config)
+    }
+
+
+def _text(setting: Setting, identity: Identity, config: TrainConfig) -> str:
+    values = config.values
+    if setting.name in _EFFECTIVE:
+        values[setting.name] = _EFFECTIVE[setting.name](config)
+    return (identity.text or f"{{{setting.name}}}").format_map(values)
+
+
+def _counts(setting: Setting, when: When, config: TrainConfig) -> bool:
+    match when:
+        case When.ALWAYS:
+            return True
+        case When.CHANGED:
+            return bool(config.values[setting.name] != setting.default)
+        case When.EXACT:
+            return config.compute.exact
+        case When.WITH_SERVERS:
+            return config.strategy.has_servers

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from raytf import _keras
 from raytf.errors import ConfigError
 
 #: The policy of Keras for each choice of the flag.
@@ -39,8 +40,7 @@ def of_process() -> Precision:
     if keras is None or not hasattr(keras, "config"):
         return DEFAULT
     floatx = keras.config.floatx()
-    # `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
-    policy = keras.src.backend.common.global_state.get_global_attribute("dtype_policy")
+    policy = _keras.own_dtype_policy()
     if policy is None:
         return Precision(floatx, floatx)
     is_plain = type(policy) is keras.DTypePolicy

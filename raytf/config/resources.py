@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from raytf.config.sections import ClusterSection, StrategySection
-from raytf.config.strategy_rules import ALL_DEVICES
+from raytf.config.strategies import ALL_DEVICES
 
 #: Parts of a resource that Ray tells apart.
 _UNITS = 10_000

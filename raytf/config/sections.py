@@ -1,20 +1,34 @@
-"""The sections of a configuration: each is a group of `--help`, and its field names are the flags."""
+"""The sections of a configuration: each is a group of `--help`, and its field names are the flags.
+
+What else there is to say of a setting stands in its field's `Annotated`, in the words of `raytf.config.setting`.
+"""
 
 from __future__ import annotations
 
 import urllib.parse
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import tyro
+from annotated_types import Ge, Gt, Interval, Le, Lt
 
+from raytf.config import setting
+from raytf.config.setting import Expected, Identity, InSearch, Refused, When
+from raytf.config.strategies import (
+    ALL_DEVICES,
+    OF_SERVERS,
+    ONLY_DEVICES,
+    OVER_THE_NETWORK,
+    Strategy,
+    all_but,
+    not_with_servers,
+)
 from raytf.errors import ConfigError
 
 MixedPrecision = Literal["off", "bfloat16", "float16"]
 Reduction = Literal["fixed", "float"]
 Notices = Literal["auto", "aws", "gcp", "azure", "off"]
 RateScaling = Literal["none", "linear", "sqrt"]
-Strategy = Literal["multi-worker-mirrored", "mirrored", "one-device", "central-storage", "parameter-server", "tpu"]
 Communication = Literal["auto", "ring", "nccl", "host"]
 
 #: The smallest part of a GPU that Ray can give.
@@ -28,13 +42,13 @@ DEFAULT_WORKERS = "2"
 class RunSection:
     """Which run this is and where it is kept."""
 
-    run: str = "default"
+    run: Annotated[str, InSearch.OWNED] = "default"
     """Name of the run; the same name on the same storage goes on where that run stopped."""
-    storage: str = "~/raytf-runs"
+    storage: Annotated[str, InSearch.OWNED] = "~/raytf-runs"
     """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
-    status_file: str | None = None
+    status_file: Annotated[str | None, InSearch.OWNED] = None
     """Keep the latest status as JSON in this local file, for scripts that watch the run."""
-    histograms_every: int = 0
+    histograms_every: Annotated[int, Ge(0)] = 0
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
     does."""
     verbose: bool = False
@@ -45,16 +59,40 @@ class RunSection:
 class WorkerSection:
     """How many workers there are, and what each of them takes."""
 
-    workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX")] = None
+    workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), InSearch.SIZES, InSearch.NEEDED] = None
     """Number of workers, or the fewest and the most. Default: 2; or 1 with a --strategy of one worker, which takes no
     other number."""
-    use_gpu: Annotated[bool | None, tyro.conf.arg(metavar="| --no-use-gpu")] = None
+    use_gpu: Annotated[
+        bool | None,
+        tyro.conf.arg(metavar="| --no-use-gpu"),
+        Refused(
+            ("tpu",),
+            "{flag} with --strategy {strategy}: a worker computes on one kind of device. Give one of them.",
+            unless=(False,),
+        ),
+    ] = None
     """Workers compute on GPUs, one each unless --gpus-per-worker says less; by default when the cluster has any."""
-    cpus_per_worker: float | None = None
+    # Other numbers of threads cut sums in other places.
+    cpus_per_worker: Annotated[
+        float | None,
+        Gt(0),
+        Lt(float("inf")),
+        Identity(When.EXACT, text="{cpus_per_worker:g}"),
+        InSearch.NEEDED,
+    ] = None
     """CPUs, and threads of TensorFlow, for each worker; 1 by default. A worker on a GPU asks Ray for 1 CPU then and has
     as many threads as its node has CPUs for each GPU; 1 with --exact. Other numbers may change the last bit of a
     sum."""
-    gpus_per_worker: float = 1.0
+    gpus_per_worker: Annotated[
+        float,
+        Interval(ge=LEAST_GPU, le=1),
+        Expected("a number above 0 and at most 1. For more GPUs, take more --workers"),
+        Refused(
+            ALL_DEVICES,
+            "{given} with --strategy {strategy}: its one worker takes all GPUs of its machine. Leave it out, or take "
+            "--strategy multi-worker-mirrored.",
+        ),
+    ] = 1.0
     """GPU for each worker where they compute on GPUs: 1, or a part, such as 0.5 for two workers on one GPU."""
 
     @property
@@ -81,32 +119,35 @@ class WorkerSection:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
+            ConfigError: says which setting, what was expected and how to fix it.
         """
         _ = self.worker_range
-        if not 0 < self.cpus < float("inf"):
-            raise ConfigError(f"--cpus-per-worker {self.cpus_per_worker}: expected a number above 0.")
-        if not LEAST_GPU <= self.gpus_per_worker <= 1:
-            raise ConfigError(
-                f"--gpus-per-worker {self.gpus_per_worker}: expected a number above 0 and at most 1. For more "
-                "GPUs, take more --workers."
-            )
+        setting.check(self)
 
 
 @dataclass(frozen=True)
 class ClusterSection(WorkerSection):
     """What the run takes from the cluster."""
 
-    resize_every_seconds: float = 60.0
+    resize_every_seconds: Annotated[
+        float,
+        Ge(0),
+        not_with_servers("the number of workers is that of the start, until the group starts again"),
+    ] = 60.0
     """Least time between two changes of the number of workers that follow nodes which come or go with notice."""
-    max_failures: int = -1
+    max_failures: Annotated[int, Ge(-1)] = -1
     """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
     times in a row without a new step end it all the same."""
 
-    hang_seconds: float = 30.0
+    hang_seconds: Annotated[float, Ge(0)] = 30.0
     """Seconds within which a worker that makes no progress is found, or 20 steps where that is longer; callbacks,
     saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
-    replace_stragglers: bool = False
+    replace_stragglers: Annotated[
+        bool,
+        not_with_servers(
+            "nobody waits for a slow worker; with --sync-replicas, --replicas-to-aggregate gives it backups"
+        ),
+    ] = False
     """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
     mixed_gpus: bool = False
     """Take nodes with GPUs of several kinds into one group of workers. By default a group is on one kind, that on which
@@ -132,10 +173,9 @@ class NoticeSection:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
+            ConfigError: says which setting, what was expected and how to fix it.
         """
-        if self.notices not in get_args(Notices):
-            raise ConfigError(f"--notices {self.notices}: expected one of {', '.join(get_args(Notices))}.")
+        setting.check(self)
         if self.notice_url is None:
             return
         try:
@@ -154,9 +194,9 @@ class NoticeSection:
 class LengthSection:
     """How long the run is."""
 
-    epochs: int | None = None
+    epochs: Annotated[int | None, Ge(1), InSearch.KEPT] = None
     """Passes over the training data (default 1 when --steps is not given either)."""
-    steps: int | None = None
+    steps: Annotated[int | None, Ge(1), InSearch.KEPT] = None
     """Global steps, instead of epochs."""
 
 
@@ -164,12 +204,12 @@ class LengthSection:
 class BatchSection:
     """What one step learns from. These define the run and cannot change when it is resumed."""
 
-    global_batch_size: int = 128
+    global_batch_size: Annotated[int, Ge(1), Identity()] = 128
     """Examples in one step, over all workers together."""
-    logical_shards: int | None = None
+    logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
     """Equal parts of a global batch; each is one micro-batch of one worker. Default: those of the run,
     else a power of two, at least the most workers and 4."""
-    seed: int = 0
+    seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
 
 
@@ -178,48 +218,71 @@ class RateSection:
     """How the model's learning rate follows the size of the batch. None of it knows the number of workers: the global
     batch is the same for all of them."""
 
-    scale_learning_rate: RateScaling = "none"
+    scale_learning_rate: Annotated[
+        RateScaling, Identity(When.CHANGED, text="{scale_learning_rate} from --base-batch-size {base_batch_size}")
+    ] = "none"
     """Multiply the model's learning rate by --global-batch-size / --base-batch-size (linear), or by the root of that
     (sqrt)."""
-    base_batch_size: int = 128
+    base_batch_size: Annotated[int, Ge(1), Identity(within="scale_learning_rate")] = 128
     """The global batch for which the model's learning rate was chosen."""
-    warmup_epochs: float = 0.0
+    warmup_epochs: Annotated[float, Ge(0), Lt(float("inf")), Identity(When.CHANGED, text="{warmup_epochs:g}")] = 0.0
     """Raise the rate linearly over so many epochs to its full value: from the model's own where it is scaled up, else
     from 0."""
-
-    def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
-        """
-        if self.scale_learning_rate not in get_args(RateScaling):
-            raise ConfigError(
-                f"--scale-learning-rate {self.scale_learning_rate}: expected one of {', '.join(get_args(RateScaling))}."
-            )
-        if self.warmup_epochs == float("inf"):
-            raise ConfigError("--warmup-epochs inf: expected a number of epochs.")
 
 
 @dataclass(frozen=True)
 class ComputeSection:
     """How a step is computed."""
 
-    mixed_precision: MixedPrecision | None = None
+    mixed_precision: Annotated[
+        MixedPrecision | None,
+        Identity(),
+        not_with_servers(
+            "the loss scale would be one more number that all workers write at once; bfloat16 needs none",
+            given="{given}",
+            unless=("off", "bfloat16"),
+        ),
+    ] = None
     """Compute in 16 bits and keep variables in 32, or off. By default as the dtype policy says that the job has set."""
-    jit: bool = False
+    jit: Annotated[bool, InSearch.KEPT] = False
     """Compile the gradient function with XLA."""
-    exact: bool = False
+    exact: Annotated[
+        bool,
+        Identity(),
+        not_with_servers(
+            "how many updates lie between a worker's reading of the weights and its own depends on who was faster, so "
+            "no two runs are alike; and a worker that dies may have its last updates applied twice",
+            sync_replicas=False,
+        ),
+        not_with_servers(
+            "gradients are added as floats there, in an order that depends on the number of parts", sync_replicas=True
+        ),
+    ] = False
     """Promise the same weights to the last bit for every number of workers and every failure, or refuse and say why."""
-    reduction: Reduction = "fixed"
+    reduction: Annotated[Reduction, Identity()] = "fixed"
     """How gradients are added: fixed (fixed point, the same for every order of addition) or float."""
-    compress_gradients: bool = False
+    compress_gradients: Annotated[
+        bool,
+        Identity(When.CHANGED),
+        not_with_servers("gradients go from each worker to the servers, which take them as they are"),
+    ] = False
     """Send gradients as 16 instead of 32 bits, in fixed point: half the bytes, and still the same for every number of
     workers."""
-    overlap: bool = False
+    overlap: Annotated[
+        bool,
+        Refused(
+            all_but(*OVER_THE_NETWORK),
+            "{flag} with --strategy {strategy}: only multi-worker-mirrored adds gradients over workers while they are "
+            "computed. Leave out {flag}.",
+        ),
+    ] = False
     """Add gradients over the workers in buckets of up to 32 MiB, each as soon as it is known, while others are still
     computed; the sums have the same bits."""
-    steps_per_call: int = 0
+    steps_per_call: Annotated[
+        int,
+        Ge(0),
+        not_with_servers("with --sync-replicas each step is a call of its own", unless=(1,), sync_replicas=True),
+    ] = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
 
 
@@ -227,15 +290,22 @@ class ComputeSection:
 class CheckpointSection:
     """When checkpoints are written and how many stay."""
 
-    checkpoint_every_steps: int | None = None
+    checkpoint_every_steps: Annotated[int | None, Ge(1)] = None
     """Save after this many steps."""
-    checkpoint_every_seconds: float | None = None
+    checkpoint_every_seconds: Annotated[float | None, Ge(0)] = None
     """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); also with the first
     steps, and after a restart."""
-    snapshot_every_steps: int | None = None
+    snapshot_every_steps: Annotated[
+        int | None,
+        Ge(0),
+        not_with_servers(
+            "the state lives on the servers, and is copied to storage alone; --checkpoint-every-steps says when",
+            unless=(0,),
+        ),
+    ] = None
     """Copy the state into memory of the run's nodes after this many steps, so that a failure costs few; 0 never does.
     By default as often as takes less than 1 % of the time."""
-    keep: int = 3
+    keep: Annotated[int, Ge(1)] = 3
     """Newest complete checkpoints that are kept."""
     keep_best: str | None = None
     """Keep the checkpoint of the epoch with the best value of a metric, too, such as val_accuracy or max:val_mine."""
@@ -245,27 +315,48 @@ class CheckpointSection:
 class StrategySection:
     """How the work of a step is spread over devices and machines."""
 
-    strategy: Strategy = "multi-worker-mirrored"
+    strategy: Annotated[Strategy, Identity(When.WITH_SERVERS), InSearch.SIZES] = "multi-worker-mirrored"
     """multi-worker-mirrored: a process for each worker, gradients added over the network; mirrored: one worker with
     all GPUs of its machine; one-device; central-storage: weights in the host's memory, work on all GPUs;
     parameter-server: weights on --ps servers, workers that do not wait for each other; tpu."""
-    communication: Communication = "auto"
+    communication: Annotated[
+        Communication,
+        Refused(
+            all_but(*OVER_THE_NETWORK),
+            "{given} with --strategy {strategy}: only multi-worker-mirrored adds gradients over the network. Leave out "
+            "{flag}.",
+        ),
+    ] = "auto"
     """How multi-worker-mirrored adds: ring (all over gRPC), nccl (from GPU to GPU), host (workers of one host in its
     memory, hosts over gRPC), or auto: nccl where each worker has a GPU of its own, else as host."""
-    logical_devices: int | None = None
+    logical_devices: Annotated[
+        int | None,
+        Ge(1),
+        Refused(
+            ("multi-worker-mirrored", "parameter-server"),
+            ONLY_DEVICES + "Give --workers to have more of them, or take --strategy mirrored.",
+        ),
+        Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
+    ] = None
     """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
     --cpus-per-worker."""
     show_cluster: bool = False
     """Show each process's node, devices, memory and TF_CONFIG whenever workers start."""
-    log_device_placement: bool = False
+    log_device_placement: Annotated[
+        bool,
+        not_with_servers(
+            "workers are TensorFlow servers, which tell nobody where they put an operation; gradients are computed on "
+            "the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"
+        ),
+    ] = False
     """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
     parameter servers, which do not tell."""
-    ps: int | None = None
+    ps: Annotated[int | None, Ge(1), OF_SERVERS] = None
     """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
     take one CPU each."""
-    sync_replicas: bool = False
+    sync_replicas: Annotated[bool, Identity(When.WITH_SERVERS), InSearch.SIZES, OF_SERVERS] = False
     """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
-    replicas_to_aggregate: int | None = None
+    replicas_to_aggregate: Annotated[int | None, InSearch.SIZES, OF_SERVERS] = None
     """With --sync-replicas: equal parts of a batch whose gradients make an update; what workers there are beyond that
     compute some parts a second time, and whoever is first counts (default: the most workers, and no such backup)."""
 
@@ -289,45 +380,10 @@ class StrategySection:
         """Processes beside the workers, of one CPU each: parameter servers, and the one that hands out the work."""
         return (self.ps or 1) + 1 if self.has_servers else 0
 
-    def check_servers(self, most_workers: int) -> None:
-        """Refuse settings of parameter servers that cannot work.
-
-        Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
-        """
-        given = {"--ps": self.ps, "--sync-replicas": self.sync_replicas or None}
-        given["--replicas-to-aggregate"] = self.replicas_to_aggregate
-        for flag, value in given.items():
-            if value is not None and not self.has_servers:
-                raise ConfigError(
-                    f"{flag} says something about parameter servers, and --strategy is {self.strategy}. "
-                    f"Give --strategy parameter-server, or leave out {flag}."
-                )
-        if self.ps is not None and self.ps < 1:
-            raise ConfigError(f"--ps {self.ps}: expected a number of parameter servers, 1 or more.")
-        parts = self.replicas_to_aggregate
-        if parts is None:
-            return
-        if not self.sync_replicas:
-            raise ConfigError(
-                f"--replicas-to-aggregate {parts}: without --sync-replicas every gradient is an update of its own. "
-                "Add --sync-replicas, or leave it out."
-            )
-        if not isinstance(parts, int) or not 1 <= parts <= most_workers:
-            raise ConfigError(
-                f"--replicas-to-aggregate {parts} with up to {most_workers} workers: expected 1 to {most_workers}. "
-                "The workers beyond it are backups."
-            )
-
     def check(self) -> None:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
+            ConfigError: says which setting, what was expected and how to fix it.
         """
-        for flag, choice, known in (
-            ("--strategy", self.strategy, get_args(Strategy)),
-            ("--communication", self.communication, get_args(Communication)),
-        ):
-            if choice not in known:
-                raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
+        setting.check(self)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, get_type_hints
 
 import tyro
 
-from raytf.config import strategy_rules
+from raytf.config import setting, strategy_rules
 from raytf.config.objective import Goal
 from raytf.config.sections import (
     BatchSection,
@@ -20,14 +21,13 @@ from raytf.config.sections import (
     ClusterSection,
     ComputeSection,
     LengthSection,
-    MixedPrecision,
     NoticeSection,
     RateSection,
-    Reduction,
     RunSection,
     StrategySection,
     WorkerSection,
 )
+from raytf.config.setting import Setting
 from raytf.errors import ConfigError
 from raytf.storage import uris
 
@@ -74,6 +74,11 @@ class TrainConfig:
         """Flag name -> section, of all settings."""
         return {f.name: s.name for s in dataclasses.fields(self) for f in dataclasses.fields(getattr(self, s.name))}
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Flag name -> value, of all settings."""
+        return {name: getattr(getattr(self, section), name) for name, section in self.settings.items()}
+
     def replace(self, **settings: Any) -> TrainConfig:
         """A copy with some settings, given by flag name, changed."""
         owners = self.settings
@@ -88,7 +93,7 @@ class TrainConfig:
         return dataclasses.replace(self, **changed)
 
     def lasting(self, epochs: int) -> TrainConfig:
-        """A copy that runs for so many epochs, unless the user said how long."""
+        """A copy that runs for that many epochs, unless the user said how long."""
         said = self.length.epochs is not None or self.length.steps is not None
         return self if said else self.replace(epochs=epochs)
 
@@ -134,53 +139,34 @@ class TrainConfig:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: says which setting, what was expected and how to mend it.
+            ConfigError: says which setting, what was expected and how to fix it.
         """
-        run, length, batch = self.run.run, self.length, self.batch
+        self._check_run()
+        sections = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        self.strategy.check()
+        strategy_rules.worker_range(self.strategy, self.cluster)
+        for section in sections:
+            setting.check(section)
+        self.notices.check()
+        for section in sections:
+            strategy_rules.check_taken(section, self.strategy)
+        strategy_rules.check(self.strategy, self.cluster, self.compute)
+        self._check_exact()
+        if not self.run.storage:
+            raise ConfigError(f"--storage is empty. {uris.EXPECTED}.")
+        uris.parse(self.run.storage)
+        if self.checkpoints.keep_best is not None:
+            Goal.of(self.checkpoints.keep_best)
+        self._check_shards()
+
+    def _check_run(self) -> None:
+        run, length = self.run.run, self.length
         if length.epochs is not None and length.steps is not None:
             raise ConfigError("--epochs and --steps exclude each other: give one of them.")
         if not run or run.startswith(".") or not all(c.isalnum() or c in "-_." for c in run):
             raise ConfigError(f"--run {run!r}: expected a name of letters, digits, '-', '_' and '.', such as mnist-1.")
-        self.strategy.check()
-        most = self.worker_range[1]
-        for flag, value, least in (
-            ("--epochs", length.epochs, 1),
-            ("--steps", length.steps, 1),
-            ("--global-batch-size", batch.global_batch_size, 1),
-            ("--logical-shards", batch.logical_shards, 1),
-            ("--seed", batch.seed, 0),
-            ("--histograms-every", self.run.histograms_every, 0),
-            ("--steps-per-call", self.compute.steps_per_call, 0),
-            ("--checkpoint-every-steps", self.checkpoints.checkpoint_every_steps, 1),
-            ("--checkpoint-every-seconds", self.checkpoints.checkpoint_every_seconds, 0),
-            ("--snapshot-every-steps", self.checkpoints.snapshot_every_steps, 0),
-            ("--keep", self.checkpoints.keep, 1),
-            ("--resize-every-seconds", self.cluster.resize_every_seconds, 0),
-            ("--max-failures", self.cluster.max_failures, -1),
-            ("--hang-seconds", self.cluster.hang_seconds, 0),
-            ("--logical-devices", self.strategy.logical_devices, 1),
-            ("--ps", self.strategy.ps, 1),
-            ("--base-batch-size", self.rate.base_batch_size, 1),
-            ("--warmup-epochs", self.rate.warmup_epochs, 0),
-        ):
-            if value is None:
-                continue
-            if isinstance(value, str) or not value >= least:
-                raise ConfigError(f"{flag} {value}: expected a number, {least} or more.")
-            if not flag.endswith(("-seconds", "--warmup-epochs")) and value != int(value):
-                raise ConfigError(f"{flag} {value}: expected a whole number.")
-        for flag, choice, known in (
-            ("--mixed-precision", self.compute.mixed_precision, get_args(MixedPrecision)),
-            ("--reduction", self.compute.reduction, get_args(Reduction)),
-        ):
-            if choice is not None and choice not in known:
-                raise ConfigError(f"{flag} {choice}: expected one of {', '.join(known)}.")
-        self.notices.check()
-        strategy_rules.check(self.strategy, self.cluster, self.compute)
-        self.strategy.check_servers(most)
-        if self.strategy.has_servers:
-            self._check_for_servers()
-        self.rate.check()
+
+    def _check_exact(self) -> None:
         if self.compute.exact and self.compute.reduction == "float":
             raise ConfigError(
                 "--exact with --reduction float: a float sum depends on its order, hence on the number of workers. "
@@ -191,14 +177,9 @@ class TrainConfig:
                 "--exact with --jit: on CPUs XLA may fuse and order the same arithmetic in another way on each machine "
                 "and change last bits. Leave out --jit, or --exact; on GPUs of one kind give --use-gpu, too."
             )
-        if not self.run.storage:
-            raise ConfigError(f"--storage is empty. {uris.EXPECTED}.")
-        uris.parse(self.run.storage)
-        if batch.seed > 2**32 - 1:
-            raise ConfigError(f"--seed {batch.seed}: expected at most {2**32 - 1}.")
-        self.cluster.check()
-        if self.checkpoints.keep_best is not None:
-            Goal.of(self.checkpoints.keep_best)
+
+    def _check_shards(self) -> None:
+        """Refuse a batch that cannot be divided among shards, or shards that cannot be among devices and workers."""
         shards, devices = self.logical_shards, self.strategy.logical_devices or 1
         if shards < devices:
             raise ConfigError(
@@ -216,8 +197,8 @@ class TrainConfig:
                 f"--logical-shards {shards} with up to {most} workers: a worker without a shard has nothing to do. "
                 f"Give at least {most} shards or at most {shards} workers."
             )
-        if batch.global_batch_size % shards:
-            size = batch.global_batch_size
+        size = self.batch.global_batch_size
+        if size % shards:
             near = max(shards, round(size / shards) * shards)
             fitting = [v for v in range(most, size + 1) if size % v == 0]
             other = f", or --logical-shards {fitting[0]}" if fitting else ""
@@ -233,35 +214,11 @@ class TrainConfig:
             return 1
         return self.strategy.replicas_to_aggregate or self.worker_range[1]
 
-    def _check_for_servers(self) -> None:
-        """Refuse what does nothing, or cannot be had, with parameter servers."""
-        why_exact = (
-            "how many updates lie between a worker's reading of the weights and its own depends on who was faster, so "
-            "no two runs are alike; and a worker that dies may have its last updates applied twice"
-        )
-        if self.strategy.sync_replicas:
-            why_exact = "gradients are added as floats there, in an order that depends on the number of parts"
-        defaults = ClusterSection()
-        for flag, is_given, why in (
-            ("--exact", self.compute.exact, why_exact),
-            ("--mixed-precision float16", self.compute.mixed_precision == "float16",
-             "the loss scale would be one more number that all workers write at once; bfloat16 needs none"),
-            ("--compress-gradients", self.compute.compress_gradients,
-             "gradients go from each worker to the servers, which take them as they are"),
-            ("--log-device-placement", self.strategy.log_device_placement,
-             "workers are TensorFlow servers, which tell nobody where they put an operation; gradients are computed on "
-             "the devices that --show-cluster shows, updates where `placement` in result.json says that the weight is"),
-            ("--snapshot-every-steps", bool(self.checkpoints.snapshot_every_steps),
-             "the state lives on the servers, and is copied to storage alone; --checkpoint-every-steps says when"),
-            ("--replace-stragglers", self.cluster.replace_stragglers,
-             "nobody waits for a slow worker; with --sync-replicas, --replicas-to-aggregate gives it backups"),
-            ("--resize-every-seconds", self.cluster.resize_every_seconds != defaults.resize_every_seconds,
-             "the number of workers is that of the start, until the group starts anew"),
-            ("--steps-per-call", self.strategy.sync_replicas and self.compute.steps_per_call > 1,
-             "with --sync-replicas each step is a call of its own"),
-        ):  # fmt: skip
-            if is_given:
-                raise ConfigError(f"{flag} with --strategy parameter-server: {why}. Leave it out.")
+
+@functools.cache
+def every_setting() -> tuple[Setting, ...]:
+    """All settings of a run, in the order of sections and fields."""
+    return tuple(its for section in get_type_hints(TrainConfig).values() for its in setting.of(section))
 
 
 #: The annotation a job's dataclass gives its TrainConfig field, so that `--run` is not `--train.run.run`.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.distribute import collective_util, cross_device_utils
 
+from raytf import _tensorflow
 from raytf.distributed import pieces
 from raytf.distributed.host_allreduce import HostSum, PeerLostError
 from raytf.distributed.reduction import packed
@@ -39,20 +39,16 @@ class Ring:
     """
 
     def __init__(self, key: int, size: int, device: str):
-        keys = cross_device_utils.CollectiveKeys(key)
-        options = collective_util.Options(implementation=collective_util.CommunicationImplementation.RING)
         self._device = device
-        self._launcher = cross_device_utils.CollectiveReplicaLauncher(
-            keys.get_group_key([device]), size, keys, device, options
-        )
+        self._all_reduce = _tensorflow.ring(key, size, device)
 
     def add(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum over the ranks; may be traced."""
         with tf.device(self._device):
             if tensor.dtype != tf.uint32:
-                return self._launcher.all_reduce(tensor)
+                return self._all_reduce(tensor)
             # No kernel adds these; as numbers of the other kind they have the same sum, bit for bit.
-            return tf.bitcast(self._launcher.all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
+            return tf.bitcast(self._all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
 
 
 class Control:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.distribute.values import PerReplica
 
+from raytf import _tensorflow
 from raytf.distributed.devices import LocalDevices
 from raytf.distributed.group import Alone
 from raytf.distributed.wire import Layout
@@ -29,7 +29,7 @@ def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
         for name, tensors in zip(names, parts, strict=False):
             with tf.device(name):  # one sum for all tensors
                 flat.append(tf.concat([tf.reshape(t, [-1]) for t in tensors], 0))
-        reduced = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, PerReplica(flat), home)
+        reduced = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, _tensorflow.per_replica(flat), home)
         total = strategy.experimental_local_results(reduced)[0]
         return Layout([t.shape for t in parts[0]]).split(tf.ensure_shape(total, flat[0].shape))
 

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.eager import context
 
+from raytf import _tensorflow
 from raytf.config.sections import Communication
 from raytf.distributed import routes
 from raytf.distributed.control_plane import Control
@@ -92,12 +91,7 @@ class Group:
         self.world_size = max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
         if self.world_size > 1:
             # The strategy would configure the same service with TensorFlow's time.
-            context.context().configure_coordination_service(
-                service_type="standalone",
-                service_leader="/job:worker/replica:0/task:0",
-                heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
-                coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=self.world_size)],
-            )
+            _tensorflow.watch_workers(self.world_size, _HEARTBEAT_TIMEOUT_MS)
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self.route: Route | None = None
         self._control: Control | None = None

@@ -17,8 +17,9 @@ from raytf import _process
 from raytf.checkpoint import memory_keeper
 from raytf.cluster import ray_watch
 from raytf.cluster.connect import ray_for
-from raytf.config import precision, strategy_rules
+from raytf.config import precision
 from raytf.config.objective import Goal
+from raytf.config.strategies import ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
@@ -335,7 +336,7 @@ def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
             quiet=not verbose,
             exact=config.compute.exact,
             jit=config.compute.jit,
-            one_worker=config.strategy.strategy in strategy_rules.ONE_WORKER,
+            one_worker=config.strategy.strategy in ONE_WORKER,
             logical_devices=config.strategy.logical_devices or 1,
         ),
         scaling_config=ray.train.ScalingConfig(

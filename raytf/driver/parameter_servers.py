@@ -19,6 +19,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raytf._ray import state, train
 from raytf.cluster import scratch
 from raytf.config.resources import HELPER, possible_workers
 from raytf.distributed import worker_table
@@ -92,10 +93,7 @@ class Process:
         """
         if self._fault is not None:
             raise self._fault
-        from ray.train._internal.utils import get_address_and_port
-
-        host, port = get_address_and_port()
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return train.free_address()
 
     def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
         """Take a place in the cluster; what `--show-cluster` shows of this process.
@@ -426,5 +424,5 @@ def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
 
 def _free() -> list[dict[str, float]]:
     """What each node has free; processor and GPU alone."""
-    nodes = ray._private.state.available_resources_per_node().values()
+    nodes = state.free_resources().values()
     return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]

@@ -10,13 +10,15 @@ from typing import Any
 
 import ray
 
+from raytf._ray import gcs
 from raytf.checkpoint import manifest
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import resources, strategy_rules
-from raytf.config.identity import batch_identity, differences, strategy_identity
+from raytf.config.identity import OF_STRATEGY, batch_identity, differences, strategy_identity
 from raytf.config.precision import DEFAULT, Precision
 from raytf.config.resources import fitting, possible_workers
+from raytf.config.strategies import ALL_DEVICES, ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import kinds
 from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFileError, RunMismatchError
@@ -156,7 +158,7 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
         RunMismatchError: shows the difference.
     """
     now = strategy_identity(config)
-    was: dict[str, str] = {key: before[key] for key in ("--strategy", "--sync-replicas") if key in before}
+    was: dict[str, str] = {key: before[key] for key in OF_STRATEGY if key in before}
     if not before or was == now:
         return
     raise RunMismatchError(
@@ -243,7 +245,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
     if fits < wanted and is_known:
         each = " and ".join(f"{v:g} {k}" for k, v in need.items())
-        if strategy.strategy in strategy_rules.ONE_WORKER:
+        if strategy.strategy in ONE_WORKER:
             raise ClusterError(
                 f"--strategy {strategy.strategy} is one worker with {each}: no node of this cluster can give that. Use "
                 f"fewer {'--logical-devices or ' if strategy.logical_devices else ''}--cpus-per-worker, or a larger "
@@ -259,7 +261,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
-    if not use_gpu and strategy.strategy in strategy_rules.ALL_DEVICES and strategy.logical_devices is None:
+    if not use_gpu and strategy.strategy in ALL_DEVICES and strategy.logical_devices is None:
         say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
     if need.get("GPU", 0) > config.logical_shards:
         say(
@@ -311,9 +313,7 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
 
 def _age() -> float:
     """Seconds since the start of the head, by the clocks of two machines; without end where that is not known."""
-    raylet: Any = ray._raylet  # compiled, of which mypy knows no names
-    infos = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).get_all_node_info().values()
-    starts = [info.start_time_ms / 1000 for info in infos if info.is_head_node and info.state == 0]
+    starts = gcs.head_starts(ray.get_runtime_context().gcs_address)
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 

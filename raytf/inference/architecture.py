@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from raytf import _keras
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.data import tree
@@ -71,14 +72,14 @@ def describe(model: keras.Model, x: Any) -> bytes:
 
 def obstacles(model: keras.Model) -> list[str]:
     """What will keep Keras from making the model again, one line; it is tried with the weights left out."""
-    layer = next((layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Lambda)), None)
+    layer = next((layer for layer in _keras.layers_within(model) if isinstance(layer, keras.layers.Lambda)), None)
     if layer is not None:
         return [
             f"layer {layer.name!r} is a Lambda, whose Python code keras.saving.load_model does not run. Make it a "
             "layer of a class with get_config(); Result.load_model() takes the job's model function."
         ]
     drawn = random.getstate()  # layers that are made draw seeds, of which other ranks know nothing
-    own = {type(layer).__name__: type(layer) for layer in model._flatten_layers()}  # also those of a script
+    own = {type(layer).__name__: type(layer) for layer in _keras.layers_within(model)}  # also those of a script
     try:
         config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
         if model.count_params() <= _MOST_PARAMETERS:

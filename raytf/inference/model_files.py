@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from raytf import _keras, _tensorflow
 from raytf.checkpoint import codec, variables
 from raytf.errors import ConfigError, one_line
 from raytf.inference import architecture, versions
@@ -40,12 +41,9 @@ def obstacles(model: keras.Model) -> list[str]:
 
 def _trace(model: keras.Model) -> None:
     """What of `model.export` can fail before there are files: its function is traced, and made a signature."""
-    from keras.src.export.export_utils import get_input_signature
-    from tensorflow.python.saved_model.signature_serialization import canonicalize_signatures
-
     archive = keras.export.ExportArchive()
-    function = archive.track_and_add_endpoint("serve", model, get_input_signature(model))
-    canonicalize_signatures({"serving_default": function})
+    function = archive.track_and_add_endpoint("serve", model, _keras.input_signature(model))
+    _tensorflow.make_signatures({"serving_default": function})
 
 
 def _name_inputs(model: keras.Model) -> None:
@@ -54,7 +52,7 @@ def _name_inputs(model: keras.Model) -> None:
     Keras numbers tensors without a name as they are made in a process; an input's layer is in the configuration.
     """
     for tensor in getattr(model, "inputs", None) or []:
-        made_by = getattr(getattr(tensor, "_keras_history", None), "operation", None)
+        made_by = _keras.made_by(tensor)
         if made_by is not None:
             tensor.name = made_by.name
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from google.protobuf import json_format, text_format
-from tensorflow.core.protobuf import saved_model_pb2
 
+from raytf import _tensorflow
 from raytf.distributed.devices import set_memory
 from raytf.distributed.gpu import visibility
 from raytf.errors import ModelError, one_line
@@ -110,7 +110,7 @@ def signatures_of(name: str, graph: bytes) -> dict[str, Signature]:
 
 
 def _definitions(name: str, graph: bytes) -> dict[str, Any]:
-    found = saved_model_pb2.SavedModel()
+    found = _tensorflow.empty_saved_model()
     if name.endswith(".pbtxt"):
         text_format.Parse(graph, found)
     else:

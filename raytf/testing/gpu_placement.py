@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import function_def_to_graph, kernels, op_def_registry
+
+from raytf import _tensorflow
 
 #: Operations that call functions, and those that TensorFlow runs in their place, through which all arguments go.
 _CALLS = {
@@ -103,9 +104,7 @@ def _called(op: tf.Operation) -> Iterator[tuple[str, str]]:
 
 
 def _graph_of(graph: Any, name: str) -> Any:
-    found = graph._get_function(name)
-    known = getattr(found, "graph", None)
-    return function_def_to_graph.function_def_to_graph(found.cached_definition) if known is None else known
+    return _tensorflow.function_graph(graph, name)
 
 
 def _problems(op: tf.Operation, is_large: Callable[[tf.Tensor], bool]) -> Iterator[tuple[str, list[tf.Tensor]]]:
@@ -162,7 +161,7 @@ def _registered(kind: str) -> list[_Kernel]:
             {c.name: _types(list(c.allowed_values.list.type)) for c in kernel.constraint},
             frozenset(kernel.host_memory_arg),
         )
-        for kernel in kernels.get_registered_kernels_for_op(kind).kernel
+        for kernel in _tensorflow.kernels(kind)
         if kernel.device_type in ("GPU", "DEFAULT") and not kernel.label
     ]
 
@@ -170,13 +169,13 @@ def _registered(kind: str) -> list[_Kernel]:
 @functools.cache
 def _carries(kind: str, dtype: tf.DType) -> bool:
     """Whether what stands for a loop, a branch or a call leaves a tensor of a dtype on the device."""
-    kernel, definition = _fitting(kind, (("T", frozenset([dtype.base_dtype])),)), op_def_registry.get(kind)
+    kernel, definition = _fitting(kind, (("T", frozenset([dtype.base_dtype])),)), _tensorflow.operation(kind)
     arguments = [*definition.input_arg, *definition.output_arg]
     return kernel is not None and not {a.name for a in arguments if a.type_attr == "T"} & kernel.on_host
 
 
 def _arguments(op: tf.Operation) -> Iterator[tuple[str, tf.Tensor]]:
-    definition = op_def_registry.get(op.type)
+    definition = _tensorflow.operation(op.type)
     for arguments, tensors in ((definition.input_arg, op.inputs), (definition.output_arg, op.outputs)):
         rest = iter(tensors)
         for argument in arguments:

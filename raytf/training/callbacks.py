@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from raytf import _keras
 from raytf.distributed.group import Ranks
 from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
@@ -163,7 +164,7 @@ class Callbacks:
     def _agree_on_effects(self, changed: float) -> None:
         optimizer = self._model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
-        scheduled = isinstance(getattr(inner, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule)
+        scheduled = isinstance(_keras.given_rate(inner), keras.optimizers.schedules.LearningRateSchedule)
         mine = [float(self._model.stop_training), 0.0 if scheduled else float(optimizer.learning_rate), changed]
         stop, rate, changed = self._group.sum(np.array(mine if self._group.rank == 0 else [0.0] * 3, np.float64))
         self._model.stop_training = bool(stop)
@@ -218,8 +219,7 @@ def _is_before(text: str, epoch: int) -> bool:
 
 
 def _has_batch_hooks(callback: keras.callbacks.Callback) -> bool:
-    # Keras marks the hooks of its base class, to skip those that nobody overrides.
-    return any(not getattr(getattr(callback, hook), "_is_default", False) for hook in _BATCH_HOOKS)
+    return any(not _keras.is_default_hook(getattr(callback, hook)) for hook in _BATCH_HOOKS)
 
 
 def _steers_on_batches(callback: keras.callbacks.Callback) -> bool:

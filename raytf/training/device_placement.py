@@ -11,8 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from tensorflow.python.eager import context
-
+from raytf import _tensorflow
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 
@@ -76,13 +75,9 @@ class Placement:
 def collected() -> Iterator[list[Op]]:
     """A list that has the operations which TensorFlow ran inside of the `with` statement, once that has ended."""
     ops: list[Op] = []
-    context.context().enable_graph_collection()
-    try:
+    with _tensorflow.ran_graphs() as graphs:
         yield ops
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.context().disable_graph_collection()
-    for graph in metadata.partition_graphs:
+    for graph in graphs:
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
         ops.extend(Op(_short(node.device), node.op, node.name) for node in nodes if node.device)
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from raytf import _tensorflow
 from raytf.data import tree
 from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
@@ -182,7 +182,7 @@ def _problem(op: Op, allows_xla: bool) -> str | None:
         return "python"
     if _WRITES.match(op.kind):
         return "writes"
-    definition = op_def_registry.get(op.kind)
+    definition = _tensorflow.operation(op.kind)
     if definition is not None and definition.is_stateful and _RANDOM.search(op.kind):
         return "random"
     return None

@@ -10,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from raytf import _keras
+
 #: (gradient, variable, learning rate): an optimizer's `update_step`.
 _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
 
@@ -50,15 +52,16 @@ def _adam(adam: Any) -> _Update:
     powers: dict[tuple[int, tf.DType], tuple[tf.Tensor, tf.Tensor]] = {}  # once for all weights of a graph
 
     def update(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        dtype, place = variable.dtype, adam._get_variable_index(variable)
+        dtype = variable.dtype
+        first, second = _keras.adam_moments(adam, variable)
         key = id(tf.compat.v1.get_default_graph()), dtype
         if key not in powers:
             step = tf.cast(tf.convert_to_tensor(adam.iterations) + 1, dtype)
             powers[key] = tf.pow(tf.cast(adam.beta_1, dtype), step), tf.pow(tf.cast(adam.beta_2, dtype), step)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
-            m=_handle(adam._momentums[place]),
-            v=_handle(adam._velocities[place]),
+            m=_handle(first),
+            v=_handle(second),
             beta1_power=powers[key][0],
             beta2_power=powers[key][1],
             lr=tf.cast(learning_rate, dtype),
@@ -81,7 +84,7 @@ def _sgd(sgd: Any) -> _Update:
             return
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=variable.handle,
-            accum=_handle(sgd.momentums[sgd._get_variable_index(variable)]),
+            accum=_handle(sgd.momentums[_keras.variable_index(sgd, variable)]),
             lr=rate,
             grad=gradient,
             momentum=tf.constant(sgd.momentum, dtype),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import keras
 import tensorflow as tf
 
+from raytf import _keras
 from raytf.config.sections import RateSection
 
 
@@ -33,7 +34,7 @@ class LearningRate:
         self._optimizer, self._law = optimizer, law
         #: Of a LossScaleOptimizer: the one that has the rate.
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
-        own = self._inner._learning_rate
+        own = _keras.given_rate(self._inner)
         self._is_constant = isinstance(own, keras.Variable)
         if law is not None and self._is_constant:
             own.assign(own * law.factor)
@@ -64,13 +65,8 @@ class LearningRate:
         if self._law is None:
             yield
             return
-        # As an attribute of the one object, which goes before the method of its class.
-        attributes = vars(self._inner)
-        attributes["_get_current_learning_rate"] = lambda: rate
-        try:
+        with _keras.with_rate(self._inner, rate):
             yield
-        finally:
-            del attributes["_get_current_learning_rate"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf import _ray
+from raytf._ray import raylets
 from raytf.checkpoint import variables
 from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.durable import Saver
@@ -234,7 +234,7 @@ class Worker:
             checkpoints.snapshot_every_steps != 0,
             checkpoints.keep_best is not None,
         )
-        refused = memory_needs.refusal(found, _ray.all_bytes(), bool(checkpoints.snapshot_every_steps))
+        refused = memory_needs.refusal(found, raylets.all_bytes(), bool(checkpoints.snapshot_every_steps))
         if refused is not None:
             raise ConfigError(refused)
         if is_first:

@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common.masking import get_keras_mask
-from keras.src.losses.loss import apply_mask
+
+from raytf import _keras
 
 #: (loss, y_true, y_pred, sample_weight): its value.
 _Call = Callable[[Any, Any, Any, Any], Any]
@@ -79,13 +79,13 @@ def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tens
     if not is_weighted and loss.reduction not in ("sum_over_batch_size", "mean"):
         return None
     converted = [keras.ops.convert_to_tensor(y, loss.dtype) for y in (y_true, y_pred)]
-    masks = get_keras_mask(y_pred), get_keras_mask(loss.call(*converted))
+    masks = _keras.mask_of(y_pred), _keras.mask_of(loss.call(*converted))
     known = [mask for mask in masks if mask is not None]
     mask = known[0] & known[1] if len(known) == 2 else known[0] if known else None
     if not is_weighted:
         return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
     weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight, loss.dtype)
-    weight = apply_mask(weight, mask, dtype=loss.dtype, reduction=loss.reduction)
+    weight = _keras.masked_weight(weight, mask, loss.dtype, loss.reduction)
     if weight is None:  # another source of the same run may have weights
         return tf.cast(tf.shape(y_pred)[0], tf.float32)
     return tf.cast(tf.reduce_sum(weight), tf.float32)
@@ -101,25 +101,22 @@ def _times(factor: tf.Tensor) -> _Call:
 
 def count(model: keras.Model) -> int:
     """How many compiled losses there are, once Keras has made their list."""
-    return len(getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or [])
+    return len(_keras.losses_of(_keras.compiled_loss(model)))
 
 
 @contextlib.contextmanager
 def _replaced(model: keras.Model, calls: Sequence[_Call | None]) -> Iterator[None]:
     """Call the compiled losses through these, in what is traced meanwhile."""
-    compiled = getattr(model, "_compile_loss", None)
+    compiled = _keras.compiled_loss(model)
     if not calls or compiled is None:
         yield
         return
-    own = compiled._flat_losses
 
     def through(entry: Any, call: _Call | None) -> Any:
         if call is None:
             return entry
         return entry._replace(loss=lambda y, p, w=None, loss=entry.loss: call(loss, y, p, w))
 
-    compiled._flat_losses = [through(entry, call) for entry, call in zip(own, calls, strict=True)]
-    try:
+    own = _keras.losses_of(compiled)
+    with _keras.with_losses(compiled, [through(entry, call) for entry, call in zip(own, calls, strict=True)]):
         yield
-    finally:
-        compiled._flat_losses = own

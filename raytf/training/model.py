@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from raytf import _keras
 from raytf.config import canonical_text, precision
 from raytf.config.precision import Precision
 from raytf.config.sections import ComputeSection
@@ -108,8 +109,8 @@ def build(
 
 def layer_policies(model: keras.Model) -> list[str]:
     """Names of the policies of all layers that have weights, each once."""
-    layers = [layer for layer in model._flatten_layers() if layer.variables and not layer._layers]
-    return sorted({layer.dtype_policy.name for layer in layers})
+    layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
+    return sorted({each.dtype_policy.name for each in layers})
 
 
 def scaled_policy(model: keras.Model) -> str:
@@ -126,12 +127,11 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weig
     """
     if not _has_own_loss(model) and not model.losses:
         return keras.ops.zeros(())
-    # Keras's own way to call it: an override need not take `training`.
-    return model._compute_loss(x, y, predicted, sample_weight, training=training)
+    return _keras.compute_loss(model, x, y, predicted, sample_weight, training)
 
 
 def _has_own_loss(model: keras.Model) -> bool:
-    return getattr(model, "_compile_loss", None) is not None or _overrides(model, "compute_loss")
+    return _keras.compiled_loss(model) is not None or _overrides(model, "compute_loss")
 
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:
@@ -143,7 +143,7 @@ def _adds_loss(model: keras.Model, x: Any) -> bool:
 
 def loss_metric(model: keras.Model) -> keras.metrics.Metric:
     """The metric that tells the loss, also of a model whose `metrics` leave it out."""
-    return model._loss_tracker
+    return _keras.loss_tracker(model)
 
 
 def check_labels(model: keras.Model, source: Source) -> None:
@@ -203,12 +203,12 @@ def logs(model: keras.Model) -> dict[str, float]:
 
 def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics with which Keras tracks the loss of each of several outputs."""
-    return list(getattr(getattr(model, "_compile_loss", None), "metrics", []))
+    return list(getattr(_keras.compiled_loss(model), "metrics", []))
 
 
 def describe(model: keras.Model) -> dict[str, str]:
     """What of the model must not change when a run is resumed: name -> text."""
-    config, compiled = _config_of(model), getattr(model, "_compile_config", None)
+    config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
     optimizer = model.optimizer
     return {
@@ -234,8 +234,8 @@ def config_text(model: keras.Model) -> str:
 def code(model: keras.Model, more: tuple[Any, ...] = ()) -> str:
     """A hash of the job's own code that the model computes with: layers, losses, metrics, schedules, and `more`."""
     losses = [loss for _, loss in tree.flatten(model.loss) if callable(loss)]
-    layers = getattr(model, "_flatten_layers", lambda: model.layers)()
-    rate = getattr(model.optimizer, "_learning_rate", None)
+    layers = _keras.layers_within(model)
+    rate = _keras.given_rate(model.optimizer)
     activations = [getattr(layer, "activation", None) for layer in layers]
     functions = [getattr(layer, "function", None) for layer in layers]
     found = [model, *layers, *activations, *functions, *losses, *model.metrics, model.optimizer, rate, *more]

@@ -18,13 +18,12 @@ import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
-from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR as _HOOK
 
-from raytf import _process, _ray
+from raytf import _process
+from raytf._ray import raylets, worker_process
 from raytf.distributed.gpu import visibility
 
 #: What a warm process takes, and what a node keeps free beside them, bytes.
@@ -36,7 +35,7 @@ _MODULES = (
     "tensorflow",
     "keras",
     "ray.train.collective",
-    "ray.train.v2._internal.execution.worker_group.worker",
+    worker_process.TRAIN_WORKER,
     "raytf.training.worker",
     "raytf.training.loop",
 )
@@ -81,7 +80,7 @@ class Shelf:
     def here(cls) -> Shelf:
         """That of this process's node and job."""
         context = ray.get_runtime_context()
-        return cls(session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
+        return cls(worker_process.session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
     def ask(self, count: int) -> None:
         """So many are about to be started."""
@@ -124,16 +123,6 @@ class Shelf:
         return found
 
 
-def this_process() -> Any:
-    """Ray's view of the present process."""
-    return ray._private.worker.global_worker
-
-
-def session_folder() -> Path:
-    """A folder of this node that lasts as long as its Ray."""
-    return Path(this_process().node.get_session_dir_path())
-
-
 def _lives(path: Path, since: float) -> bool:
     try:
         # A younger process has got the number of a dead one.
@@ -155,30 +144,24 @@ def environment(quiet: bool, hidden: bool) -> dict[str, str]:
         hidden: the run's workers have no GPU, and shall not even start the driver of one. What gets warm for workers
             with GPUs leaves that open: it has none before a worker takes it.
     """
-    from ray._private.runtime_env.setup_hook import decode_function_key
-
-    driver = this_process()
     # Ray Train's workers have room for one hook: the job's own is called by ours.
-    others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(_HOOK)
-    hook = _make_hook(list(driver.core_worker.get_job_config().py_driver_sys_path), others)
-    variables = {_HOOK: decode_function_key(driver.function_actor_manager.export_setup_func(hook, timeout=60))}
+    others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(worker_process.HOOK)
+    variables = {worker_process.HOOK: worker_process.export_hook(_make_hook(worker_process.driver_paths(), others))}
     variables["KERAS_BACKEND"] = "tensorflow"
     return variables | ({"TF_CPP_MIN_LOG_LEVEL": "3"} if quiet else {}) | (visibility.HIDDEN if hidden else {})
 
 
 def _make_hook(paths: list[str], others: str | None) -> Callable[[], None]:
+    call_others = worker_process.hook_caller(others) if others else None
+
     def prepare_process() -> None:
         # Sent by value, as nested functions are: the node may find raytf only in the job's own folders, which Ray adds
         # later, or not at all. Ray ends a process whose hook fails, and ours is no reason for that.
         import sys
         import traceback
 
-        if others:
-            from ray._private.runtime_env.setup_hook import load_and_execute_setup_hook
-
-            error = load_and_execute_setup_hook(others)
-            if error:
-                raise RuntimeError(error)
+        if call_others is not None:
+            call_others()
         sys.path[:0] = [path for path in paths if path not in sys.path]
         try:
             from raytf.training import warm_pool
@@ -202,7 +185,7 @@ def get_warm() -> None:
     """Import what workers need if this process was started ahead; it can be taken all the while, and is used then."""
     if not Shelf.here().claim(os.getpid()):
         return  # a worker waits for this one
-    ray._raylet.setproctitle(TITLE)  # type: ignore[attr-defined]
+    worker_process.set_title(TITLE)
     import_all()
 
 
@@ -264,9 +247,9 @@ def prepare(workers: int, runtime_env: str = "") -> Answer:
             return Answer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
     shelf = Shelf.here()
-    count, why = missing(workers, shelf.count(), _ray.free_bytes())
+    count, why = missing(workers, shelf.count(), raylets.free_bytes())
     if count:
         shelf.ask(count)
-        node, job = this_process().node, ray.get_runtime_context().get_job_id()
-        _ray.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
+        node, job = worker_process.worker_node(), ray.get_runtime_context().get_job_id()
+        raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
     return Answer(not count, why, runtime_env)

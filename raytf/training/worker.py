@@ -12,6 +12,7 @@ from typing import Any
 import ray
 import ray.train
 
+from raytf._ray import worker_process
 from raytf.cluster import orphaned_processes, scratch
 from raytf.distributed.gpu import determinism, health, visibility
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
@@ -67,7 +68,7 @@ def set_up(
     if quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     if jit:
-        compiled = warm_pool.session_folder() / "raytf-xla"
+        compiled = worker_process.session_folder() / "raytf-xla"
         compiled.mkdir(exist_ok=True)
         flags = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
         os.environ["TF_XLA_FLAGS"] = flags.strip()
@@ -100,7 +101,7 @@ def settle_in() -> None:
     """This process ends with its raylet from now on, and has a folder of its own for temporary files."""
     if ray.is_initialized():  # not a benchmark's
         orphaned_processes.die_with_parent()  # Ray's own look at the raylet is that of a thread, which may be stopped
-        scratch.begin(warm_pool.session_folder() / scratch.FOLDER)
+        scratch.begin(worker_process.session_folder() / scratch.FOLDER)
 
 
 #: Since this process was given its rank.

@@ -8,12 +8,12 @@ from typing import Any
 
 from raytf.config import resources
 from raytf.config.resources import placed
-from raytf.config.train_config import TrainConfig
+from raytf.config.setting import InSearch
+from raytf.config.train_config import TrainConfig, every_setting
 from raytf.errors import ConfigError
 
-#: Flags that say how many workers a trial has, or into how many parts they cut a batch: where one of them is searched,
-#: each trial has what it asks for.
-_SIZES = ("workers", "logical_shards", "strategy", "sync_replicas", "replicas_to_aggregate")
+#: Flags that say how many workers a trial has, or into how many parts they cut a batch.
+_SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setting.in_search}
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,6 @@ def share(
     # Gradients are not aggregated from more parts than there may be workers.
     least = max(low, config.strategy.replicas_to_aggregate or low)
     part = next((workers for workers in range(high, least, -1) if fit(workers, count) == count), least)
-    if part == high or set(_SIZES) & set(searched):
+    if part == high or _SIZES & set(searched):
         return Share(count)
     return Share(count, [f"--workers={low}:{part}", f"--logical-shards={config.logical_shards}"])

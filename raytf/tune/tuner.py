@@ -25,7 +25,8 @@ from raytf.config import resources
 from raytf.config.command_line import DESCRIBE
 from raytf.config.identity import strategy_identity
 from raytf.config.objective import Goal
-from raytf.config.train_config import TrainConfig
+from raytf.config.setting import InSearch, flag
+from raytf.config.train_config import TrainConfig, every_setting
 from raytf.errors import ConfigError, one_line
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
@@ -35,18 +36,12 @@ from raytf.tune.space import Space, flags
 from raytf.tune.table import Board, Row, View
 
 #: Flags of a job that belong to the search.
-_OURS = ("run", "storage", "status_file")
+_OURS = [setting.name for setting in every_setting() if InSearch.OWNED in setting.in_search]
 #: Flags without which no trial can be a run, nor be placed beside others.
-_NEEDED = ("workers", "cpus_per_worker", *_OURS)
+_NEEDED = [*(setting.name for setting in every_setting() if InSearch.NEEDED in setting.in_search), *_OURS]
 #: Flags that change nothing of what a trial learns: a command that goes on may have others. What of the strategy must
 #: stay is added.
-_FREE = (
-    *("run", "storage", "status_file", "histograms_every", "verbose", "workers", "use_gpu", "resize_every_seconds"),
-    *("max_failures", "hang_seconds", "replace_stragglers", "warm_workers", "notices", "notice_url"),
-    *("follow_warnings", "steps_per_call", "overlap", "checkpoint_every_steps", "checkpoint_every_seconds"),
-    *("snapshot_every_steps", "keep", "keep_best", "strategy", "communication", "logical_devices", "show_cluster"),
-    *("log_device_placement", "gpus_per_worker", "mixed_gpus", "ps", "sync_replicas", "replicas_to_aggregate"),
-)
+_FREE = {setting.name for setting in every_setting() if not setting.is_fixed_in_search}
 _DESCRIBE_SECONDS = 60.0
 #: Epochs up to which a scheduler has rungs: more than any run has.
 _MOST_EPOCHS = 10**6
@@ -134,9 +129,9 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
     trials = _count(search, space)
     points = [_point(search, space, number) for number in range(trials)]
     for name in _OURS:
-        if name in space.names or any(f.split("=")[0].replace("_", "-") == _flag(name) for f in search.fixed):
+        if name in space.names or any(f.split("=")[0].replace("_", "-") == flag(name) for f in search.fixed):
             raise ConfigError(
-                f"{_flag(name)} belongs to the search: every trial has its own. Give --name and --storage of `raytf "
+                f"{flag(name)} belongs to the search: every trial has its own. Give --name and --storage of `raytf "
                 "tune`."
             )
     first = points[-1]  # has values of all flags, also where the first trial has none
@@ -145,7 +140,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
     lacking = [name for name in _NEEDED if name not in values]
     if lacking:
         raise ConfigError(
-            f"{search.job}: the job has no flag {_flag(lacking[0])}; its dataclass needs `train: raytf.Flags`, and "
+            f"{search.job}: the job has no flag {flag(lacking[0])}; its dataclass needs `train: raytf.Flags`, and "
             "`raytf.fit` that as its config."
         )
     config = largest({**values, **own}, points)
@@ -199,20 +194,16 @@ def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: own.get(name) for name in names}
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str, str]:
     """What must stay for a command to go on with a search.
 
     Args:
         values: of all flags of the job.
     """
-    kept = {_flag(name): str(value) for name, value in values.items() if name not in _FREE}
+    kept = {flag(name): str(value) for name, value in values.items() if name not in _FREE}
     kept |= strategy_identity(TrainConfig.among(values))
     for name in space.names:
-        kept.pop(_flag(name), None)
+        kept.pop(flag(name), None)
     scheduler = search.scheduler
     if scheduler != "none":
         scheduler += f" with --grace-epochs {search.grace_epochs} --reduction-factor {search.reduction_factor}"

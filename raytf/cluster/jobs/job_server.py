@@ -11,10 +11,9 @@ from typing import Any
 
 import aiohttp
 import requests
-from ray.dashboard.modules.job.common import JOB_ACTOR_NAME_TEMPLATE
 from ray.exceptions import AuthenticationError
-from ray.job_submission import JobSubmissionClient
 
+from raytf._ray import jobs
 from raytf.cluster.jobs.resubmission import Sight
 from raytf.errors import ClusterError, one_line
 
@@ -31,12 +30,8 @@ class AwayError(Exception):
     """The head does not answer, or cannot do anything yet."""
 
 
-class _Client(JobSubmissionClient):
-    """Ray's, with an end to each request: a machine that vanishes closes no connection."""
-
-    def _do_request(self, method: str, endpoint: str, **kwargs: Any) -> Any:
-        kwargs.setdefault("timeout", (_CONNECT, _UPLOADED if method == "PUT" else _ANSWER))
-        return super()._do_request(method, endpoint, **kwargs)
+def _timeout(method: str) -> tuple[float, float]:
+    return _CONNECT, _UPLOADED if method == "PUT" else _ANSWER
 
 
 class JobServer:
@@ -57,7 +52,7 @@ class JobServer:
             os.environ.pop(name, None)
         for module in ("job.sdk", "dashboard_sdk"):
             logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.ERROR)
-        self._client = self._ask(lambda: _Client(address))
+        self._client = self._ask(lambda: jobs.TimedClient(address, _timeout))
 
     def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None:
         """Submit a job; once, also where this is called again since the first answer was lost."""
@@ -113,7 +108,7 @@ class JobServer:
     def _is_watcher_dead(self, name: str) -> bool:
         # After a restart of the head Ray reads its jobs' status from its store, and looks at none of them. What became
         # of the actor that started the command it does know.
-        actor = JOB_ACTOR_NAME_TEMPLATE.format(job_id=name)
+        actor = jobs.actor_name(name)
         query = f"filter_keys=name&filter_predicates=%3D&filter_values={actor}"
         states = self._get(
             f"/api/v0/actors?{query}", lambda answer: [one["state"] for one in answer["data"]["result"]["result"]]
@@ -122,7 +117,7 @@ class JobServer:
 
     def _get(self, path: str, pick: Callable[[Any], Any], missing: str | None = None) -> Any:
         """What `pick` takes of the JSON at a path; None where it says that something is missing."""
-        answer = self._ask(lambda: self._client._do_request("GET", path))
+        answer = self._ask(lambda: self._client.get(path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None
         if answer.status_code != 200:

@@ -30,16 +30,14 @@ def pack(folder: str, into: Path) -> Path:
 
 
 def _zip(folder: str, into: Path, most: int) -> Path:
-    from ray._private import ray_constants
-    from ray._private.runtime_env.packaging import create_package
+    from raytf._ray import jobs
 
     path = into / "working_dir.zip"
     quiet = logging.getLogger("raytf.package")
     quiet.setLevel(logging.ERROR)
     git = os.environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "0") != "1"
-    excludes = ray_constants.get_runtime_env_default_excludes()
     try:
-        create_package(os.path.expanduser(folder), path, include_gitignore=git, excludes=excludes, logger=quiet)
+        jobs.pack(os.path.expanduser(folder), path, git, quiet)
     except OSError as error:
         raise ConfigError(f"--working-dir {folder} cannot be packed: {error}.") from None
     size = path.stat().st_size

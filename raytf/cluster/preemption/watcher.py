@@ -191,16 +191,11 @@ def drain_node(address: str, node_id: str, reason: str, seconds: float | None) -
     Raises:
         ClusterError: Ray does not answer, or refuses.
     """
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-    from ray.core.generated import autoscaler_pb2
+    from raytf._ray import gcs
 
-    reasons = autoscaler_pb2.DrainNodeReason  # type: ignore[attr-defined]
-    preemption = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline = 0 if seconds is None else int((time.time() + seconds) * 1000)
     try:
-        accepted, why = GcsClient(address=address).drain_node(
-            node_id, preemption, reason, deadline, timeout=_RAY_SECONDS
-        )
+        accepted, why = gcs.drain_for_preemption(address, node_id, reason, deadline, _RAY_SECONDS)
     except Exception as error:  # Ray's client raises errors of several kinds, which are not public
         raise ClusterError(
             f"Ray at {address} was not told to leave node {node_id[:8]}: {one_line(error, 200)}"

@@ -7,9 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ray.autoscaler._private.aws.node_provider import AWSNodeProvider, make_ec2_resource
-from ray.autoscaler._private.constants import BOTO_MAX_RETRIES
-
+from raytf._ray.autoscaler_aws import BOTO_MAX_RETRIES, AWSNodeProvider, make_ec2_resource
 from raytf.cluster.providers import error_codes, fallback
 from raytf.cluster.providers.base import Falling, least, named, refuse, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer

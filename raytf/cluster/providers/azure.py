@@ -7,8 +7,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from ray.autoscaler._private._azure.node_provider import AzureNodeProvider
-
+from raytf._ray.autoscaler_azure import AzureNodeProvider
 from raytf.cluster.providers import error_codes
 from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer, Shortage

@@ -14,11 +14,14 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
-from ray.autoscaler._private.cli_logger import cli_logger
-from ray.autoscaler._private.providers import _get_default_config
-from ray.autoscaler.node_launch_exception import NodeLaunchException
-from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
-
+from raytf._ray.autoscaler import (
+    NODE_KIND_WORKER,
+    TAG_RAY_NODE_KIND,
+    TAG_RAY_USER_NODE_TYPE,
+    NodeLaunchException,
+    cli_logger,
+    default_config,
+)
 from raytf.cluster.providers import fallback
 from raytf.cluster.providers.capacity import Empty, NoCapacity, Offer, obtain, slug, together
 
@@ -131,7 +134,7 @@ def named(
 
 def with_defaults(config: Mapping[str, Any], cloud: str) -> dict[str, Any]:
     """A cluster's config with what Ray adds for the cloud's own type, and for type external does not."""
-    defaults = {key: value for key, value in _get_default_config({"type": cloud}).items() if key not in _OWN}
+    defaults = {key: value for key, value in default_config(cloud).items() if key not in _OWN}
     return copy.deepcopy({**defaults, **config})
 
 

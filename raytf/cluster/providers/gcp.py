@@ -7,10 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ray.autoscaler._private.gcp.config import construct_clients_from_provider_config, get_node_type
-from ray.autoscaler._private.gcp.node import GCPTPU, GCPCompute, GCPNodeType
-from ray.autoscaler._private.gcp.node_provider import GCPNodeProvider, _retry
-
+from raytf._ray.autoscaler_gcp import (
+    GCPTPU,
+    GCPCompute,
+    GCPNodeProvider,
+    GCPNodeType,
+    construct_clients_from_provider_config,
+    get_node_type,
+    retry,
+)
 from raytf.cluster.providers import error_codes
 from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
 from raytf.cluster.providers.capacity import NoCapacity, Offer
@@ -37,7 +42,7 @@ class Provider(Falling, GCPNodeProvider):
                 self._zones[zone][GCPNodeType.TPU] = GCPTPU(tpu, project, zone, self.cluster_name)
         self.resources = next(iter(self._zones.values()))
 
-    @_retry
+    @retry
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
         """Those of all zones."""
         with self.lock:

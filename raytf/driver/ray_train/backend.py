@@ -8,8 +8,8 @@ from typing import Any
 import ray
 import ray.train
 from ray.train.backend import Backend, BackendConfig
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 
+from raytf._ray import train
 from raytf.errors import GpuError
 
 
@@ -48,17 +48,18 @@ class _MwmsBackend(Backend):
         except ray.exceptions.RayError as error:
             # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
             # CPUs of its placement group would be lost to the run.
-            worker_group._clear_state()
+            train.drop(worker_group)
             cause = getattr(error, "cause", None)
             if isinstance(cause, GpuError):
-                raise WorkerGroupStartupFailedError(cause) from None  # of others Ray Train makes no second attempt
+                # Of others Ray Train makes no second attempt.
+                raise train.WorkerGroupStartupFailedError(cause) from None
             raise
 
     def _set_up(self, worker_group: Any, config: BackendConfig) -> None:
         from raytf.training import worker
 
         assert isinstance(config, MwmsConfig)
-        addresses = worker_group.execute(_free_address)
+        addresses = worker_group.execute(train.free_address)
         started = [
             worker_group.execute_single_async(
                 rank,
@@ -75,10 +76,3 @@ class _MwmsBackend(Backend):
             for rank in range(len(worker_group))
         ]
         ray.get(started)
-
-
-def _free_address() -> str:
-    from ray.train._internal.utils import get_address_and_port
-
-    host, port = get_address_and_port()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import ray
-from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy, FailureDecision
 
+from raytf._ray.train import DefaultFailurePolicy, FailureDecision
 from raytf.driver.ray_train.node_exclusion import Launches
 from raytf.driver.ray_train.resizing import is_preemption
 from raytf.driver.supervision.failures import classify, gpu_errors, worker_errors

@@ -9,17 +9,10 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.core.generated import gcs_pb2
-from ray.train.v2._internal.execution.scaling_policy import (
-    ElasticScalingPolicy,
-    NoopDecision,
-    ResizeDecision,
-    ScalingDecision,
-)
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 
-from raytf import _ray
-from raytf._ray import Answer
+from raytf._ray import raylets, state, train
+from raytf._ray.raylets import Answer
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
 from raytf.distributed.gpu import kinds
@@ -38,16 +31,11 @@ _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
 
 def remove_abandoned() -> None:
     """Give back what placement groups of this job hold whose controller died: Ray would, when the driver ends."""
-    table: Any = gcs_pb2  # generated code, of which mypy knows no names
-    table, job = table.PlacementGroupTableData, ray.get_runtime_context().get_job_id()
-    for raw in ray._private.state.state._connect_and_get_accessor().get_placement_group_table():
-        group = table.FromString(raw)
-        is_ours = group.creator_job_id.hex() == job and group.creator_actor_id and not group.is_detached
-        if is_ours and group.creator_actor_dead and group.state != table.REMOVED:
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
+    for group in state.abandoned_placement_groups():
+        remove_placement_group(group)
 
 
-class ScalingPolicy(ElasticScalingPolicy):
+class ScalingPolicy(train.ElasticScalingPolicy):
     """Ray Train's elastic policy, with a save before each planned change and an own look at which nodes are alive.
 
     Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
@@ -87,7 +75,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         self._noticed: dict[int, str] = {}
         self._unusable_workers = 0
         self._told_at = float("-inf")
-        resources = scaling_config._resources_per_worker_not_none
+        resources = train.resources_of_worker(scaling_config)
         self._has_one_kind = bool(resources.get("GPU")) and not flags.mixed_gpus
         #: The kind of GPU of the present group and of the next one, and whether that stays; nodes with other kinds.
         self._kind: str | None = None
@@ -109,11 +97,11 @@ class ScalingPolicy(ElasticScalingPolicy):
             self._retry_at = time.monotonic() + verdict.pause
             self._exclusion.fault(verdict.nodes, time.monotonic())
 
-    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+    def make_decision_for_non_running_worker_group(self) -> train.ScalingDecision:
         self._maybe_send_resource_request()
         if time.monotonic() < self._retry_at:
             time.sleep(_WAIT_SECONDS)
-            return NoopDecision()
+            return train.NoopDecision()
         possible = self._look(knock=True)
         if possible is None or possible < self.scaling_config.min_workers:
             if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
@@ -125,21 +113,21 @@ class ScalingPolicy(ElasticScalingPolicy):
                     f"{self.scaling_config.min_workers} are wanted"
                 )
             time.sleep(_WAIT_SECONDS)  # Ray's controller would ask again at once, for ever
-            return NoopDecision()
+            return train.NoopDecision()
         return self._resize(possible)
 
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
-    ) -> ScalingDecision:
+    ) -> train.ScalingDecision:
         self._maybe_send_resource_request()
         self._look_at_workers(worker_group_state)
         try:
             possible = self._look(knock=False)
             parked = ray.get(self._run_monitor.parked.remote(self._ticket), timeout=5)
         except ray.exceptions.RayError:
-            return NoopDecision()
+            return train.NoopDecision()
         if possible is None:
-            return NoopDecision()
+            return train.NoopDecision()
         if self._supply is not None:
             self._supply.keep(worker_group_state.workers, self._staying)
         workers = worker_group_state.num_workers
@@ -161,7 +149,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
                 self._run_monitor.event.remote("resize", fields)
                 return self._resize(possible)
-        return NoopDecision()
+        return train.NoopDecision()
 
     def _heed(self, nodes: dict[int, str]) -> float | None:
         """Tell the monitor of ranks whose nodes have notice; when the first of these goes, monotonic, if known."""
@@ -190,14 +178,14 @@ class ScalingPolicy(ElasticScalingPolicy):
     def _wait_until_free(self, workers: int) -> None:
         # What the last group had is free a moment after its end. A placement group that is asked for sooner takes
         # longer, since Ray tries again ever more seldom.
-        each, deadline = self.scaling_config._resources_per_worker_not_none, time.monotonic() + _FREE_SECONDS
+        each, deadline = train.resources_of_worker(self.scaling_config), time.monotonic() + _FREE_SECONDS
         while time.monotonic() < deadline:
-            free = ray._private.state.available_resources_per_node()
+            free = state.free_resources()
             if sum(fitting(free.get(node, {}), each) for node in self._nodes) >= workers:
                 break
             time.sleep(0.02)
 
-    def _resize(self, workers: int) -> ResizeDecision:
+    def _resize(self, workers: int) -> train.ResizeDecision:
         self._resizer.started(workers, time.monotonic())
         return self._get_resize_decision(workers)
 
@@ -213,7 +201,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 self._slow.append(straggler.node)
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
-        each = self.scaling_config._resources_per_worker_not_none  # Ray's count of parts of a GPU is that of floats
+        each = train.resources_of_worker(self.scaling_config)  # Ray's count of parts of a GPU is that of floats
         room = sum(fitting(has, each) for has in reserved_resources.values())
         return min(room, self.scaling_config.max_workers)
 
@@ -265,7 +253,7 @@ class ScalingPolicy(ElasticScalingPolicy):
                 self._autoscaling_coordinator.get_reserved_resources.remote(self._requester_id, recompute=True),
                 timeout=5,
             )
-            self._leaving = leaving = ray._private.state.state.get_draining_nodes()
+            self._leaving = leaving = state.draining_nodes()
             staying = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["NodeID"] not in leaving}
         except ray.exceptions.RayError:
             return None
@@ -273,7 +261,7 @@ class ScalingPolicy(ElasticScalingPolicy):
         answers = dict(known or {})
         unasked = [about for node, about in staying.items() if node in reserved and node not in answers]
         if knock:
-            answers |= {node: answer is Answer.LIVES for node, answer in _ray.ask(unasked).items()}
+            answers |= {node: answer is Answer.LIVES for node, answer in raylets.ask(unasked).items()}
         else:
             answers |= {about["NodeID"]: True for about in unasked}
         usable = {node: resources for node, resources in reserved.items() if answers.get(node) and node in staying}

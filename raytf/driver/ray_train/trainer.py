@@ -7,9 +7,8 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer
 
+from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.config.sections import ClusterSection
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import ScalingPolicy

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import _ray
+from raytf._ray import raylets, state, worker_process
 from raytf.config.resources import fitting
 from raytf.errors import one_line
 from raytf.training import warm_pool
@@ -123,14 +123,14 @@ class Supply:
                 self._answers[task.remote(spares[node], self._runtime_env)] = node
 
     def _room(self, staying: set[str]) -> dict[str, int]:
-        free = ray._private.state.available_resources_per_node()
+        free = state.free_resources()
         return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
 
     def _start_helper(self) -> None:
         # Each group has an actor of Ray Train beside it, on the controller's node; the next one's finds a process too.
-        context, node = ray.get_runtime_context(), warm_pool.this_process().node
+        context, node = ray.get_runtime_context(), worker_process.worker_node()
         env = context.get_runtime_env_string()
-        _ray.prestart(
+        raylets.prestart(
             node.node_ip_address, node.node_manager_port, context.get_job_id(), env, 1, warm_pool.KEEP_SECONDS
         )
         self._has_helper = True

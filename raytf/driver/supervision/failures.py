@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
+from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
 from raytf.driver.supervision.retry import Cause, Failure
 from raytf.errors import (
     GpuError,
@@ -77,6 +77,5 @@ def worker_errors(error: Exception) -> list[BaseException]:
     """What was raised or happened in each worker, out of what Ray Train wrapped it in, by rank."""
     found = []
     for _, failure in sorted(getattr(error, "worker_failures", {}).items()):
-        inner = getattr(failure, "_base_exc", failure)  # what the worker's code raised
-        found.append(getattr(inner, "health_check_failure", inner))  # why Ray could not reach the worker
+        found.append(raised_by(failure))
     return found

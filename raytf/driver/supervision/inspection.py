@@ -19,8 +19,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf import _ray
-from raytf._ray import Answer
+from raytf._ray import raylets
+from raytf._ray.raylets import Answer
 from raytf.checkpoint import memory_keeper
 from raytf.driver.supervision.hang_detector import Evidence
 from raytf.errors import one_line
@@ -139,7 +139,7 @@ class Examination:
         return Found(None, "its node has not answered in time")
 
     def _knock(self, node: dict[str, Any]) -> None:
-        self._answers |= _ray.ask([node])
+        self._answers |= raylets.ask([node])
 
 
 def end(run_uri: str, beats: Sequence[Beat]) -> None:

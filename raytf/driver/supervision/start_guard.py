@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from raytf._ray import state
 from raytf.driver.supervision.hang_detector import Evidence
 from raytf.driver.supervision.inspection import Examination, end
 from raytf.training.heartbeat import Activity, Beat
@@ -54,7 +55,7 @@ class StartGuard:
     def _workers(self) -> list[Beat]:
         """The job's workers that live; they have no ranks yet, so they are numbered."""
         job = ray.get_runtime_context().job_id
-        actors = ray._private.state.state.actor_table(None, job, "ALIVE").values()
+        actors = state.living_actors(job)
         places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]
         return [Beat(self._group, i, len(places), *place, activity=Activity.START) for i, place in enumerate(places)]
 

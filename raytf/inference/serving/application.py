@@ -21,6 +21,7 @@ from ray.serve.schema import LoggingConfig
 
 from raytf import _process
 from raytf._process import told_to_stop
+from raytf._ray import serve as controller
 from raytf.cluster.connect import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
 from raytf.inference.serving import front
@@ -161,8 +162,7 @@ def _where(plan: Plan) -> tuple[str, int]:
     Raises:
         ConfigError: they are not the ones that were asked for.
     """
-    client: Any = serve.context._get_global_client()
-    options = client.http_config
+    options = controller.http_options()
     if options.port != plan.port:
         raise ConfigError(
             f"--port {plan.port}: Ray Serve runs on this cluster already, on port {options.port}. Give --port "
@@ -301,8 +301,7 @@ def hands(found: Found | None, me: str) -> Hands:
 
 
 def _look(name: str) -> Found | None:
-    client: Any = serve.context._get_global_client()
-    details = ray.get(client._controller.get_serve_instance_details.remote(), timeout=_LOOK_TIMEOUT)
+    details = controller.details(_LOOK_TIMEOUT)
     application = details["applications"].get(name)
     if application is None:
         return None

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf import _keras
 from raytf.errors import ModelError
 from raytf.training.learning_rate import LearningRate
 from raytf.training.parameter_server.aggregation import rows, spread
@@ -110,7 +111,7 @@ class ServerState:
             gradients: of each, added up over the batch.
         """
         # Over all weights at once, which no server sees.
-        clipped = self._model.optimizer._clip_gradients(list(gradients))
+        clipped = _keras.clipped(self._model.optimizer, gradients)
         parts: list[keras.Variable] = []
         pieces: list[tf.Tensor] = []
         for i, gradient in zip(which, clipped, strict=True):
@@ -159,11 +160,11 @@ class ServerState:
         """Give the servers the mirror's learning rate, where it is a number that has changed. Workers may compute."""
         rate = self._mirrored_rate()
         if rate is not None and rate != self._sent_rate:
-            self.optimizer._learning_rate.value.assign(rate)
+            _keras.given_rate(self.optimizer).value.assign(rate)
             self._sent_rate = rate
 
     def _mirrored_rate(self) -> float | None:
-        rate = self._model.optimizer._learning_rate
+        rate = _keras.given_rate(self._model.optimizer)
         return float(_value(rate)) if isinstance(rate, keras.Variable) else None
 
     def places(self) -> list[tuple[str, str, int]]:
@@ -196,13 +197,12 @@ class ServerState:
         with self._strategy.scope():
             found = _roles(self.optimizer, [p for parts in self._parts for p in parts], there)
         excluded = {
-            self.optimizer._var_key(p)
+            _keras.variable_key(self.optimizer, p)
             for v, parts in zip(weights, self._parts, strict=True)
-            if own.weight_decay is not None and not own._use_weight_decay(v.value)
+            if own.weight_decay is not None and not _keras.decays(own, v.value)
             for p in parts
         }
-        server_key = self.optimizer._var_key
-        self.optimizer._use_weight_decay = lambda variable: server_key(variable) not in excluded
+        _keras.exclude_from_decay(self.optimizer, excluded)
         grouped: dict[Any, list[keras.Variable]] = {}
         for variable, role in zip(self.optimizer.variables, found, strict=True):
             grouped.setdefault(role, []).append(variable)
@@ -221,7 +221,7 @@ class ServerState:
 def _like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Another optimizer of the same settings, but for clipping."""
     config = optimizer.get_config() | {"clipnorm": None, "global_clipnorm": None, "clipvalue": None}
-    rate = optimizer._learning_rate
+    rate = _keras.given_rate(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         config["learning_rate"] = rate  # not through its configuration: it may be of a class of the user's
     return type(optimizer).from_config(config)

@@ -6,6 +6,7 @@ import pytest
 
 from raytf.config import resources, strategy_rules
 from raytf.config.sections import ClusterSection, StrategySection
+from raytf.config.strategies import ONE_WORKER
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
 
@@ -89,7 +90,7 @@ def test_what_goes_together_is_not_refused(settings):
         ("multi-worker-mirrored", None, (2, 2)),
         ("multi-worker-mirrored", "1:4", (1, 4)),
         ("parameter-server", None, (2, 2)),
-        *((name, workers, (1, 1)) for name in strategy_rules.ONE_WORKER for workers in (None, "1", "1:1")),
+        *((name, workers, (1, 1)) for name in ONE_WORKER for workers in (None, "1", "1:1")),
     ],
 )
 def test_workers(strategy, workers, expected):

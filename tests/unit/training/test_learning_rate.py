@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.config.identity import batch_identity, rate_identity
+from raytf.config.identity import batch_identity
 from raytf.config.sections import RateSection
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
@@ -61,9 +61,11 @@ def test_no_number_of_workers_appears_in_it(workers: int, scaling: str, epochs: 
 
 
 def test_only_flags_that_were_given_are_part_of_the_identity():
-    assert rate_identity(RateSection()) == rate_identity(RateSection(base_batch_size=7)) == {}
-    given_flags = RateSection("linear", base_batch_size=32, warmup_epochs=2)
-    assert rate_identity(given_flags) == {
+    without = batch_identity(TrainConfig(), 999)
+    assert not [key for key in without if "rate" in key or "warmup" in key or "base" in key]
+    assert batch_identity(TrainConfig.of(base_batch_size=7), 999) == without
+    given_flags = {"scale_learning_rate": "linear", "base_batch_size": 32, "warmup_epochs": 2}
+    assert batch_identity(TrainConfig.of(**given_flags), 999) == without | {
         "--scale-learning-rate": "linear from --base-batch-size 32",
         "--warmup-epochs": "2",
     }

@@ -1,4 +1,4 @@
-"""Ray's nodes, asked directly: whether their raylets answer, for processes ahead of need, how much memory there is."""
+"""Ray's nodes, asked directly: whether raylets answer, for processes ahead of need, how much memory there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from typing import Any
 
 import grpc
 import psutil
+from ray._private import grpc_utils, utils
 from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+
+SEEN = {
+    "ray._private.grpc_utils.init_grpc_channel": "2.60.0",
+    "ray._private.utils.estimate_available_memory": "2.60.0",
+    "ray._private.utils.get_system_memory": "2.60.0",
+    "ray.core.generated.node_manager_pb2.GetWorkerPIDsRequest": "2.60.0",
+    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.keep_alive_duration_secs": "2.60.0",
+    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.num_workers": "2.60.0",
+    "ray.core.generated.node_manager_pb2.PrestartWorkersRequest.runtime_env_info": "2.60.0",
+    "ray.core.generated.node_manager_pb2_grpc.NodeManagerServiceServicer.GetWorkerPIDs": "2.60.0",
+    "ray.core.generated.node_manager_pb2_grpc.NodeManagerServiceServicer.PrestartWorkers": "2.60.0",
+}
 
 _pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
 _PYTHON = 0  # of its enumeration of languages
@@ -51,17 +64,13 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
 
 def free_bytes() -> int:
     """Memory of this node that a process may still take."""
-    from ray._private.utils import estimate_available_memory
-
     # Of the machine, where files that are cached count as free; of a container, whose limit the machine does not know.
-    return min(psutil.virtual_memory().available, estimate_available_memory())
+    return min(psutil.virtual_memory().available, utils.estimate_available_memory())
 
 
 def all_bytes() -> int:
     """Memory that this node has, or the container that it is."""
-    from ray._private.utils import get_system_memory
-
-    return min(psutil.virtual_memory().total, get_system_memory())
+    return min(psutil.virtual_memory().total, utils.get_system_memory())
 
 
 def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, keep_seconds: int) -> None:
@@ -91,6 +100,4 @@ def prestart(host: str, port: int, job_id: str, runtime_env: str, count: int, ke
 
 
 def _channel(host: str, port: int) -> grpc.Channel:
-    from ray._private.grpc_utils import init_grpc_channel
-
-    return init_grpc_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return grpc_utils.init_grpc_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -1,0 +1,192 @@
+"""All that raytf takes of Keras's insides, which may change with any version.
+
+`SEEN` says what that is and in which version it was last seen to be there and to do what is meant;
+`tests/unit/test_private_keras.py` fails when something has gone, and `tests/unit/test_private_ray.py` when another
+module of raytf takes something private. Keras is imported when a function is called. Knows nothing of raytf.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+_COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
+_OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"
+SEEN = {
+    "keras.src.callbacks.callback.Callback.on_train_batch_begin._is_default": "3.15.1",
+    "keras.src.backend.common.global_state.get_global_attribute": "3.15.1",
+    "keras.src.backend.common.masking.get_keras_mask": "3.15.1",
+    "keras.src.export.export_utils.get_input_signature": "3.15.1",
+    "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
+    "keras.src.layers.layer.Layer._layers": "3.15.1",
+    "keras.src.losses.loss.apply_mask": "3.15.1",
+    "keras.src.ops.node.Node._keras_history": "3.15.1",
+    "keras.src.optimizers.adam.Adam._momentums": "3.15.1",
+    "keras.src.optimizers.adam.Adam._velocities": "3.15.1",
+    f"{_OPTIMIZER}._clip_gradients": "3.15.1",
+    f"{_OPTIMIZER}._get_current_learning_rate": "3.15.1",
+    f"{_OPTIMIZER}._get_variable_index": "3.15.1",
+    f"{_OPTIMIZER}._learning_rate": "3.15.1",
+    f"{_OPTIMIZER}._use_weight_decay": "3.15.1",
+    f"{_OPTIMIZER}._var_key": "3.15.1",
+    "keras.src.random.seed_generator.global_seed_generator": "3.15.1",
+    f"{_COMPILE_LOSS}._flat_losses": "3.15.1",
+    "keras.src.trainers.trainer.Trainer._compile_config": "3.15.1",
+    "keras.src.trainers.trainer.Trainer._compile_loss": "3.15.1",
+    "keras.src.trainers.trainer.Trainer._compute_loss": "3.15.1",
+    "keras.src.trainers.trainer.Trainer._loss_tracker": "3.15.1",
+}
+
+# -- what is set in a process ------------------------------------------------------------------------------------------
+
+
+def own_dtype_policy() -> Any:
+    """The global dtype policy that somebody has set; None where nobody has.
+
+    `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
+    """
+    from keras.src.backend.common import global_state
+
+    return global_state.get_global_attribute("dtype_policy")
+
+
+def global_seed_state() -> Any:
+    """State of the generator that layers without a seed of their own draw from."""
+    from keras.src.random import seed_generator
+
+    return seed_generator.global_seed_generator().state
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def layers_within(model: Any) -> list[Any]:
+    """The model, its layers, theirs, and so on."""
+    return list(model._flatten_layers())
+
+
+def has_layers(layer: Any) -> bool:
+    """Whether a layer is made of others."""
+    return bool(layer._layers)
+
+
+def input_signature(model: Any) -> Any:
+    """With which inputs Keras exports the model."""
+    from keras.src.export import export_utils
+
+    return export_utils.get_input_signature(model)
+
+
+def made_by(tensor: Any) -> Any:
+    """The operation of a functional model that makes a tensor; None for other tensors."""
+    return getattr(getattr(tensor, "_keras_history", None), "operation", None)
+
+
+def is_default_hook(hook: Any) -> bool:
+    """Whether a callback's method is that of Keras's base class, which Keras skips."""
+    return getattr(hook, "_is_default", False)
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+
+def compile_config(model: Any) -> Any:
+    """What `compile` was given, as Keras keeps it; None where it was not called."""
+    return getattr(model, "_compile_config", None)
+
+
+def compiled_loss(model: Any) -> Any:
+    """All losses of `compile` in one object; None where there are none."""
+    return getattr(model, "_compile_loss", None)
+
+
+def losses_of(compiled: Any) -> list[Any]:
+    """The losses of a compiled one, a named tuple for each with `loss`; empty before Keras has made their list."""
+    return list(getattr(compiled, "_flat_losses", None) or [])
+
+
+@contextlib.contextmanager
+def with_losses(compiled: Any, entries: Sequence[Any]) -> Iterator[None]:
+    """While the `with` statement lasts, a compiled loss has these in place of those of `losses_of`."""
+    own = compiled._flat_losses
+    compiled._flat_losses = list(entries)
+    try:
+        yield
+    finally:
+        compiled._flat_losses = own
+
+
+def compute_loss(model: Any, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
+    """The loss as Keras's own steps ask for it, which know that an override need not take `training`."""
+    return model._compute_loss(x, y, predicted, sample_weight, training=training)
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric that tells the loss, also of a model whose `metrics` leave it out."""
+    return model._loss_tracker
+
+
+def mask_of(tensor: Any) -> Any:
+    """The mask that a layer has put on a tensor; None where there is none."""
+    from keras.src.backend.common.masking import get_keras_mask
+
+    return get_keras_mask(tensor)
+
+
+def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
+    """A sample weight together with a mask, as losses count them; None where there is neither."""
+    from keras.src.losses.loss import apply_mask
+
+    return apply_mask(weight, mask, dtype=dtype, reduction=reduction)
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def given_rate(optimizer: Any) -> Any:
+    """The learning rate as it was given: a schedule, or a variable. `optimizer.learning_rate` is a schedule's value."""
+    return getattr(optimizer, "_learning_rate", None)
+
+
+@contextlib.contextmanager
+def with_rate(optimizer: Any, rate: Any) -> Iterator[None]:
+    """While the `with` statement lasts, the optimizer's updates take this rate."""
+    # As an attribute of the one object, which goes before the method of its class.
+    attributes = vars(optimizer)
+    attributes["_get_current_learning_rate"] = lambda: rate
+    try:
+        yield
+    finally:
+        del attributes["_get_current_learning_rate"]
+
+
+def variable_index(optimizer: Any, variable: Any) -> int:
+    """The place of a weight among those that the optimizer was built for."""
+    return optimizer._get_variable_index(variable)
+
+
+def adam_moments(adam: Any, variable: Any) -> tuple[Any, Any]:
+    """The first and the second moment that Adam keeps of a weight."""
+    place = variable_index(adam, variable)
+    return adam._momentums[place], adam._velocities[place]
+
+
+def clipped(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
+    """Gradients of all weights, clipped as the optimizer says."""
+    return optimizer._clip_gradients(list(gradients))
+
+
+def variable_key(optimizer: Any, variable: Any) -> Any:
+    """By what the optimizer tells weights apart."""
+    return optimizer._var_key(variable)
+
+
+def decays(optimizer: Any, variable: Any) -> bool:
+    """Whether a weight decays."""
+    return optimizer._use_weight_decay(variable)
+
+
+def exclude_from_decay(optimizer: Any, keys: Any) -> None:
+    """Have weights with some keys not decay, and all others do; by names Keras would not tell parts of them apart."""
+    optimizer._use_weight_decay = lambda variable: optimizer._var_key(variable) not in keys

@@ -1,0 +1,33 @@
+"""What node providers take of Ray's autoscaler; what needs a cloud's SDK is in a module for that cloud."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.autoscaler._private.cli_logger import cli_logger as cli_logger
+from ray.autoscaler._private.providers import _get_default_config
+from ray.autoscaler.node_launch_exception import NodeLaunchException as NodeLaunchException
+from ray.autoscaler.tags import (
+    NODE_KIND_WORKER as NODE_KIND_WORKER,
+)
+from ray.autoscaler.tags import (
+    TAG_RAY_NODE_KIND as TAG_RAY_NODE_KIND,
+)
+from ray.autoscaler.tags import (
+    TAG_RAY_USER_NODE_TYPE as TAG_RAY_USER_NODE_TYPE,
+)
+
+SEEN = {
+    "ray.autoscaler._private.cli_logger.cli_logger": "2.60.0",
+    "ray.autoscaler._private.cli_logger._CliLogger.abort": "2.60.0",
+    "ray.autoscaler._private.providers._get_default_config": "2.60.0",
+    "ray.autoscaler.node_launch_exception.NodeLaunchException": "2.60.0",
+    "ray.autoscaler.tags.NODE_KIND_WORKER": "2.60.0",
+    "ray.autoscaler.tags.TAG_RAY_NODE_KIND": "2.60.0",
+    "ray.autoscaler.tags.TAG_RAY_USER_NODE_TYPE": "2.60.0",
+}
+
+
+def default_config(cloud: str) -> dict[str, Any]:
+    """Ray's own defaults for a cluster YAML of a cloud."""
+    return _get_default_config({"type": cloud})

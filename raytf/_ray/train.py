@@ -1,0 +1,91 @@
+"""Ray Train's classes that raytf's policies derive from, and what it asks of their objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.train._internal.utils import get_address_and_port
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError as WorkerGroupStartupFailedError,
+)
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupTimeoutError as WorkerGroupStartupTimeoutError,
+)
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback as WorkerGroupCallback
+from ray.train.v2._internal.execution.failure_handling import (
+    DefaultFailurePolicy as DefaultFailurePolicy,
+)
+from ray.train.v2._internal.execution.failure_handling import (
+    FailureDecision as FailureDecision,
+)
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy as ElasticScalingPolicy,
+)
+from ray.train.v2._internal.execution.scaling_policy import (
+    NoopDecision as NoopDecision,
+)
+from ray.train.v2._internal.execution.scaling_policy import (
+    ResizeDecision as ResizeDecision,
+)
+from ray.train.v2._internal.execution.scaling_policy import (
+    ScalingDecision as ScalingDecision,
+)
+from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as TensorflowTrainer
+
+_SCALING = "ray.train.v2._internal.execution.scaling_policy"
+_TRAINER = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
+_CALLBACKS = "ray.train.v2._internal.callbacks"
+SEEN = {
+    "ray.train._internal.utils.get_address_and_port": "2.60.0",
+    "ray.train.v2._internal.exceptions.WorkerGroupStartupFailedError": "2.60.0",
+    "ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError": "2.60.0",
+    "ray.train.v2._internal.exceptions.UserExceptionWithTraceback._base_exc": "2.60.0",
+    "ray.train.v2._internal.exceptions.WorkerHealthCheckFailedError.health_check_failure": "2.60.0",
+    "ray.train.v2._internal.execution.callback.WorkerGroupCallback.before_worker_group_shutdown": "2.60.0",
+    "ray.train.v2._internal.execution.failure_handling.DefaultFailurePolicy.make_decision": "2.60.0",
+    "ray.train.v2._internal.execution.failure_handling.FailureDecision.RETRY": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy.after_controller_start": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy.after_controller_state_update": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy.make_decision_for_non_running_worker_group": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy.make_decision_for_running_worker_group": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy.on_controller_start_worker_group": "2.60.0",
+    # Of the policy's own object, which derives from it.
+    f"{_SCALING}.ElasticScalingPolicy._autoscaling_coordinator": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._requester_id": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._count_possible_workers": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._get_num_workers_for_resource_request": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._get_resize_decision": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._maybe_send_resource_request": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._send_resource_request": "2.60.0",
+    f"{_SCALING}.NoopDecision": "2.60.0",
+    f"{_SCALING}.ResizeDecision": "2.60.0",
+    f"{_SCALING}.ScalingDecision": "2.60.0",
+    "ray.train.v2.tensorflow.tensorflow_trainer.TensorflowTrainer": "2.60.0",
+    f"{_TRAINER}._create_default_callbacks": "2.60.0",
+    f"{_TRAINER}._initialize_and_run_controller": "2.60.0",
+    f"{_TRAINER}._register_sigint_handler": "2.60.0",
+    "ray.train.v2.api.config.ScalingConfig._resources_per_worker_not_none": "2.60.0",
+    "ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._clear_state": "2.60.0",
+}
+
+
+def free_address() -> str:
+    """HOST:PORT of this node on which nothing listens yet."""
+    host, port = get_address_and_port()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def resources_of_worker(scaling_config: Any) -> dict[str, float]:
+    """What each worker takes."""
+    return scaling_config._resources_per_worker_not_none
+
+
+def raised_by(failure: Any) -> Any:
+    """What a worker's code raised, out of what Ray Train wraps it in; of other failures why Ray could not reach it."""
+    inner = getattr(failure, "_base_exc", failure)
+    return getattr(inner, "health_check_failure", inner)
+
+
+def drop(worker_group: Any) -> None:
+    """Have Ray Train forget a group that failed while its backend started, and give back what it holds."""
+    worker_group._clear_state()

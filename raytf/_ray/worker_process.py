@@ -1,0 +1,125 @@
+"""This process as Ray sees it: its worker, its node, the hook that sets it up, and how a Ray is started."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray._private.worker
+import ray._raylet
+from ray._common import utils
+from ray._private import ray_constants
+from ray._private.authentication import authentication_token_generator
+from ray._private.runtime_env import setup_hook
+
+SEEN = {
+    "ray._private.worker.global_worker": "2.60.0",
+    "ray._private.worker.Worker.node": "2.60.0",
+    "ray._private.worker.Worker.function_actor_manager": "2.60.0",
+    "ray._private.worker.Worker.core_worker": "2.60.0",
+    "ray._private.worker._global_node": "2.60.0",
+    "ray._private.node.Node.all_processes": "2.60.0",
+    "ray._private.node.Node.gcs_address": "2.60.0",
+    "ray._private.node.Node.get_session_dir_path": "2.60.0",
+    "ray._private.node.Node.node_ip_address": "2.60.0",
+    "ray._private.node.Node.node_manager_port": "2.60.0",
+    "ray._private.node.Node.raylet_socket_name": "2.60.0",
+    "ray._private.function_manager.FunctionActorManager.export_setup_func": "2.60.0",
+    "ray._raylet.CoreWorker.get_job_config": "2.60.0",
+    "ray._raylet.setproctitle": "2.60.0",
+    "ray._private.ray_constants.ENABLE_RAY_CLUSTER": "2.60.0",
+    "ray._private.ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR": "2.60.0",
+    "ray._private.ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR": "2.60.0",
+    "ray._private.runtime_env.setup_hook.decode_function_key": "2.60.0",
+    "ray._private.runtime_env.setup_hook.load_and_execute_setup_hook": "2.60.0",
+    "ray._private.authentication.authentication_token_generator.generate_new_authentication_token": "2.60.0",
+    "ray._common.utils.get_default_system_temp_dir": "2.60.0",
+    "ray.train.v2._internal.execution.worker_group.worker": "2.60.0",
+}
+
+#: Environment variable of a runtime environment that names what a new process calls first.
+HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+#: Module that each worker of Ray Train imports.
+TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
+
+
+def this_node() -> Any:
+    """Ray's view of the node of this process; None in a process that is a client of another machine's."""
+    return ray._private.worker._global_node
+
+
+def worker_node() -> Any:
+    """The same, in a process that is connected: of a worker, too."""
+    return ray._private.worker.global_worker.node
+
+
+def session_folder() -> Path:
+    """A folder of this node that lasts as long as its Ray."""
+    return Path(worker_node().get_session_dir_path())
+
+
+def driver_paths() -> list[str]:
+    """Where the driver of this job looks for modules."""
+    worker: Any = ray._private.worker.global_worker  # `core_worker` is compiled, and mypy knows nothing of it
+    return list(worker.core_worker.get_job_config().py_driver_sys_path)
+
+
+def export_hook(hook: Callable[[], None]) -> str:
+    """Make a function known that new processes call; the value of `HOOK` for them.
+
+    Args:
+        hook: sent by value.
+    """
+    key = ray._private.worker.global_worker.function_actor_manager.export_setup_func(hook, timeout=60)
+    return setup_hook.decode_function_key(key)
+
+
+def hook_caller(value: str) -> Callable[[], None]:
+    """A function that calls what another value of `HOOK` names, and raises RuntimeError where that fails.
+
+    It is sent by value, as nested functions are: the process that calls it need not find raytf.
+    """
+
+    def call() -> None:
+        from ray._private.runtime_env.setup_hook import load_and_execute_setup_hook
+
+        error = load_and_execute_setup_hook(value)
+        if error:
+            raise RuntimeError(error)
+
+    return call
+
+
+def set_title(title: str) -> None:
+    """What `ps` shows of this process; Ray writes over it when a worker takes the process."""
+    ray._raylet.setproctitle(title)  # type: ignore[attr-defined]
+
+
+def system_temp_folder() -> str:
+    """Where Ray keeps its sessions by default."""
+    return utils.get_default_system_temp_dir()
+
+
+def new_token() -> str:
+    """A token that guards a Ray."""
+    return authentication_token_generator.generate_new_authentication_token()
+
+
+@contextlib.contextmanager
+def on_loopback() -> Iterator[dict[str, str]]:
+    """Within it a Ray that is started, or reached, is one of the loopback alone.
+
+    Ray has no other way there: it replaces 127.0.0.1 by an address that others reach.
+
+    Yields:
+        Environment variables with which processes of that Ray must be started.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield {ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR: "0"}
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before

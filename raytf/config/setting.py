@@ -1,0 +1,238 @@
+"""What is written beside a setting: its bounds, whether it belongs to the run's identity, which strategies take it, and
+what it is to a search.
+
+A field of a section says all of it in `Annotated[...]`; nobody else keeps a list of settings. Bounds are those of
+`annotated_types` (`Ge(1)`), choices are the field's `Literal`, and a whole number is one because its type is `int`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import annotated_types
+
+from raytf.errors import ConfigError
+
+
+class When(enum.Enum):
+    """Of which runs a setting identifies what they learn."""
+
+    ALWAYS = "always"
+    CHANGED = "where it is not the default"  # runs from before there was such a setting have none
+    EXACT = "with `--exact`"
+    WITH_SERVERS = "with parameter servers"  # synchronous strategies learn the same and may follow each other
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The setting must not change when a run is resumed.
+
+    Attributes:
+        when: of which runs this is so.
+        text: how it is written into the run's checkpoints, a format that knows all settings by name.
+        within: another setting's name, whose text says this one, too.
+    """
+
+    when: When = When.ALWAYS
+    text: str | None = None
+    within: str | None = None
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Some strategies do not take the setting.
+
+    Attributes:
+        by: the strategies.
+        message: for people; may name {given} (flag and value), {flag} and {strategy}.
+        unless: values that are fine all the same; the default always is.
+        sync_replicas: where only parameter servers with, or without, `--sync-replicas` refuse it.
+    """
+
+    by: tuple[str, ...]
+    message: str
+    unless: tuple[Any, ...] = ()
+    sync_replicas: bool | None = None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What to say of a number outside of its bounds, in place of what the bounds say."""
+
+    text: str
+
+
+class InSearch(enum.Enum):
+    """What a setting is to `raytf tune`. One that is not in the identity and has no such word may differ between the
+    commands that go on with a search."""
+
+    OWNED = "each trial has one of its own, which `raytf tune` gives it"
+    NEEDED = "a job must have it for its trials to be placed beside each other"
+    SIZES = "each trial has the workers that it asks for, where this is what is searched"
+    KEPT = "a command that goes on with a search must give it as before"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, read from its field.
+
+    Attributes:
+        name: of the field; the flag has dashes.
+        kind: its type, without what is said beside it.
+        default: None where the setting is left open.
+        notes: what is said beside it.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    notes: tuple[Any, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return flag(self.name)
+
+    @property
+    def identity(self) -> Identity | None:
+        return next((note for note in self.notes if isinstance(note, Identity)), None)
+
+    @property
+    def refusals(self) -> list[Refused]:
+        return [note for note in self.notes if isinstance(note, Refused)]
+
+    @property
+    def in_search(self) -> frozenset[InSearch]:
+        return frozenset(note for note in self.notes if isinstance(note, InSearch))
+
+    @property
+    def bounds(self) -> list[annotated_types.BaseMetadata]:
+        """Each a `Ge`, `Gt`, `Le` or `Lt`."""
+        return [bound for note in self.notes for bound in _bounds(note)]
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """What a value may be, None aside."""
+        is_union = isinstance(self.kind, types.UnionType) or typing.get_origin(self.kind) is typing.Union
+        return (
+            tuple(part for part in typing.get_args(self.kind) if part is not type(None)) if is_union else (self.kind,)
+        )
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What it may be where it is one of some words; empty for any other setting."""
+        return tuple(
+            word for part in self.kinds if typing.get_origin(part) is Literal for word in typing.get_args(part)
+        )
+
+    @property
+    def is_fixed_in_search(self) -> bool:
+        """Whether a command that goes on with a search must give it as before. What counts for parameter servers alone
+        is compared by itself."""
+        counts = self.identity is not None and self.identity.when is not When.WITH_SERVERS
+        return counts or InSearch.KEPT in self.in_search
+
+    def given(self, value: Any) -> str:
+        """Flag and value, as on a command line."""
+        return (
+            self.flag
+            if value is True
+            else f"--no-{self.flag[2:]}"
+            if value is False
+            else f"{self.flag} {_plain(value)}"
+        )
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that the setting cannot have.
+
+        Raises:
+            ConfigError: says what was expected.
+        """
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{self.flag} {value}: expected one of {', '.join(self.choices)}.")
+        for bound in self.bounds:
+            if isinstance(value, str) or not _holds(bound, value):
+                own = next((note.text for note in self.notes if isinstance(note, Expected)), None)
+                raise ConfigError(f"{self.flag} {value}: expected {own or words(bound)}.")
+        if self.kinds == (int,) and (isinstance(value, str) or abs(value) == float("inf") or value != int(value)):
+            raise ConfigError(f"{self.flag} {value}: expected a whole number.")
+
+
+def flag(name: str) -> str:
+    """A setting's flag."""
+    return f"--{name.replace('_', '-')}"
+
+
+@functools.cache
+def of(section: type) -> tuple[Setting, ...]:
+    """The settings of a section, in the order of its fields."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    found = []
+    for field in dataclasses.fields(section):
+        hint = hints[field.name]
+        is_annotated = typing.get_origin(hint) is Annotated
+        kind, *notes = typing.get_args(hint) if is_annotated else (hint,)
+        found.append(Setting(field.name, kind, field.default, tuple(notes)))
+    return tuple(found)
+
+
+def values(section: Any) -> Iterator[tuple[Setting, Any]]:
+    """The settings of a section, each with its value."""
+    kind: type = type(section)
+    return ((setting, getattr(section, setting.name)) for setting in of(kind))
+
+
+def check(section: Any) -> None:
+    """Refuse values of a section that are none of its settings'.
+
+    Raises:
+        ConfigError: says which setting, and what was expected.
+    """
+    for setting, value in values(section):
+        setting.check(value)
+
+
+def words(bound: annotated_types.BaseMetadata) -> str:
+    """What a bound expects, for people."""
+    match bound:
+        case annotated_types.Ge(ge=least):
+            return f"a number, {least} or more"
+        case annotated_types.Gt(gt=least):
+            return f"a number above {least}"
+        case annotated_types.Le(le=most):
+            return f"at most {most}"
+        case annotated_types.Lt(lt=most):
+            return "a finite number" if most == float("inf") else f"a number below {most}"
+    raise TypeError(f"{bound!r} is not a bound that settings have")
+
+
+def _bounds(note: Any) -> list[annotated_types.BaseMetadata]:
+    if isinstance(note, annotated_types.GroupedMetadata):
+        return [bound for part in note for bound in _bounds(part)]
+    kinds = (annotated_types.Ge, annotated_types.Gt, annotated_types.Le, annotated_types.Lt)
+    return [note] if isinstance(note, kinds) else []
+
+
+def _holds(bound: annotated_types.BaseMetadata, value: Any) -> bool:
+    match bound:
+        case annotated_types.Ge(ge=least):
+            return bool(value >= least)
+        case annotated_types.Gt(gt=least):
+            return bool(value > least)
+        case annotated_types.Le(le=most):
+            return bool(value <= most)
+        case annotated_types.Lt(lt=most):
+            return bool(value < most)
+    raise TypeError(f"{bound!r} is not a bound that settings have")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

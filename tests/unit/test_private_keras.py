@@ -1,0 +1,27 @@
+"""What raytf takes of Keras's insides is there."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from raytf import _keras
+from tests.support import private_names
+
+
+@pytest.mark.parametrize("path", sorted(_keras.SEEN))
+def test_what_is_taken_is_there(path: str):
+    private_names.find(path)
+
+
+def test_the_versions_in_which_it_was_seen_are_those_that_may_be_installed():
+    assert all(version.startswith("3.15.") for version in _keras.SEEN.values())
+
+
+def test_the_room_says_of_all_that_it_takes_where_it_was_seen():
+    tree = ast.parse((private_names.PACKAGE / "_keras.py").read_text())
+    for path in private_names.taken(tree):
+        assert [one for one in _keras.SEEN if one == path or one.startswith(f"{path}.")], path
+    last = {path.rpartition(".")[2] for path in _keras.SEEN}
+    assert private_names.foreign(tree) - last == set()

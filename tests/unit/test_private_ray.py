@@ -1,0 +1,84 @@
+"""What raytf takes of Ray's insides is there, and taken in one place; and whether a node lives that answers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import grpc
+import pytest
+
+from raytf._ray import raylets
+from raytf._ray.raylets import Answer
+from tests.support import private_names
+
+
+def node(name: str, port: int) -> dict:
+    return {"NodeID": name, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port}
+
+
+def test_who_answers_lives_who_says_nothing_is_silent_and_where_nobody_listens_one_is_refused():
+    server = grpc.server(ThreadPoolExecutor(1))  # it knows no method, and says so
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with socket.socket() as frozen, socket.socket() as closed:
+        frozen.bind(("127.0.0.1", 0))
+        frozen.listen()  # the system takes connections, and nobody reads
+        closed.bind(("127.0.0.1", 0))
+        asked = [node("lives", port), node("frozen", frozen.getsockname()[1]), node("closed", closed.getsockname()[1])]
+        found = raylets.ask(asked)
+    server.stop(None).wait()
+    assert found == {"lives": Answer.LIVES, "frozen": Answer.SILENT, "closed": Answer.REFUSES}
+
+
+ROOMS = sorted(path.stem for path in (private_names.PACKAGE / "_ray").glob("*.py") if path.stem != "__init__")
+
+
+def room(name: str) -> ModuleType:
+    return importlib.import_module(f"raytf._ray.{name}")
+
+
+@pytest.mark.parametrize("path", sorted(path for name in ROOMS for path in room(name).SEEN))
+def test_what_is_taken_of_ray_is_there(path: str):
+    private_names.find(path)
+
+
+def test_the_versions_in_which_it_was_seen_are_those_that_may_be_installed():
+    seen = {version for name in ROOMS for version in room(name).SEEN.values()}
+    assert all(re.fullmatch(r"2\.60\.\d+", version) for version in seen)
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_says_of_all_that_it_takes_where_it_was_seen(name: str):
+    said = set(room(name).SEEN)
+    tree = ast.parse((private_names.PACKAGE / "_ray" / f"{name}.py").read_text())
+    for path in private_names.taken(tree):
+        assert [one for one in said if one == path or one.startswith(f"{path}.") or path.startswith(f"{one}.")], path
+
+
+def test_what_does_not_exist_is_not_found():
+    for path in ("ray._private.nowhere", "ray._private.node.Node.no_such_thing", "no_such_library.at_all"):
+        with pytest.raises(LookupError):
+            private_names.find(path)
+
+
+def test_no_other_module_takes_anything_private():
+    rooms = ("_ray/", "_keras.py", "_tensorflow.py")
+    found = {
+        name: sorted(private_names.taken(tree) | private_names.foreign(tree))
+        for name, tree in private_names.modules()
+        if not name.startswith(rooms)
+    }
+    assert {name: taken for name, taken in found.items() if taken} == {}
+
+
+def test_rooms_know_nothing_of_raytf():
+    for name, tree in private_names.modules():
+        if name.startswith(("_ray/", "_keras.py", "_tensorflow.py")):
+            imports = [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+            imports += [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+            assert [one for one in imports if one.startswith("raytf")] == [], name
