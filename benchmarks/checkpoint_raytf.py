@@ -24,7 +24,11 @@ import ray
 from benchmarks.peers.checkpoint_model import Watch, build, folder_bytes
 from benchmarks.turns import follow
 from raytf.checkpoint import memory_keeper, variables
+from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.tier import Attempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import Alone
 from raytf.distributed.step_flags import Flag, vector
