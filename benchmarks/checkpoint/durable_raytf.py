@@ -20,18 +20,21 @@ import ray
 
 from benchmarks.peers.checkpoint_model import Watch, build, folder_bytes
 from benchmarks.turns import follow
-from raytf.checkpoint import commit, memory_keeper, variables
-from raytf.checkpoint.durable import Saver
+from raytf.checkpoint import memory_keeper, variables
+from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import FOLDER
-from raytf.checkpoint.snapshots import Snapshots
+from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.tier import Attempt
 from raytf.checkpoint.training_state import TrainingState
-from raytf.config.sections import CheckpointSection
 from raytf.distributed.group import Alone
 from raytf.distributed.step_flags import Flag, vector
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
 from raytf.training.callbacks import Callbacks
-from raytf.training.checkpointer import Saving
+from raytf.training.checkpoint_policy import CheckpointPolicy
+from raytf.training.checkpointer import Checkpointer, Listener
+from raytf.training.live_state import LiveState
 
 _ATTEMPT = "20260101T000000.000-aaaaaa"
 
@@ -59,31 +62,18 @@ class Run:
         storage, self.state = Storage(self.uri), TrainingState()
         monitor = ray.remote(Monitor).options(num_cpus=0).remote()
         self._monitor = monitor
-        self.snapshots = Snapshots(self.uri, group, _ATTEMPT, 10, monitor, print, (0, 1))
+        self.snapshots = MemoryTier(self.uri, group, Attempt(_ATTEMPT), 10, monitor, print, (0, 1))
         make = functools.partial(variables.Variables, named)
-        self.snapshots.begin(variables.sizes(named), make)
-        self.saver = Saver(storage, 0, 1, _ATTEMPT, 1, print)
+        self.snapshots.reserve(variables.sizes(named), make)
+        self.tier = DurableTier(storage, Attempt(_ATTEMPT), Keep(1), print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
         reporter: Any = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
-        self.saving = Saving(
-            CheckpointSection(checkpoint_every_steps=1_000_000),
-            None,
-            group,
-            pulse,
-            reporter,
-            self.state,
-            model,
-            named,
-            {},
-            Callbacks(None, model, group, print, "", {}, None),
-            StepLog(storage, _ATTEMPT),
-            self.snapshots,
-            self.saver,
-            nothing,
-            dict,
-            make,
-        )
+        callbacks, log = Callbacks(None, model, group, print, "", {}, None), StepLog(storage, _ATTEMPT)
+        source = LiveState(0, self.state, {}, model, named, make, callbacks, log, reporter, nothing)
+        policy, listener = CheckpointPolicy(Cadence(1_000_000, None)), Listener(reporter, pulse, dict)
+        self.saving = Checkpointer(source, self.snapshots, self.tier, group, policy, listener)
+        self.saving.start()
         self._variables = list(named.values())
         self._target = [np.zeros_like(v) for v in self._values()]
         for _ in range(4):  # both slots, and the saver's memory, are there from now on
@@ -114,12 +104,12 @@ class Run:
         watch = Watch(self.update)
         self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
         watch.goes_on()
-        while self.saver.phase is not commit.Phase.IDLE:
-            self.saving.act(vector(self.saving._save_votes()))
+        while self.saving.is_saving:
+            self.saving.act(vector(self.saving.save_votes()))
             time.sleep(0.001)
-        watch.is_durable(folder_bytes(f"{self.uri}/{FOLDER}/{self.saver.name}"))
+        watch.is_durable(folder_bytes(f"{self.uri}/{FOLDER}/{self.tier.name}"))
         assert self.state.durable_step == self.state.step
-        self.saver.settle(60.0)
+        self.tier.settle(60.0)
         return watch.answer
 
     def copy(self) -> dict[str, Any]:

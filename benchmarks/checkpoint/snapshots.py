@@ -6,7 +6,7 @@
 The network of jobs/mnist.py and pictures of MNIST's size on two workers. For a block of seconds the state is copied
 into memory every 10 steps and saved to storage once; for the next block neither happens; then again, in the order A B,
 B A, A B, ... So what else the machine does meets both alike, and a ratio is that of two neighboring blocks. To take
-turns within one run, this program stands in front of the two decisions of rank 0 (`Snapshots.wish`, `Cadence.is_due`);
+turns within one run, this program stands in front of the two decisions of rank 0 (`MemoryTier.wish`, `Cadence.is_due`);
 all else is the code of a run.
 """
 
@@ -84,11 +84,11 @@ class Turns:
     def take_over(self) -> None:
         """From now on decide in this process."""
         from raytf.checkpoint.cadence import Cadence
-        from raytf.checkpoint.snapshots import Snapshots
+        from raytf.checkpoint.memory import MemoryTier
 
-        wish, costs_also = Snapshots.wish, Snapshots.costs_also
+        wish, costs_also = MemoryTier.wish, MemoryTier.costs_also
 
-        def wish_in_turn(snapshots: Snapshots, stop: int, step_seconds: float) -> float:
+        def wish_in_turn(snapshots: MemoryTier, stop: int, step_seconds: float) -> float:
             self.call(stop, snapshots.seconds)
             return wish(snapshots, stop, step_seconds) if self.is_on else 0.0
 
@@ -100,12 +100,12 @@ class Turns:
             self.saved_in = self.block
             return True
 
-        def count(snapshots: Snapshots, seconds: float) -> None:
+        def count(snapshots: MemoryTier, seconds: float) -> None:
             self.hashing += seconds
             costs_also(snapshots, seconds)
 
-        Snapshots.costs_also = count  # type: ignore[assignment,method-assign]
-        Snapshots.wish = wish_in_turn  # type: ignore[method-assign]
+        MemoryTier.costs_also = count  # type: ignore[assignment,method-assign]
+        MemoryTier.wish = wish_in_turn  # type: ignore[method-assign]
         Cadence.is_due = is_due_in_turn  # type: ignore[method-assign]
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raytf.checkpoint import codec, manifest, naming
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.manifest import FOLDER
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
@@ -47,7 +48,7 @@ class Finding:
     state: State
     bytes: int
     problems: tuple[str, ...]
-    document: dict[str, Any]
+    document: CheckpointDocument = field(default_factory=CheckpointDocument)
 
 
 def inspect(run: Storage) -> list[Finding]:
@@ -92,25 +93,32 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
     """A finding by sizes; None where the checkpoint is deleted at this moment."""
     step, total = naming.split_name(name)[0], sum(sizes.values())
     if manifest.FILE not in sizes:
-        return Finding(name, step, State.UNFINISHED, total, (), {})
+        return Finding(name, step, State.UNFINISHED, total, ())
     try:
         body = manifest.read(run, name)
     except CheckpointError as error:
         problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
-        return Finding(name, step, State.DAMAGED, total, (problem,), {})
+        return Finding(name, step, State.DAMAGED, total, (problem,))
     except RunMismatchError as error:
-        return Finding(name, step, State.NEWER, total, (_newer(error),), {})
+        return Finding(name, step, State.NEWER, total, (_newer(error),))
     except StorageError as error:
         if error.kind == "missing":
             return None
         if error.kind != "denied":
             raise
-        return Finding(name, step, State.DAMAGED, total, (f"{manifest.FILE} cannot be read: access is denied",), {})
+        return Finding(
+            name,
+            step,
+            State.DAMAGED,
+            total,
+            (f"{manifest.FILE} cannot be read: access is denied",),
+            CheckpointDocument(),
+        )
     problems = manifest.size_problems(body["shares"], sizes)
     if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
         return None
     state = State.DAMAGED if problems else State.WHOLE
-    return Finding(name, step, state, total, tuple(problems), body["document"])
+    return Finding(name, step, state, total, tuple(problems), CheckpointDocument.parse(body["document"]))
 
 
 def _newer(error: RunMismatchError) -> str:

@@ -12,28 +12,25 @@ checkpoint. Each attempt (each start of a worker group) writes folders of its ow
 
 from __future__ import annotations
 
-import contextlib
-import json
-import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from raytf._process import in_thread
-from raytf.checkpoint import cadence, codec, commit, manifest, naming, retention
+from raytf.checkpoint import cadence, codec, manifest, naming
+from raytf.checkpoint.cleanup import Cleanup, Keep
+from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.durable_writer import DurableSave, DurableWriter
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.checkpoint.naming import is_of_dead_attempt
-from raytf.config.objective import Goal
-from raytf.errors import CheckpointError, DamagedFileError, RunInUseError, RunMismatchError, StorageError
+from raytf.checkpoint.tier import Attempt, Phase, Votes
+from raytf.errors import CheckpointError, DamagedFileError, StorageError
 from raytf.storage.storage import Storage
 
 #: Parts of saves that were given up and hang; with so many, no new one is begun.
 _MOST_LINGERING = 2
-#: Small files that rank 0 reads at once for a manifest: one after another, those of 500 ranks would take S3 10 s.
-_READS = 16
 
 
 def load(run: Storage, name: str) -> Checkpoint:
@@ -65,144 +62,116 @@ def load(run: Storage, name: str) -> Checkpoint:
     with ThreadPoolExecutor(max(1, min(8, len(body["shares"])))) as pool:
         parts = list(pool.map(read, body["shares"]))
     tensors = {key: value for part in parts for key, value in part.items()}
-    return Checkpoint(name, body["step"], body["document"], tensors)
+    return Checkpoint(name, body["step"], CheckpointDocument.parse(body["document"]), tensors)
 
 
-class _Save:
-    """One save of this rank, also after it was given up.
+class DurableTier:
+    """Checkpoints on storage: this rank's part of them is written in the background, one save at a time.
 
-    Attributes:
-        writers: ranks that have a share, the first ones.
-        given_up: set once the ranks have agreed that it failed; what is written later makes it no checkpoint.
-    """
-
-    def __init__(self, name: str, step: int, document: dict[str, Any], began: float, writers: int):
-        self.name, self.step, self.document, self.began, self.writers = name, step, document, began, writers
-        self.given_up = threading.Event()
-
-    def check(self) -> None:
-        if self.given_up.is_set():
-            raise CheckpointError(f"the save of step {self.step} was given up.")
-
-
-class Saver:
-    """Writes this rank's part of checkpoints in the background; one save at a time.
-
-    The ranks agree on every transition through `policy.advance`; this class only does the writing and says, as
-    `votes`, how far it is. A part that takes longer than `policy.deadline` counts as failed: the save is given up, and
-    what hangs is left to itself.
+    A `raytf.checkpoint.tier.Tier`. It only writes, and says as votes how far it is. A part that takes longer than
+    `cadence.deadline` counts as failed: the save is given up, and what hangs is left to itself.
 
     Args:
         run: the run's folder.
-        rank, world_size: of this worker.
-        attempt: name of this start of the worker group.
-        keep: complete checkpoints that stay.
+        attempt: this start of the worker group.
+        keep: which complete checkpoints stay.
         say: told about failures, the first in a row.
-        restored: the checkpoint that this attempt began from; it stays until a newer one is complete.
-        damaged: checkpoints that could not be restored.
-        goal: whose best checkpoint stays too.
-        over: attempts before this one, of which nobody writes any more.
         fence: raises where the run belongs to another owner; rank 0 asks before it writes, commits or deletes.
         late: called, in a thread, when a part ends after its save was given up.
-        clock: injected by tests.
+        clock: seconds, of one that only goes forward.
 
     Attributes:
-        phase: of the save under way.
         good_seconds: that the last good save took; 0 for none yet.
+        lingers: whether this rank was still writing the save that was aborted last.
     """
 
     def __init__(
         self,
         run: Storage,
-        rank: int,
-        world_size: int,
-        attempt: str,
-        keep: int,
+        attempt: Attempt,
+        keep: Keep,
         say: Callable[[str], None],
-        restored: str | None = None,
-        damaged: Collection[str] = (),
-        goal: Goal | None = None,
-        over: Collection[str] = (),
         fence: Callable[[], None] = lambda: None,
         late: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._run, self._rank, self._world_size, self._attempt = run, rank, world_size, attempt
-        self._keep, self._say, self._late, self._clock = keep, say, late, clock
-        self._goal, self._over, self._fence = goal, {attempt, *over}, fence
-        #: Checkpoints that were looked at, with the metric's value.
-        self._values: dict[str, float | None] = {}
-        self._swept = False
-        self._needed, self._damaged = [] if restored is None else [restored], list(damaged)
-        self._save: _Save | None = None
+        self._run = run
+        self._attempt = attempt
+        self._say = say
+        self._fence = fence
+        self._late = late
+        self._clock = clock
+        self._cleanup = Cleanup(run, attempt, keep, say, fence, self._under_way)
+        #: The save under way, or the last one; when it began; and what is written of it now.
+        self._writer: DurableWriter | None = None
+        self._began = 0.0
         self._job: Future[None] = Future()
         #: Parts of saves that were given up and are still being written, by the folder's name.
         self._lingering: dict[str, Future[None]] = {}
-        #: Folders of this attempt's saves that failed, and the thread that removes them.
+        #: Folders of this attempt's saves that failed.
         self._failed: list[str] = []
-        self._removal: Future[None] | None = None
-        #: Set where retention has something to look at, and the thread that does.
-        self._is_retention_due = threading.Event()
-        self._retention: Future[None] | None = None
         self._failures = 0
-        self.good_seconds = 0.0
-        self.phase = commit.Phase.IDLE
         self._serial = 0
+        self.good_seconds = 0.0
+        self.lingers = False
 
     @property
     def name(self) -> str:
         """The folder of the latest save."""
-        return "" if self._save is None else self._save.name
-
-    def votes(self) -> commit.Votes:
-        """This rank's part of the votes about the save under way."""
-        if self._save is None:
-            return commit.Votes()
-        if not self._job.done():
-            return commit.Votes(failed=float(self._is_late(self._save)))
-        if self._job.exception() is not None:
-            return commit.Votes(failed=1)
-        if self.phase is commit.Phase.WRITING:
-            return commit.Votes(written=1)
-        return commit.Votes(committed=float(self._rank == 0))
+        return "" if self._writer is None else self._writer.name
 
     @property
     def failure(self) -> Exception | None:
         """Why the latest save failed on this rank; None where it did not, or is under way."""
-        if self._save is None:
+        if self._writer is None:
             return None
         if self._job.done():
             error = self._job.exception()
             return error if error is None or isinstance(error, Exception) else CheckpointError(type(error).__name__)
-        if self._is_late(self._save):
+        if self._is_late():
             seconds = cadence.deadline(self.good_seconds)
             return StorageError(
                 f"{self._run.locate(FOLDER)} did not take the checkpoint within {seconds:.0f} s.", "unreachable"
             )
         return None
 
-    def begin(
-        self,
-        step: int,
-        tensors: dict[str, np.ndarray],
-        document: dict[str, Any],
-        finite: Collection[str] = (),
-        first: Callable[[], None] = lambda: None,
-        writers: int | None = None,
-    ) -> None:
-        """Start to write this rank's share of the state after `step`.
+    # -- restoring -----------------------------------------------------------------------------------------------------
 
-        Args:
-            tensors: this rank's share; must not change any more.
-            document: kept by rank 0, for the manifest.
-            finite: names of tensors that must hold no NaN and no infinity: a broken state is not worth keeping.
-            first: what must be on storage before the checkpoint is.
-            writers: ranks that have tensors, the first ones; by default all.
+    def candidates(self) -> list[str]:
+        """Names of complete checkpoints, best to restore first."""
+        return manifest.list_complete(self._run)
+
+    def load(self, candidate: str) -> Checkpoint:
+        """Read a checkpoint from which training can go on, and verify every byte of it.
+
+        Raises:
+            CheckpointError: it is damaged or incomplete.
+            StorageError: storage refuses.
         """
+        found = load(self._run, candidate)
+        if found.document.missing:
+            raise CheckpointError(
+                f"checkpoint {candidate}: the manifest's document has no {found.document.missing[0]!r}."
+            )
+        return found
+
+    def locate(self) -> str:
+        """Where checkpoints are, for people."""
+        return self._run.locate(FOLDER)
+
+    def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
+        """What this attempt restored stays until a newer one is complete; damaged ones count for nothing."""
+        self._cleanup.went_on_from(restored, damaged)
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def begin(self, save: DurableSave) -> None:
+        """Start to write this rank's share of a state."""
         self._serial += 1
-        name, writers = naming.name_of(step, self._attempt, self._serial), writers or self._world_size
-        save = _Save(name, step, document, self._clock(), writers)
-        self._save = save
+        name = naming.name_of(save.step, self._attempt.name, self._serial)
+        writers = save.writers or self._attempt.world_size
+        writer = DurableWriter(self._run, name, self._attempt.rank, writers, save, self._fence)
+        self._writer, self._began = writer, self._clock()
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
         if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
             self._job = Future()
@@ -212,177 +181,68 @@ class Saver:
                 )
             )
             return
+        self._job = self._start(writer, writer.write_share)
 
-        def work() -> None:
-            if self._rank == 0:
-                self._fence()
-            first()
-            save.check()
-            if tensors or self._rank < writers:
-                self._write_share(save.name, tensors, finite)
+    def vote(self, phase: Phase) -> Votes:
+        """This rank's part of the votes about the save under way."""
+        if self._writer is None:
+            return Votes()
+        if not self._job.done():
+            return Votes(failed=float(self._is_late()))
+        if self._job.exception() is not None:
+            return Votes(failed=1)
+        if phase is Phase.WRITING:
+            return Votes(written=1)
+        return Votes(committed=float(self._attempt.rank == 0))
 
-        self._job = self._start(save, work)
+    def commit(self) -> bool:
+        """All shares are written: rank 0 makes the checkpoint visible, in the background.
 
-    def commit(self) -> None:
-        """All shares are written: rank 0 makes the checkpoint visible."""
-        save = self._save
-        if self._rank == 0 and save is not None:
-            self._job = self._start(save, lambda: self._write_manifest(save))
+        Returns:
+            False: the ranks vote when it is.
+        """
+        writer = self._writer
+        if self._attempt.rank == 0 and writer is not None:
+            self._job = self._start(writer, writer.write_manifest)
+        return False
 
     def done(self) -> None:
         """The checkpoint is complete: rank 0 begins to delete what retention lets go."""
-        if self._save is None:
+        if self._writer is None:
             return
-        self.good_seconds, self._failures = self._clock() - self._save.began, 0
-        if self._rank == 0:
-            self._needed = [self._save.name]
-            self._is_retention_due.set()
-            self._begin_retention()
+        self.good_seconds, self._failures = self._clock() - self._began, 0
+        if self._attempt.rank == 0:
+            self._cleanup.completed(self._writer.name)
+
+    def abort(self) -> None:
+        """The save failed somewhere: rank 0 removes what it can find of it, in the background."""
+        assert self._writer is not None
+        failure, rank = self.failure, self._attempt.rank
+        if failure is not None and not self._failures:
+            self._say(f"rank {rank}: {str(failure) or type(failure).__name__}")
+        self._failures += 1
+        self._writer.given_up.set()
+        self.lingers = not self._job.done()
+        if self.lingers:
+            self._lingering[self._writer.name] = self._job
+        if rank == 0:
+            self._failed = [*self._failed[1 - _MOST_LINGERING :], self._writer.name]
+            self._cleanup.remove([name for name in self._failed if name not in self._lingering])
 
     def settle(self, seconds: float) -> None:
         """Wait until nothing is left for retention to do, at most so long."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            self._begin_retention()
-            if self._retention is None or self._retention.done():
-                return
-            with contextlib.suppress(TimeoutError):
-                self._retention.result(max(0.0, deadline - time.monotonic()))
+        self._cleanup.settle(seconds)
 
-    def drop(self) -> bool:
-        """The save failed somewhere: remove what rank 0 can find of it, in the background.
+    def _under_way(self) -> list[str]:
+        """Names of the checkpoints that this rank writes, those that were given up included."""
+        writing = [name for name, job in dict(self._lingering).items() if not job.done()]
+        writer = self._writer
+        return writing if writer is None or writer.given_up.is_set() else [*writing, writer.name]
 
-        Returns:
-            Whether this rank still writes.
-        """
-        assert self._save is not None
-        failure = self.failure
-        if failure is not None and not self._failures:
-            self._say(f"rank {self._rank}: {str(failure) or type(failure).__name__}")
-        self._failures += 1
-        self._save.given_up.set()
-        lingers = not self._job.done()
-        if lingers:
-            self._lingering[self._save.name] = self._job
-        if self._rank == 0:
-            self._failed = [*self._failed[1 - _MOST_LINGERING :], self._save.name]
-            if self._removal is None or self._removal.done():
-                names = [name for name in self._failed if name not in self._lingering]
-                self._removal = in_thread(lambda: self._remove(names))
-        return lingers
+    def _is_late(self) -> bool:
+        return self._clock() - self._began > cadence.deadline(self.good_seconds)
 
-    def _begin_retention(self) -> None:
-        # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
-        if self._is_retention_due.is_set() and (self._retention is None or self._retention.done()):
-            self._retention = in_thread(self._retain_while_due)
-
-    def _is_late(self, save: _Save) -> bool:
-        return self._clock() - save.began > cadence.deadline(self.good_seconds)
-
-    def _start(self, save: _Save, work: Callable[[], None]) -> Future[None]:
+    def _start(self, writer: DurableWriter, work: Callable[[], None]) -> Future[None]:
         job = in_thread(work)
-        job.add_done_callback(lambda _: self._late() if save.given_up.is_set() else None)
+        job.add_done_callback(lambda _: self._late() if writer.given_up.is_set() else None)
         return job
-
-    def _remove(self, names: Collection[str]) -> None:
-        with contextlib.suppress(StorageError):  # what stays is no checkpoint, and retention finds it later
-            for name in names:
-                # One that was given up in the moment in which it became complete is as good as any.
-                if not self._run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
-                    self._delete(name)
-
-    def _delete(self, name: str) -> None:
-        # The manifest goes first: a deletion cut short leaves no checkpoint that looks complete.
-        self._run.delete(f"{FOLDER}/{name}/{manifest.FILE}")
-        self._run.delete(f"{FOLDER}/{name}")
-
-    def _write_share(self, name: str, tensors: dict[str, np.ndarray], finite: Collection[str]) -> None:
-        pieces = codec.parts(tensors)
-        # Beside the writing, which waits for the disk or the network most of the time.
-        checks = in_thread(lambda: _check(pieces, tensors, finite), "raytf-check")
-        file = f"share-{self._rank:05d}"
-        self._run.put(f"{FOLDER}/{name}/{file}.safetensors", pieces)
-        share = {
-            "file": f"{file}.safetensors",
-            "bytes": sum(piece.nbytes for piece in pieces),
-            "crc32c": checks.result(),
-            "names": sorted(tensors),
-        }
-        self._run.put(f"{FOLDER}/{name}/{file}.json", manifest.dump(share))
-
-    def _write_manifest(self, save: _Save) -> None:
-        folder = f"{FOLDER}/{save.name}"
-        files = [f"{folder}/share-{rank:05d}.json" for rank in range(save.writers)]
-        with ThreadPoolExecutor(min(_READS, len(files))) as pool:
-            shares = [json.loads(data) for data in pool.map(self._run.get, files)]
-        self._fence()
-        save.check()
-        manifest.write(self._run, save.name, save.step, shares, save.document)
-        if save.given_up.is_set():
-            self._delete(save.name)
-        save.check()
-
-    def _retain_while_due(self) -> None:
-        while self._is_retention_due.is_set():
-            self._is_retention_due.clear()
-            self._retain()
-
-    def _retain(self) -> None:
-        try:
-            names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
-            # Between the two lists: a folder of the first that is under way no more is complete in the second.
-            writing = [name for name, job in dict(self._lingering).items() if not job.done()]
-            if self._save is not None and not self._save.given_up.is_set():
-                writing.append(self._save.name)
-            complete = manifest.list_complete(self._run)
-            damaged = {*self._damaged, *self._look(complete)}
-            needed = set(self._needed)
-            if self._goal is not None:
-                best = self._goal.best({n: self._values.get(n) for n in complete if n not in damaged})
-                needed |= set() if best is None else {best}
-            self._fence()
-            for old in retention.to_delete(
-                names, complete, self._keep, self._attempt, damaged, needed, self._over, writing
-            ):
-                self._delete(old)
-            if not self._swept:
-                # An attempt whose very first file was cut off is in no list.
-                self._run.abort_uploads("", lambda file: is_of_dead_attempt(file, self._attempt, self._over))
-                self._swept = True
-        except (StorageError, RunInUseError) as error:
-            self._say(f"old checkpoints could not be deleted: {error}")
-
-    def _look(self, complete: list[str]) -> list[str]:
-        """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
-        damaged = []
-        for name in complete:
-            if name in self._damaged or (name in self._values and name != complete[0]):
-                continue
-            try:
-                body = manifest.read(self._run, name)
-                sizes = {file.name: file.bytes for file in self._run.files(f"{FOLDER}/{name}")}
-                problems = manifest.size_problems(body["shares"], sizes)
-                if problems:
-                    raise CheckpointError(f"checkpoint {name}: {problems[0]}")
-            except CheckpointError as error:
-                self._say(f"{str(error).rstrip('.')}; it counts for nothing")
-                damaged.append(name)
-            except RunMismatchError:
-                self._values[name] = None  # a newer raytf can read it
-            else:
-                history = body["document"].get("history", [])
-                self._values[name] = self._goal.value_at(body["step"], history) if self._goal else None
-        self._values = {name: value for name, value in self._values.items() if name in complete}
-        return damaged
-
-
-def _check(pieces: Sequence[memoryview], tensors: dict[str, np.ndarray], finite: Collection[str]) -> int:
-    """The checksum of a share.
-
-    Raises:
-        CheckpointError: a tensor that must be finite is not.
-    """
-    bad = codec.broken(tensors, (name for name in tensors if name in finite))
-    if bad is not None:
-        raise CheckpointError(f"{bad} holds NaN or infinite values; such a state is not saved.")
-    return codec.checksum(pieces)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import naming
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
@@ -84,16 +85,20 @@ class Checkpoint:
     Attributes:
         name: its folder, or what else a person may call it.
         step: global steps that it has seen.
-        document: the JSON document saved with it.
+        document: what it says beside them.
         tensors: by name.
         is_in_memory: it is a snapshot of nodes' memory, not on storage.
+        rows: of the log of steps that were not on storage, [n, 4]; of memory alone.
+        files: of callbacks, packed, where they are small; of memory alone.
     """
 
     name: str
     step: int
-    document: dict[str, Any]
+    document: CheckpointDocument
     tensors: dict[str, np.ndarray]
     is_in_memory: bool = False
+    rows: np.ndarray | None = None
+    files: dict[str, bytes] | None = None
 
 
 def list_complete(run: Storage) -> list[str]:
@@ -113,6 +118,12 @@ def write(run: Storage, name: str, step: int, shares: list[dict[str, Any]], docu
     # Through JSON once, so that the checksum is over what a reader will have.
     body = json.loads(dump({"version": VERSION, "step": step, "shares": shares, "document": document}))
     run.put(f"{FOLDER}/{name}/{FILE}", dump({"body": body, "crc32": zlib.crc32(dump(body))}))
+
+
+def delete(run: Storage, name: str) -> None:
+    """Delete a checkpoint. The manifest goes first: a deletion cut short leaves no checkpoint that looks complete."""
+    run.delete(f"{FOLDER}/{name}/{FILE}")
+    run.delete(f"{FOLDER}/{name}")
 
 
 def size_problems(shares: list[dict[str, Any]], sizes: Mapping[str, int]) -> list[str]:

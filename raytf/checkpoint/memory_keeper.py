@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytf._ray import raylets
 from raytf._ray.raylets import Answer
 from raytf.checkpoint import snapshot_slot
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.generations import Generation, Held, generations
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.errors import CheckpointError
@@ -254,8 +255,9 @@ def _read(run_uri: str, generation: Generation, node: str, is_here: bool) -> Che
     return Checkpoint(
         f"memory of {len(generation.holders)} node{'s' if len(generation.holders) > 1 else ''}",
         generation.step,
-        document,
+        CheckpointDocument.parse(document),
         tensors,
+        is_in_memory=True,
     )
 
 

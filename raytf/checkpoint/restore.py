@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from raytf._process import in_thread
-from raytf.checkpoint import durable, generations, manifest
+from raytf.checkpoint import generations
+from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.tier import Tier
 from raytf.distributed import replica_agreement
 from raytf.errors import CheckpointError
-from raytf.storage.storage import Storage
 
 if TYPE_CHECKING:  # it loads TensorFlow
-    from raytf.checkpoint.snapshots import Snapshots
     from raytf.distributed.group import Ranks
 
-#: What a checkpoint's document must say.
-_NEEDED = ("identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks")
 #: A snapshot in memory, or the name of a checkpoint on storage.
 _Candidate = generations.Generation | str
+_T = TypeVar("_T")
 
 
 class Restorer:
     """Finds and reads it; all ranks must call alike.
 
     Args:
-        storage: the run's folder.
-        snapshots: this rank's.
+        memory: of the run's nodes.
+        durable: storage; told what was restored, and what is damaged.
         group: of ranks.
         say: told what is skipped.
 
@@ -39,8 +38,17 @@ class Restorer:
         damaged: checkpoints on storage that could not be restored.
     """
 
-    def __init__(self, storage: Storage, snapshots: Snapshots, group: Ranks, say: Callable[[str], None]):
-        self._storage, self._snapshots, self._group, self._say = storage, snapshots, group, say
+    def __init__(
+        self,
+        memory: Tier[Any, generations.Generation],
+        durable: DurableTier,
+        group: Ranks,
+        say: Callable[[str], None],
+    ):
+        self._memory = memory
+        self._durable = durable
+        self._group = group
+        self._say = say
         #: What to try first; snapshots that come after that; checkpoints on storage, None where it was not asked.
         self._candidates: list[_Candidate] = []
         self._rest: list[generations.Generation] = []
@@ -49,14 +57,13 @@ class Restorer:
         self._ahead: Future[Checkpoint] | None = None
         self.damaged: list[str] = []
 
-    def begin(self, attempts: list[str], known_step: int | None) -> None:
+    def begin(self, known_step: int | None) -> None:
         """See what there is, and read the newest state in the background.
 
         Args:
-            attempts: before this one; snapshots of others are not the run's.
             known_step: of the newest checkpoint on storage, where the driver knows it.
         """
-        snapshots = self._snapshots.find(attempts)
+        snapshots = self._shared(self._memory.candidates)
         # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
         newer = [] if known_step is None else [s for s in snapshots if s.step >= known_step]
         self._candidates, self._rest = [*newer], [snapshot for snapshot in snapshots if snapshot not in newer]
@@ -80,19 +87,20 @@ class Restorer:
             found = self._first_that_loads(check)
         if found is None and self._names:
             raise CheckpointError(
-                f"none of the {len(self._names)} checkpoints in {self._storage.locate(manifest.FOLDER)} can be "
+                f"none of the {len(self._names)} checkpoints in {self._durable.locate()} can be "
                 "restored; the reasons are above. Mend them, or choose another --run name to begin anew."
             )
+        self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
         return found
 
     def _ask_storage(self) -> None:
-        self._names = self._list_durable()
+        self._names = self._shared(self._durable.candidates)
         self._candidates = generations.candidates(self._rest, self._names)
 
     def _load(self, candidate: _Candidate) -> Checkpoint:
         if isinstance(candidate, str):
-            return _complete(durable.load(self._storage, candidate))
-        return self._snapshots.load(candidate)
+            return self._durable.load(candidate)
+        return self._memory.load(candidate)
 
     def _first_that_loads(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
         for candidate in self._candidates:
@@ -102,7 +110,7 @@ class Restorer:
                 found = self._load(candidate) if ahead is None else ahead.result()
             except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
                 problem = str(error)
-            own = found.document.get("weights_hash", 0) if found is not None and found.is_in_memory else 0
+            own = (found.document.weights_hash or 0) if found is not None and found.is_in_memory else 0
             told = self._group.sum(np.append(np.float32(found is not None), replica_agreement.bits_of(own)))
             is_everywhere = told[0] == self._group.world_size
             if is_everywhere and found is not None and replica_agreement.all_equal(told[1:], self._group.world_size):
@@ -118,18 +126,6 @@ class Restorer:
                 self._say(f"a snapshot is skipped: {problem}")
         return None
 
-    def _list_durable(self) -> list[str]:
-        names = manifest.list_complete(self._storage) if self._group.rank == 0 else []
-        return json.loads(self._group.share(json.dumps(names).encode()))
-
-
-def _complete(found: Checkpoint) -> Checkpoint:
-    """A checkpoint whose document has what training goes on from.
-
-    Raises:
-        CheckpointError: it has not; what has them is checked with the manifest.
-    """
-    missing = [key for key in _NEEDED if key not in found.document]
-    if missing:
-        raise CheckpointError(f"checkpoint {found.name}: the manifest's document has no {missing[0]!r}.")
-    return found
+    def _shared(self, ask: Callable[[], list[_T]]) -> list[_T]:
+        """What rank 0 finds, on all ranks."""
+        return pickle.loads(self._group.share(pickle.dumps(ask() if self._group.rank == 0 else [])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.manifest import Checkpoint
 
 
@@ -40,24 +41,27 @@ class TrainingState:
         if chosen is None:
             return cls()
         document = chosen.document
-        best, durable = document.get("best"), document.get("durable_step", chosen.step)
+        durable = document.durable_step if chosen.is_in_memory else chosen.step
         if known_step and known_step <= chosen.step:  # a save may have ended after the copy in memory was made
             durable = max(durable or 0, known_step)
         return cls(
             chosen.step,
-            document["train_seconds"],
-            document["imbalance_seconds"],
-            document["history"],
-            document["stopped_early"],
+            document.train_seconds,
+            document.imbalance_seconds,
+            document.history,
+            document.stopped_early,
             durable,
-            None if best is None else (best[0], best[1]),
+            document.best,
         )
 
-    def totals(self) -> dict[str, Any]:
-        """What changes with each step, but the step; JSON values."""
-        return {
-            "train_seconds": self.train_seconds,
-            "imbalance_seconds": self.imbalance_seconds,
-            "stopped_early": self.stopped_early,
-            "best": self.best,
-        }
+    def document(self, identity: dict[str, str], world_size: int) -> CheckpointDocument:
+        """What a checkpoint of this moment says; callbacks and what memory alone keeps are added by who has them."""
+        return CheckpointDocument(
+            identity=identity,
+            history=list(self.history),
+            train_seconds=self.train_seconds,
+            imbalance_seconds=self.imbalance_seconds,
+            stopped_early=self.stopped_early,
+            best=self.best,
+            world_size=world_size,
+        )

@@ -12,6 +12,7 @@ import ray
 
 from raytf._ray import gcs
 from raytf.checkpoint import manifest
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.cluster import autoscaler_limits
 from raytf.cluster.autoscaler_limits import Growth
 from raytf.config import resources, strategy_rules
@@ -96,9 +97,9 @@ def stored_identity(run: Storage) -> dict[str, str]:
     """With what settings the run in storage was made; empty where it has no checkpoint that can be read."""
     for name in manifest.list_complete(run):
         with contextlib.suppress(CheckpointError):  # a resume takes the next one, too
-            identity = manifest.read(run, name)["document"].get("identity")
-            if identity is not None:
-                return identity
+            document = CheckpointDocument.parse(manifest.read(run, name)["document"])
+            if "identity" not in document.missing:
+                return document.identity
     return {}
 
 

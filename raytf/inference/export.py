@@ -181,17 +181,17 @@ def choose(findings: list[Finding], step: str) -> Finding:
 
 
 def _best(good: list[Finding]) -> Finding:
-    kept = next((f.document["best"] for f in good if f.document.get("best")), None)
+    kept = next((f.document.best for f in good if f.document.best), None)
     if kept is not None:
         # Which end of the metric is good, the flag said; the checkpoint that was kept has this very value.
         value = Goal(kept[0], is_largest=True).value_at
-        found = next((f for f in good if value(f.step, f.document.get("history", [])) == kept[1]), None)
+        found = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
         if found is not None:
             return found
-    goal = main_goal(good[0].document.get("history", []))
+    goal = main_goal(good[0].document.history)
     if goal is None:
         raise ConfigError("--step best: the run has no metric yet whose name tells what is good. Give a step.")
-    name = goal.best({f.name: goal.value_at(f.step, f.document.get("history", [])) for f in good})
+    name = goal.best({f.name: goal.value_at(f.step, f.document.history) for f in good})
     if name is None:
         raise ConfigError(
             f"--step best: no checkpoint is of the end of an epoch, where {goal.metric} is known. Train with "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytf.checkpoint import manifest, naming
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.config.objective import Goal
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_log
@@ -157,7 +158,7 @@ def _read(run: Storage, name: str, files: list[File], lives: bool | None, proble
     newest, document = _newest(run, files, complete, problems)
     history: list[dict[str, Any]] = [] if result is None else result.get("history", [])
     if newest is not None and (result is None or newest > result["steps"]):
-        history = document.get("history", []) or history
+        history = document.history or history
     goal = main_goal(history)
     values = [] if goal is None else [(int(e.get("epoch", i)), goal.value(e)) for i, e in enumerate(history)]
     best: tuple[int | None, float | None] = (None, None)
@@ -182,10 +183,10 @@ def _read(run: Storage, name: str, files: list[File], lives: bool | None, proble
 
 def _newest(
     run: Storage, files: list[File], complete: list[str], problems: list[str]
-) -> tuple[int | None, dict[str, Any]]:
+) -> tuple[int | None, CheckpointDocument]:
     """Step and document of the newest checkpoint that is whole by the sizes of its files; of older ones, too, what is
     wrong is added to the problems."""
-    found: tuple[int | None, dict[str, Any]] = (None, {})
+    found: tuple[int | None, CheckpointDocument] = (None, CheckpointDocument())
     for i, name in enumerate(complete):
         if i >= _LOOKS and found[0] is not None:
             break
@@ -206,7 +207,7 @@ def _newest(
                 raise
             problems += [f"{folder}: access is denied"] if error.kind == "denied" else []
         else:
-            found = found if found[0] is not None else (body["step"], body["document"])
+            found = found if found[0] is not None else (body["step"], CheckpointDocument.parse(body["document"]))
     return found
 
 

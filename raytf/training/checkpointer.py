@@ -6,29 +6,31 @@ when; the others learn it by the flags.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-import keras
 import numpy as np
 
-from raytf.checkpoint import cadence, codec, commit, variables
-from raytf.checkpoint.durable import Saver
+from raytf.checkpoint import codec
+from raytf.checkpoint.cadence import Outage
+from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.durable import DurableTier
+from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.replicas import Replicas
-from raytf.checkpoint.snapshots import Snapshots
-from raytf.checkpoint.training_state import TrainingState
-from raytf.config.objective import Goal
-from raytf.config.sections import CheckpointSection
+from raytf.checkpoint.state_source import StateSource
+from raytf.checkpoint.tier import Votes
+from raytf.checkpoint.variables import Copies
 from raytf.distributed.step_flags import Flag, vector
-from raytf.errors import CheckpointError, ConfigError, brief
-from raytf.runs.run_log import StepLog
+from raytf.errors import CheckpointError, brief
 from raytf.runs.status import SaveTrouble, clock_text
-from raytf.training.callbacks import Callbacks
+from raytf.training.checkpoint_policy import CheckpointPolicy, Scored
 from raytf.training.heartbeat import Activity, Pulse, WatchedGroup
+from raytf.training.memory_copies import MemoryCopies
 from raytf.training.reporter import Reporter
 
 #: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
@@ -42,125 +44,128 @@ _RETENTION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Listener:
+    """Who is told of saves.
+
+    Attributes:
+        reporter: the rank's voice.
+        pulse: told what the rank waits for.
+        logs: the metrics of the present epoch so far.
+    """
+
+    reporter: Reporter
+    pulse: Pulse
+    logs: Callable[[], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class _Prepared(DurableSave):
     """A copy of the state, to be saved now or later.
 
     Attributes:
-        best: what `TrainingState.best` is once it is on storage.
-        filling: ends when the tensors have their values.
-        writers: ranks that have tensors, the first ones.
         made_at: seconds of a clock that only goes forward.
+        filling: ends when the tensors have their values.
     """
 
-    made_at: float
-    step: int
-    tensors: dict[str, np.ndarray]
-    filling: Future[None]
-    document: dict[str, Any]
-    best: tuple[str, float] | None
-    writers: int
+    made_at: float = 0.0
+    filling: Future[None] = dataclasses.field(default_factory=Future)
 
 
-class Saving:
+class Checkpointer:
     """Copies of the state into memory, saves of it on storage, and of the one with the best value of a metric.
 
     Args:
-        config: of checkpoints.
-        goal: that of `--keep-best`; None where there is none.
+        source: the state; what is known to be on storage is kept up to date in its `progress`.
+        memory: tier of copies.
+        durable: tier of saves.
         group: of all ranks.
-        pulse: told what the rank waits for.
-        reporter: the rank's voice.
-        state: where the run is; `durable_step` and `best` are kept up to date here. Where it is newer than what is on
-            storage, it is saved at once.
-        model: for the names of what must be finite.
-        named: all variables of the state.
-        identity: of the run; a checkpoint of another one is refused.
-        callbacks: whose state is saved too.
-        log: of steps.
-        snapshots: in memory.
-        saver: of this rank.
-        note: writes down the attempt; comes again with each save, should storage have been away.
-        logs: the metrics of the present epoch so far.
-        make: the source of some of the state's tensors.
-        clock: seconds, of one that only goes forward.
+        policy: when to save.
+        listener: told of saves.
         replicas: compares the ranks' weights; None where there is one rank.
+        clock: seconds, of one that only goes forward.
 
     Attributes:
-        log: as given, or one that goes on with it.
+        cadence: of saves.
         stall_seconds: for which training stood still to save or copy the state.
     """
 
     def __init__(
         self,
-        config: CheckpointSection,
-        goal: Goal | None,
+        source: StateSource,
+        memory: MemoryTier,
+        durable: DurableTier,
         group: WatchedGroup,
-        pulse: Pulse,
-        reporter: Reporter,
-        state: TrainingState,
-        model: keras.Model,
-        named: dict[str, keras.Variable],
-        identity: dict[str, str],
-        callbacks: Callbacks,
-        log: StepLog,
-        snapshots: Snapshots,
-        saver: Saver,
-        note: Callable[[], None],
-        logs: Callable[[], dict[str, float]],
-        make: variables.MakeSource,
-        clock: Callable[[], float] = time.monotonic,
+        policy: CheckpointPolicy,
+        listener: Listener,
         replicas: Replicas | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._goal, self._group, self._pulse, self._reporter = goal, group, pulse, reporter
-        self._state, self._named, self._identity = state, named, identity
-        self._callbacks, self.log, self._snapshots, self._saver = callbacks, log, snapshots, saver
-        self._note, self._logs, self._clock, self._replicas = note, logs, clock, replicas
-        trainable = {id(v) for v in model.trainable_variables}
-        self._finite = [name for name, v in named.items() if id(v) in trainable]
-        split = codec.shares(variables.sizes(named), group.world_size)
-        self._copies = variables.Copies(make(split[group.rank]))
+        self._source, self._state = source, source.progress
+        self._memory, self._durable = memory, durable
+        self._group, self._replicas, self._clock = group, replicas, clock
+        self._policy, self.cadence = policy, policy.cadence
+        self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
+        self._saves: Commit[_Prepared] = Commit(durable, group.world_size, self._tell_failure)
+        self._in_memory = MemoryCopies(source, memory, group, replicas)
+        split = codec.shares(source.sizes(), group.world_size)
+        self._copies = Copies(source.variables(split[group.rank]))
+        self._finite = source.must_be_finite()
         self._writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
-        self.cadence = cadence.Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
-        self._outage = cadence.Outage(random.random, self.cadence.most_pause)
+        self._outage = Outage(random.random, self.cadence.most_pause)
         #: The newest state that is on storage, or on its way there: its step, and when the run was in it.
-        self._saved_step, self._saved_at = state.durable_step, self._clock()
-        self._restarted_at = self._saved_at if state.step else None
+        self._saved_step, self._saved_at = self._state.durable_step, clock()
+        self._restarted_at = self._saved_at if self._state.step else None
         self._has_stepped = False
-        #: Step of the latest copy, and whether it is known to count on all ranks.
-        self._copied_step, self._is_copy_sealed = -1, True
-        #: The save under way, or the last one; and one of an earlier state, that with the best value, which comes next.
-        self._current: _Prepared | None = None
+        #: A save of an earlier state, that with the best value, which comes after the one under way.
         self._waiting: _Prepared | None = None
         #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
-        self._is_news = callbacks.active
+        self._is_news = source.has_callbacks
         self.stall_seconds = 0.0
-        if state.step > (state.durable_step or 0) or self._is_best(self._value()):
-            # The attempt before this one did not come to save it. At once: the next fault may come before a step ends.
-            self._begin(self._prepare())
-            self._saver.phase = commit.Phase.WRITING
+
+    def start(self) -> None:
+        """Save at once what is newer than storage: the next fault may come before a step ends."""
+        if self._state.step > (self._state.durable_step or 0) or self._better() is not None:
+            # The attempt before this one did not come to save it.
+            self._saves.begin(self._ready(self._prepare()))
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is on its way to storage."""
+        return not self._saves.is_idle
+
+    @property
+    def saving_step(self) -> int | None:
+        """Step of the state whose save is on its way to storage; None where there is none."""
+        return None if self._saves.under_way is None else self._saves.under_way.step
 
     # -- with each call of the training step ---------------------------------------------------------------------------
 
     def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[Flag, float]:
         """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
-        flags = self._save_votes() | {Flag.UNSEALED: float(not self._snapshots.is_sealed)}
+        flags = self.save_votes() | {Flag.UNSEALED: float(not self._in_memory.is_sealed)}
         # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
         is_held = self._is_best_held()
         # A rank whose memory holds nothing yet has all of them copy.
-        flags[Flag.COPY] = float(self._snapshots.is_empty and not is_held)
+        flags[Flag.COPY] = float(self._memory.is_empty and not is_held)
         if self._group.rank == 0:
-            flags[Flag.COPY] += 0.0 if is_held else self._snapshots.wish(stop, step_seconds)
-            callbacks = self._callbacks
-            flags[Flag.SHARE] = self._is_news or (callbacks.active and ends_epoch) or callbacks.has_batch_hooks
-            idle, now = self._saver.phase is commit.Phase.IDLE, self._clock()
-            flags[Flag.WANT_SAVE] = idle and self._outage.allows(
+            flags[Flag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
+            source = self._source
+            flags[Flag.SHARE] = self._is_news or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+            now = self._clock()
+            flags[Flag.WANT_SAVE] = self._saves.is_idle and self._outage.allows(
                 now, self._waiting is not None or self._is_due(stop, now)
             )
         return flags
 
+    def save_votes(self) -> dict[Flag, float]:
+        """This rank's flags about the save under way."""
+        votes = self._saves.votes()
+        return {Flag.WRITTEN: votes.written, Flag.COMMITTED: votes.committed, Flag.FAILED: votes.failed}
+
     def _is_due(self, stop: int, now: float) -> bool:
         saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
-        return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, self._saver.good_seconds)
+        good_seconds = self._durable.good_seconds
+        return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
 
     def act(self, flags: np.ndarray) -> None:
         """Do what all ranks agreed on after a call, given the flags added over them."""
@@ -170,8 +175,7 @@ class Saving:
             if self._saved_step is None:
                 self._saved_at = self._clock()  # the first steps took as long as they are traced
         self._compare(flags)
-        if self._copied_step != self._state.step:  # one of this step was made after the votes
-            self._is_copy_sealed |= not flags[Flag.UNSEALED]
+        self._in_memory.hear(float(flags[Flag.UNSEALED]))
         if flags[Flag.COPY]:
             self._copy(bool(flags[Flag.SHARE]))
         self._advance(flags)
@@ -191,19 +195,19 @@ class Saving:
         if replicas is None or not replicas.hear(flags, self._state.step):
             return
         step = replicas.told
-        if self._saver.phase is not commit.Phase.IDLE and self._current is not None and self._current.step >= step:
-            self._saver.phase = commit.Phase.IDLE
-            self._failed()
+        under_way = self._saves.under_way
+        if under_way is not None and under_way.step >= step:
+            self._saves.give_up()
+            self._failed(under_way)
         waiting = self._waiting
         self._waiting = None if waiting is not None and waiting.step >= step else waiting
-        self._snapshots.distrust()
-        self._copy(False)
+        self._in_memory.make_again()
         if waiting is not None and waiting.step == self._state.step:
             self._waiting = self._prepare()
 
     def callbacks_ran(self) -> None:
         """Rank 0 may know something new from its callbacks."""
-        self._is_news = self._callbacks.active
+        self._is_news = self._source.has_callbacks
 
     # -- the best state ------------------------------------------------------------------------------------------------
 
@@ -213,114 +217,88 @@ class Saving:
         Raises:
             ConfigError: it is not.
         """
-        if self._goal is None or self._goal.metric in logs:
-            return
-        if any(name.startswith("val_") for name in logs) or not self._goal.metric.startswith("val_"):
-            raise ConfigError(
-                f"--keep-best {self._goal.metric}: there is no such metric. Expected one of {', '.join(logs)}."
-            )
+        self._policy.check_goal(logs)
 
     def is_best(self) -> bool:
         """Whether the state, at the end of an epoch, is to be kept for its metric; rank 0 knows."""
-        return self._group.rank == 0 and self._is_best(self._value())
+        return self._group.rank == 0 and self._better() is not None
 
     def keep_best(self) -> None:
         """Have the present state saved, as soon as no other save is under way."""
         self._waiting = self._prepare()
 
-    def _value(self) -> float | None:
-        return None if self._goal is None else self._goal.value_at(self._state.step, self._state.history)
+    def _better(self) -> Scored:
+        return self._policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
 
-    def _is_best(self, value: float | None) -> bool:
-        """Whether a value is better than all that are on storage, or on their way there."""
-        if self._goal is None:
-            return False
-        under_way = self._current if self._saver.phase is not commit.Phase.IDLE else None
-        rivals = [self._state.best, *(save.best for save in (under_way, self._waiting) if save is not None)]
-        values = [rival[1] for rival in rivals if rival is not None and rival[0] == self._goal.metric]
-        return value is not None and all(self._goal.is_better(value, other) for other in values)
+    def _pending(self) -> list[_Prepared]:
+        return [save for save in (self._saves.under_way, self._waiting) if save is not None]
 
     def _is_best_held(self) -> bool:
-        under_way = self._current if self._saver.phase is not commit.Phase.IDLE else None
-        pending = [save for save in (self._waiting, under_way) if save is not None and save.best != self._state.best]
+        pending = [save for save in self._pending() if save.document.best != self._state.best]
         return any(self._clock() - save.made_at < _HOLD_SECONDS for save in pending)
 
     # -- one save ------------------------------------------------------------------------------------------------------
 
-    def _save_votes(self) -> dict[Flag, float]:
-        votes = self._saver.votes()
-        return {Flag.WRITTEN: votes.written, Flag.COMMITTED: votes.committed, Flag.FAILED: votes.failed}
-
     def _advance(self, flags: np.ndarray) -> None:
-        votes = commit.Votes(*(float(flags[f]) for f in (Flag.WANT_SAVE, Flag.WRITTEN, Flag.COMMITTED, Flag.FAILED)))
-        self._saver.phase, event = commit.advance(self._saver.phase, votes, self._group.world_size)
-        if event is commit.Event.BEGIN:
-            self._begin(self._take_waiting() or self._prepare())
-        elif event is commit.Event.COMMIT:
-            self._saver.commit()
-        elif event is commit.Event.FAILED:
-            self._failed()
-        elif event is commit.Event.DONE:
-            self._done()
+        votes = Votes(*(float(flags[f]) for f in (Flag.WANT_SAVE, Flag.WRITTEN, Flag.COMMITTED, Flag.FAILED)))
+        event = self._saves.advance(votes, lambda: self._ready(self._take_waiting() or self._prepare()))
+        save = self._saves.save
+        if event is Event.FAILED and save is not None:
+            self._failed(save)
+        elif event is Event.DONE and save is not None:
+            self._done(save)
 
     def _prepare(self) -> _Prepared:
         """A copy of the present state."""
         # So that what is in memory is never older than what is on storage.
-        self._copy(self._callbacks.active)
-        values, arrays = self._callbacks.state()
+        self._copy(self._source.has_callbacks)
+        extras = self._source.extras(with_files=False)
         own = self._copies.take()
-        state, value = self._state, self._value()
-        best = (self._goal.metric, value) if self._goal and value is not None and self._is_best(value) else state.best
-        document = {
-            **state.totals(),
-            "identity": self._identity,
-            "history": list(state.history),
-            "callbacks": values,
-            "world_size": self._group.world_size,
-            "best": best,
-        }
-        return _Prepared(self._clock(), state.step, own | arrays, self._copies.filling, document, best, self._writers)
+        state, best = self._state, self._better() or self._state.best
+        document = state.document(self._source.identity, self._group.world_size)
+        return _Prepared(
+            state.step,
+            own | extras.arrays,
+            dataclasses.replace(document, callbacks=extras.callbacks, best=best),
+            self._finite,
+            writers=self._writers,
+            made_at=self._clock(),
+            filling=self._copies.filling,
+        )
 
     def _take_waiting(self) -> _Prepared | None:
         save, self._waiting = self._waiting, None
         return save
 
-    def _begin(self, save: _Prepared) -> None:
-        log = self.log
-        rows = log.take() if self._group.rank == 0 else np.empty((0, 4))
+    def _ready(self, save: _Prepared) -> _Prepared:
+        """A save that begins now, with what must be on storage before it."""
+        records = self._source.records()
 
-        def first() -> None:
+        def before() -> None:
             save.filling.result()
-            if self._group.rank == 0:
-                self._note()
-            log.write(rows)
-            self._reporter.upload()
+            records()
 
-        self._saver.begin(save.step, save.tensors, save.document, self._finite, first, save.writers)
-        self._current = save
         self._saved_step, self._saved_at = save.step, save.made_at
+        return dataclasses.replace(save, before=before)
 
-    def _done(self) -> None:
-        assert self._current is not None
-        step, state = self._current.step, self._state
-        self._saver.done()
-        self._copies.give_back(self._current.tensors)
+    def _done(self, save: _Prepared) -> None:
+        step, state, name = save.step, self._state, self._durable.name
+        self._copies.give_back(save.tensors)
         state.durable_step = max(step, state.durable_step or 0)  # the best of earlier steps may come late
-        state.best = self._current.best
+        state.best = save.document.best
         if self._outage.failures:
             lasted = clock_text(self._clock() - self._outage.since)
             self._reporter.say(f"saving works again: step {step} is on storage, after {lasted}")
             self._outage.end()
-        if self._group.rank != 0:
-            self.log.forget(step)
+        self._source.saved(step)
         if self._group.rank == 0:
-            self._reporter.event("save", name=self._saver.name, of_step=step)
+            self._reporter.event("save", name=name, of_step=step)
         with self._pulse.doing(Activity.REPORT):
-            self._reporter.report({**self._logs(), "step": state.step}, self._saver.name)
+            self._reporter.report({**self._logs(), "step": state.step}, name)
 
-    def _failed(self) -> None:
-        assert self._current is not None
-        step, failure = self._current.step, self._saver.failure
+    def _tell_failure(self) -> None:
+        assert self._saves.save is not None
+        step, failure = self._saves.save.step, self._durable.failure
         if self._group.rank == 0:
             why = "another rank failed" if failure is None else brief(failure)
             self._reporter.event("save_failed", of_step=step, why=why)
@@ -329,44 +307,18 @@ class Saving:
                 f"the checkpoint of step {step} was NOT saved; training goes on, the last good one stays, and saving "
                 "is tried again"
             )
-        if self._waiting is None and self._current.best != self._state.best:
-            self._waiting = self._current  # where a better one waits, that is enough
-        if self._saver.drop():
-            self.log = self.log.renewed()  # the old one may still be written
+
+    def _failed(self, save: _Prepared) -> None:
+        failure = self._durable.failure
+        if self._waiting is None and save.document.best != self._state.best:
+            self._waiting = save  # where a better one waits, that is enough
+        if self._durable.lingers:
+            self._source.renew_log()
         self._outage.fail(self._clock(), "another worker's part" if failure is None else brief(failure))
 
     def _copy(self, share_rank_zero: bool) -> None:
-        """Copy the present state into the memory of this rank's node; every rank does at the same step."""
-        state, callbacks = self._state, self._callbacks
-        if not self._is_copy_sealed and self._copied_step != state.step:
-            # A rank that gave up its older copy while the newer one of another does not count yet would leave none.
-            began = time.perf_counter()
-            self._settle()
-            self._snapshots.costs_also(time.perf_counter() - began)
-        self._copied_step, self._is_copy_sealed = state.step, False
-        if share_rank_zero:
-            own = (*callbacks.state(), self._reporter.pack_files()) if self._group.rank == 0 else None
-            self._snapshots.share_rank_zero(own)
-            self._is_news = False
-        live = state.totals() | {"durable_step": state.durable_step, "world_size": self._group.world_size}
-        if self._replicas is not None:
-            began = time.perf_counter()
-            self._replicas.look(state.step)
-            self._snapshots.costs_also(time.perf_counter() - began)
-            live["weights_hash"] = self._replicas.newest
-        self._snapshots.copy(
-            state.step,
-            live,
-            len(state.history),
-            lambda: {"identity": self._identity, "history": state.history},
-            self.log.since(-1 if state.durable_step is None else state.durable_step),
-        )
-
-    def _settle(self) -> None:
-        """Wait until the newest copy counts on all ranks."""
-        self._snapshots.settle()
-        self._group.sum(np.zeros(1, np.float32))
-        self._is_copy_sealed = True
+        self._in_memory.make(share_rank_zero)
+        self._is_news = self._is_news and not share_rank_zero
 
     # -- saves that training waits for ---------------------------------------------------------------------------------
 
@@ -378,10 +330,10 @@ class Saving:
         """
         with self._pulse.doing(Activity.SAVE):
             # The save under way may take its time, and what asks for this one may not.
-            self._copy(self._callbacks.active)
+            self._copy(self._source.has_callbacks)
             self._drain()
             for pause in pauses:
-                if self._is_saved():
+                if self._waiting is None and self._state.durable_step == self._state.step:
                     break
                 time.sleep(pause)
                 best = self._take_waiting()
@@ -389,15 +341,11 @@ class Saving:
                     self._save(best)
                 if self._state.durable_step != self._state.step:
                     self._save(self._prepare())
-            self._settle()
+            self._in_memory.settle()
             return self._state.durable_step == self._state.step
 
-    def _is_saved(self) -> bool:
-        return self._waiting is None and self._state.durable_step == self._state.step
-
     def _save(self, save: _Prepared) -> None:
-        self._begin(save)
-        self._saver.phase = commit.Phase.WRITING
+        self._saves.begin(self._ready(save))
         self._drain()
 
     def finish(self) -> None:
@@ -409,17 +357,17 @@ class Saving:
         if not self.save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self._state.step}, could not be saved: "
-                f"{self._saver.failure or 'another rank failed'}. Mend the storage and run the same command: it goes "
+                f"{self._durable.failure or 'another rank failed'}. Mend the storage and run the same command: it goes "
                 f"on from step {self._state.durable_step or 0}."
             )
         if self._waiting is not None:
             self._reporter.say(f"the checkpoint of step {self._waiting.step}, the best one, was NOT saved")
         with self._pulse.doing(Activity.SAVE):
-            self._saver.settle(_RETENTION_SECONDS)
+            self._durable.settle(_RETENTION_SECONDS)
 
     def _drain(self) -> None:
-        while self._saver.phase is not commit.Phase.IDLE:
-            flags = self._group.sum(vector(self._save_votes(), self.tell()))
+        while not self._saves.is_idle:
+            flags = self._group.sum(vector(self.save_votes(), self.tell()))
             self._compare(flags)
             self._advance(flags)
             time.sleep(_LOOK_SECONDS)

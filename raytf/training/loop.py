@@ -22,15 +22,15 @@ import ray
 from raytf._ray import raylets
 from raytf.checkpoint import variables
 from raytf.checkpoint.digest import Digest
-from raytf.checkpoint.durable import Saver
+from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.memory import MemoryTier, place_on_node
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.snapshots import Snapshots, place_on_node
+from raytf.checkpoint.tier import Attempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.cluster.preemption import watcher
 from raytf.config import precision
-from raytf.config.objective import Goal
 from raytf.data.pipeline import Call, Pipeline
 from raytf.data.plan import StepPlan, assign, imbalance
 from raytf.data.sources import Source, fingerprint
@@ -46,12 +46,14 @@ from raytf.storage.storage import Storage
 from raytf.training import exact, gpu_probe, learning_rate, run_identity, warm_pool
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
-from raytf.training.checkpointer import Saving
+from raytf.training.checkpoint_policy import CheckpointPolicy
+from raytf.training.checkpointer import Checkpointer, Listener
 from raytf.training.device_placement import Placement
 from raytf.training.evaluation import Evaluator
 from raytf.training.heartbeat import Activity, Pulse, WatchedGroup
 from raytf.training.job import Job, Sources
 from raytf.training.learning_rate import LearningRate
+from raytf.training.live_state import LiveState
 from raytf.training.reporter import Reporter
 from raytf.training.step import Outcome, TrainStep
 from raytf.training.upload import Upload
@@ -110,17 +112,27 @@ class Worker:
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]
         self.pipeline = self._pipeline(self.sources.train, self.plan, training=True)
-        self.snapshots = Snapshots(
+        attempt = Attempt(self.attempt, self.rank, self.world_size, tuple(earlier))
+        self.snapshots = MemoryTier(
             job.run_uri,
             self.group,
-            self.attempt,
+            attempt,
             0 if self.config.strategy.has_servers else self.config.checkpoints.snapshot_every_steps,
             job.monitor,
             self.reporter.say_here,
             place,
         )
-        restorer = Restorer(self.storage, self.snapshots, self.group, self.reporter.say)
-        restorer.begin(earlier, known_step)
+        policy = CheckpointPolicy.of(self.config.checkpoints)
+        durable = DurableTier(
+            self.storage,
+            attempt,
+            Keep(self.config.checkpoints.keep, policy.goal),
+            self.reporter.say_here,
+            fence=functools.partial(check_owner, self.storage, self.job.lease),
+            late=self.reporter.upload_anew,
+        )
+        restorer = Restorer(self.snapshots, durable, self.group, self.reporter.say)
+        restorer.begin(known_step)
         self._build()
         self._check_needs(place[1], not earlier)
         phases.mark("build")
@@ -130,7 +142,7 @@ class Worker:
         self.named |= self.train_step.reduction.state()
         self.state = TrainingState.of(chosen, known_step)
         if chosen is not None:
-            self.reporter.resume(chosen.step, chosen.document.get("files"))
+            self.reporter.resume(chosen.step, chosen.files)
         self.callbacks = Callbacks(
             job.callbacks,
             self.model,
@@ -157,9 +169,12 @@ class Worker:
         )
         room = Room(most, free_bytes, self.reporter.say)
         self._source = functools.partial(variables.Variables, self.named, may_hold=room)
-        self.snapshots.begin(variables.sizes(self.named), self._source)
+        self.snapshots.reserve(variables.sizes(self.named), self._source)
         pulse.also(self.snapshots.look)
-        self.saving = self._prepare_saving(chosen, earlier, restorer.damaged)
+        self.live = self._live_state(chosen)
+        listener = Listener(self.reporter, self.pulse, self._logs)
+        self.saving = Checkpointer(self.live, self.snapshots, durable, self.group, policy, listener, self._replicas())
+        self.saving.start()
         self.call_steps = self.config.compute.steps_per_call or 1
         self._seconds_per_step = 0.0
         self._trained = False
@@ -269,7 +284,7 @@ class Worker:
         return LearningRate(self.model.optimizer, law)
 
     def _check_identity(self, found: Any) -> None:
-        before = found.document["identity"]
+        before = found.document.identity
         difference = run_identity.not_going_on(before, self.identity)
         if (
             not difference
@@ -298,52 +313,30 @@ class Worker:
             self.callbacks.run("on_epoch_begin", self.plan.locate(chosen.step)[0])
         own = {k: v for k, v in chosen.tensors.items() if not k.startswith("callback/")}
         variables.restore(self.named, own)
-        self.callbacks.load_state(chosen.document["callbacks"], chosen.tensors)
+        self.callbacks.load_state(chosen.document.callbacks, chosen.tensors)
         place = chosen.name if chosen.is_in_memory else f"checkpoint {chosen.name}"
         self.reporter.say(f"restored step {chosen.step} from {place}")
 
-    def _prepare_saving(self, chosen: Checkpoint | None, earlier: list[str], damaged: list[str]) -> Saving:
-        checkpoints, state = self.config.checkpoints, self.state
-        goal = None if checkpoints.keep_best is None else Goal.of(checkpoints.keep_best)
+    def _live_state(self, chosen: Checkpoint | None) -> LiveState:
+        """What checkpoints are made from; the log begins with the rows that only memory has."""
         log = StepLog(self.storage, self.attempt)
-        if chosen is not None and chosen.is_in_memory:
-            log.restore(chosen.document["rows"])
-        note = self._note(state.step)
+        if chosen is not None and chosen.rows is not None:
+            log.restore(chosen.rows)
+        note = self._note(self.state.step)
         if self.rank == 0:
             # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
             threading.Thread(target=_try, args=[note], daemon=True, name="raytf-note").start()
-        saver = Saver(
-            self.storage,
+        return LiveState(
             self.rank,
-            self.world_size,
-            self.attempt,
-            checkpoints.keep,
-            self.reporter.say_here,
-            restored=None if chosen is None or chosen.is_in_memory else chosen.name,
-            damaged=damaged,
-            late=self.reporter.upload_anew,
-            goal=goal,
-            over=earlier,
-            fence=functools.partial(check_owner, self.storage, self.job.lease),
-        )
-        return Saving(
-            checkpoints,
-            goal,
-            self.group,
-            self.pulse,
-            self.reporter,
-            state,
+            self.state,
+            self.identity,
             self.model,
             self.named,
-            self.identity,
+            self._source,
             self.callbacks,
             log,
-            self.snapshots,
-            saver,
+            self.reporter,
             note,
-            self._logs,
-            self._source,
-            replicas=self._replicas(),
         )
 
     def _replicas(self) -> Replicas | None:
@@ -427,7 +420,7 @@ class Worker:
     def _after_call(self, call: Call, outcome: Outcome, epoch: int, seconds: float) -> None:
         self.state.step = call.stop
         self.state.imbalance_seconds += (call.stop - call.start) * self._imbalance_per_step
-        self.saving.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
+        self.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
         last = self.plan.locate(call.stop - 1)[1]
         if self.callbacks.has_batch_hooks:
             self.callbacks.run_batch("on_train_batch_end", last, self._logs())

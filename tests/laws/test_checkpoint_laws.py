@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.checkpoint.cadence import Cadence
-from raytf.checkpoint.commit import Event, Phase, Votes, advance
+from raytf.checkpoint.commit import Event, advance
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
 from raytf.checkpoint.retention import to_delete
+from raytf.checkpoint.tier import Phase, Votes
 from raytf.config.objective import Goal
 
 ATTEMPTS = st.sampled_from(["20260101T000000-a", "20260101T000001-b", "20260102T000000-c"])

@@ -20,8 +20,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from raytf.checkpoint import commit, durable, manifest
+from raytf.checkpoint import manifest
+from raytf.checkpoint.commit import Commit
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.durable_writer import DurableSave
 from raytf.checkpoint.restore import Restorer
+from raytf.checkpoint.tier import Attempt
 from raytf.commands import report, runs, show, verify
 from raytf.config.identity import differences
 from raytf.config.train_config import TrainConfig
@@ -54,7 +58,7 @@ class OneRank:
 class NoSnapshots:
     """Memory of the nodes, which is empty."""
 
-    def find(self, attempts: list[str]) -> list[Any]:
+    def candidates(self) -> list[Any]:
         return []
 
 
@@ -76,30 +80,24 @@ def resume(uri: str, run_name: str) -> int | None:
         book.figures.update()
         book.figures.gauges()
         book.flush()
-        restorer = Restorer(run, NoSnapshots(), OneRank(), lambda text: None)  # type: ignore[arg-type]
-        restorer.begin(run_log.attempt_names(run), None)
-        found = restorer.find(lambda c: [differences(c.document["identity"], {}), None][1])
+        earlier = tuple(run_log.attempt_names(run))
+        durable = DurableTier(run, Attempt("20270116T080000.000-cccccc", earlier=earlier), Keep(1), lambda text: None)
+        restorer = Restorer(NoSnapshots(), durable, OneRank(), lambda text: None)  # type: ignore[arg-type]
+        restorer.begin(None)
+        found = restorer.find(lambda c: [differences(c.document.identity, {}), None][1])
         run_log.read_attempts(run)
-        save(run, 1000, None if found is None else found.name, restorer.damaged)
+        save(durable, 1000)
         return None if found is None else found.step
 
 
-def save(run: Storage, step: int, restored: str | None, damaged: list[str]) -> None:
+def save(durable: DurableTier, step: int) -> None:
     """The next checkpoint, after which old ones go."""
-    saver = durable.Saver(run, 0, 1, "20270116T080000.000-cccccc", 1, lambda text: None, restored, damaged)
-    saver.phase = commit.Phase.WRITING
-    saver.begin(step, {"model/0": np.zeros(3, np.float32)}, {"identity": {}, "history": []})
-    while not any((saver.votes().written, saver.votes().committed, saver.votes().failed)):
+    commit = Commit(durable, 1)
+    commit.begin(DurableSave(step, {"model/0": np.zeros(3, np.float32)}))
+    while not commit.is_idle:
+        commit.advance(commit.votes())
         time.sleep(0.0005)
-    if saver.votes().failed:
-        saver.drop()
-        return
-    saver.phase = commit.Phase.COMMITTING
-    saver.commit()
-    while not any((saver.votes().committed, saver.votes().failed)):
-        time.sleep(0.0005)
-    saver.done()
-    saver.settle(MOST_SECONDS)
+    durable.settle(MOST_SECONDS)
 
 
 def look(uri: str, name: str, page: Path, is_drawn: bool = True) -> dict[str, Any]:

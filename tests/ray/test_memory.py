@@ -106,21 +106,23 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     import numpy as np
 
     from raytf.checkpoint import generations, memory_keeper, variables
-    from raytf.checkpoint.snapshots import Snapshots
+    from raytf.checkpoint.document import CheckpointDocument
+    from raytf.checkpoint.memory import MemorySave, MemoryTier
+    from raytf.checkpoint.tier import Attempt
     from tests.tf.ranks import Alone
 
     uri, attempt = str(tmp_path / "run"), "20260101T000000.000-aaaaaa"
     monitor = driver.remote(num_cpus=0)(Monitor).remote()
     variable = keras.Variable(np.zeros(1000, np.float32))
-    snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, print, (0, 1))
-    snapshots.begin({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
+    snapshots = MemoryTier(uri, Alone(), Attempt(attempt), 10, monitor, print, (0, 1))
+    snapshots.reserve({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
     deadline = time.monotonic() + PATIENCE
     while snapshots.copied is None:
         assert time.monotonic() < deadline
-        snapshots.copy(0, {}, 0, dict, np.zeros((0, 4)))
+        snapshots.begin(MemorySave(0, CheckpointDocument(), np.zeros((0, 4))))
     for step in (10, 20, 20, 20):
         variable.assign(np.full(1000, step, np.float32))
-        snapshots.copy(step, {"step": step}, 0, dict, np.zeros((0, 4)))
+        snapshots.begin(MemorySave(step, CheckpointDocument(), np.zeros((0, 4))))
     snapshots.settle()
     assert snapshots.is_sealed
     there = generations.generations(memory_keeper.survey(uri, 30), {attempt})
@@ -148,22 +150,24 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     import numpy as np
 
     from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
-    from raytf.checkpoint.snapshots import Snapshots
+    from raytf.checkpoint.document import CheckpointDocument
+    from raytf.checkpoint.memory import MemorySave, MemoryTier
+    from raytf.checkpoint.tier import Attempt
     from tests.tf.ranks import Alone
 
     uri, attempt, said = str(tmp_path / "run"), "20260101T000000.000-aaaaaa", []
     monitor = driver.remote(num_cpus=0)(Monitor).remote()
     variable = keras.Variable(np.zeros(1000, np.float32))
-    snapshots = Snapshots(uri, Alone(), attempt, 10, monitor, said.append, (0, 1))
+    snapshots = MemoryTier(uri, Alone(), Attempt(attempt), 10, monitor, said.append, (0, 1))
 
     def copy(step: int) -> None:
         variable.assign(np.full(1000, step, np.float32))
-        snapshots.copy(step, {}, 0, dict, np.zeros((0, 4)))
+        snapshots.begin(MemorySave(step, CheckpointDocument(), np.zeros((0, 4))))
 
     def held() -> list[generations.Generation]:
         return generations.generations(memory_keeper.survey(uri, 30), {attempt})
 
-    snapshots.begin({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
+    snapshots.reserve({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
     until(lambda: snapshots.is_empty)
     assert snapshots.step is None
     copy(10)

@@ -2,8 +2,8 @@
 
     python -m tests.tf.replica_worker JSON      prints JSON; see `Orders`
 
-A real group of MultiWorkerMirroredStrategy, and raytf's own Saving, Saver and Replicas. Memory tier and driver, which
-are Ray's, are not there.
+A real group of MultiWorkerMirroredStrategy, and raytf's own Checkpointer, DurableTier and Replicas. Memory tier and
+driver, which are Ray's, are not there.
 """
 
 from __future__ import annotations
@@ -53,10 +53,21 @@ class Memory:
     def wish(self, stop: int, step_seconds: float) -> float:
         return 1.0
 
-    def copy(self, step: int, *_: Any) -> None:
-        self.copied.append(step)
+    def begin(self, save: Any) -> None:
+        self.copied.append(save.step)
 
-    def distrust(self) -> None:
+    def vote(self, phase: Any) -> Any:
+        from raytf.checkpoint.tier import Votes
+
+        return Votes(written=float(self.is_sealed))
+
+    def commit(self) -> bool:
+        return True
+
+    def done(self) -> None:
+        pass
+
+    def abort(self) -> None:
         self.copied.append("distrust")
 
     def costs_also(self, seconds: float) -> None:
@@ -74,8 +85,9 @@ class Rank:
 
         from raytf.checkpoint import variables
         from raytf.checkpoint.digest import Digest
-        from raytf.checkpoint.durable import Saver
+        from raytf.checkpoint.durable import DurableTier, Keep
         from raytf.checkpoint.replicas import Replicas
+        from raytf.checkpoint.tier import Attempt
         from raytf.checkpoint.training_state import TrainingState
         from raytf.storage.storage import Storage
 
@@ -89,7 +101,8 @@ class Rank:
         self.said: list[str] = []
         self.events: list[dict[str, Any]] = []
         self.storage, self.state, self.memory = Storage(folder), TrainingState(), Memory()
-        self.saver = Saver(self.storage, rank, self.group.world_size, ATTEMPT, 9, self.said.append)
+        attempt = Attempt(ATTEMPT, rank, self.group.world_size)
+        self.durable = DurableTier(self.storage, attempt, Keep(9), self.said.append)
         self.replicas = Replicas(
             self.group,
             self.named,
@@ -103,35 +116,35 @@ class Rank:
 
     def _saving(self) -> Any:
         from raytf.checkpoint import variables
-        from raytf.config.sections import CheckpointSection
+        from raytf.checkpoint.cadence import Cadence
         from raytf.runs.run_log import StepLog
         from raytf.training.callbacks import Callbacks
-        from raytf.training.checkpointer import Saving
+        from raytf.training.checkpoint_policy import CheckpointPolicy
+        from raytf.training.checkpointer import Checkpointer, Listener
+        from raytf.training.live_state import LiveState
 
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
         say = self.said.append
         reporter: Any = SimpleNamespace(say=say, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
         group: Any = self.group
-        return Saving(
-            CheckpointSection(checkpoint_every_steps=1_000_000),
-            None,
-            group,
-            pulse,
-            reporter,
+        source = LiveState(
+            self.rank,
             self.state,
+            {},
             self.model,
             self.named,
-            {},
+            functools.partial(variables.Variables, self.named),
             Callbacks(None, self.model, group, print, "", {}, None),
             StepLog(self.storage, f"{ATTEMPT[:-1]}{self.rank}"),
-            self.memory,  # type: ignore[arg-type]
-            self.saver,
+            reporter,
             nothing,
-            dict,
-            functools.partial(variables.Variables, self.named),
-            replicas=self.replicas,
         )
+        memory: Any = self.memory
+        policy, listener = CheckpointPolicy(Cadence(1_000_000, None)), Listener(reporter, pulse, dict)
+        saving = Checkpointer(source, memory, self.durable, group, policy, listener, self.replicas)
+        saving.start()
+        return saving
 
     def train(self, flips: bool) -> None:
         from raytf.distributed.step_flags import Flag, vector
@@ -144,12 +157,12 @@ class Rank:
             self.state.step = stop
             if flips and stop == FLIP:
                 self._flip()
-            if stop in SAVES and self.saver.phase.value == "idle":
+            if stop in SAVES and not self.saving.is_saving:
                 told[Flag.WANT_SAVE] = 1
             self.saving.act(told)
             # A save is to end within a step or two; what it waits for is the disk.
             deadline = time.monotonic() + 60
-            while not self.saver._job.done() and self.saver.name and time.monotonic() < deadline:
+            while not self.durable._job.done() and self.durable.name and time.monotonic() < deadline:
                 time.sleep(0.005)
 
     def _update(self) -> None:
@@ -179,7 +192,7 @@ class Rank:
         self.state.step = found.step
         self.state.durable_step = found.step
         self.replicas._pending = self.replicas._told = None
-        self.saver.phase = type(self.saver.phase)("idle")
+        self.saving = self._saving()
 
 
 def play(orders: Orders, group: Any, number: int, flips: bool, exact: bool) -> dict[str, Any]:

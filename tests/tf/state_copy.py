@@ -23,18 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from raytf.checkpoint import commit, snapshot_slot, variables
-from raytf.checkpoint.durable import Saver
-from raytf.checkpoint.snapshots import Snapshots
+from raytf.checkpoint import snapshot_slot, variables
+from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.tensor_stream import Remote
+from raytf.checkpoint.tier import Attempt
 from raytf.checkpoint.training_state import TrainingState
-from raytf.config.sections import CheckpointSection
 from raytf.distributed.group import Alone
 from raytf.distributed.step_flags import Flag, vector
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
 from raytf.training.callbacks import Callbacks
-from raytf.training.checkpointer import Saving
+from raytf.training.checkpoint_policy import CheckpointPolicy
+from raytf.training.checkpointer import Checkpointer, Listener
+from raytf.training.live_state import LiveState
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
 KINDS = ("RssAnon", "RssShmem")
@@ -112,35 +115,22 @@ class Run:
             return OnADevice(names, values, all_at_once)
 
         group: Any = Alone(None)  # type: ignore[arg-type]
-        self.snapshots = Snapshots(folder, group, ATTEMPT, 10, None, print, (0, 1))
+        self.snapshots = MemoryTier(folder, group, Attempt(ATTEMPT), 10, None, print, (0, 1))
         self.snapshots._source = make(list(named))
         self.snapshots._keeping = SimpleNamespace(is_lost=False, tidy=lambda: None)  # type: ignore[assignment]
         self.snapshots._is_tidy = True
         self.files = [os.memfd_create("state") for _ in range(2)]
         self.snapshots._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{fd}") for fd in self.files]
-        self.saver = Saver(storage, 0, 1, ATTEMPT, 1, print)
+        self.durable = DurableTier(storage, Attempt(ATTEMPT), Keep(1), print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
         reporter: Any = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
         model: Any = SimpleNamespace(trainable_variables=[])
-        self.saving = Saving(
-            CheckpointSection(checkpoint_every_steps=1_000_000),
-            None,
-            group,
-            pulse,
-            reporter,
-            self.state,
-            model,
-            named,
-            {},
-            Callbacks(None, model, group, print, "", {}, None),
-            StepLog(storage, ATTEMPT),
-            self.snapshots,
-            self.saver,
-            nothing,
-            dict,
-            make,
-        )
+        callbacks, log = Callbacks(None, model, group, print, "", {}, None), StepLog(storage, ATTEMPT)
+        source = LiveState(0, self.state, {}, model, named, make, callbacks, log, reporter, nothing)
+        policy, listener = CheckpointPolicy(Cadence(1_000_000, None)), Listener(reporter, pulse, dict)
+        self.saving = Checkpointer(source, self.snapshots, self.durable, group, policy, listener)
+        self.saving.start()
 
     def copy(self) -> None:
         self.state.step += 1
@@ -151,10 +141,10 @@ class Run:
         self.state.step += 1
         self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
         self.copy()
-        while self.saver.phase is not commit.Phase.IDLE:
-            self.saving.act(vector(self.saving._save_votes()))
+        while self.saving.is_saving:
+            self.saving.act(vector(self.saving.save_votes()))
             time.sleep(0.01)
-        assert self.state.durable_step == self.state.step - 1, self.saver.failure
+        assert self.state.durable_step == self.state.step - 1, self.durable.failure
         self.snapshots.settle()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import keras
@@ -12,16 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.checkpoint import cadence, commit, durable, manifest, naming, variables
+from raytf.checkpoint import cadence, manifest, naming, variables
+from raytf.checkpoint.cadence import Cadence
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.memory import MemorySave
+from raytf.checkpoint.tier import Attempt, Phase, Votes
 from raytf.checkpoint.training_state import TrainingState
 from raytf.config.objective import Goal
-from raytf.config.sections import CheckpointSection
 from raytf.distributed.step_flags import Flag, vector
 from raytf.errors import ConfigError, StorageError
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
 from raytf.training.callbacks import Callbacks
-from raytf.training.checkpointer import Saving
+from raytf.training.checkpoint_policy import CheckpointPolicy
+from raytf.training.checkpointer import Checkpointer, Listener
+from raytf.training.live_state import LiveState
 from tests.tf.ranks import Alone
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
@@ -39,8 +45,17 @@ class Memory:
     def wish(self, stop: int, step_seconds: float) -> float:
         return 1.0
 
-    def copy(self, step, *_) -> None:
-        self.copied.append(step)
+    def begin(self, save: MemorySave) -> None:
+        self.copied.append(save.step)
+
+    def vote(self, phase: Phase) -> Votes:
+        return Votes(written=float(self.is_sealed))
+
+    def commit(self) -> bool:
+        return True
+
+    def done(self) -> None:
+        pass
 
     def settle(self) -> None:
         self.settled += 1
@@ -49,26 +64,26 @@ class Memory:
         self.waits += 1
 
 
-class SlowSaver(durable.Saver):
+class SlowTier(DurableTier):
     """Takes `calls` calls of the training step for a save, which may fail."""
 
     calls = left = 0
     fails = False
 
-    def begin(self, step, tensors, document, finite, first, writers=None) -> None:
+    def begin(self, save) -> None:
         def refuse() -> None:
             raise StorageError("storage is away", "unreachable")
 
         self.left = self.calls
-        super().begin(step, tensors, document, finite, refuse if self.fails else first)
+        super().begin(replace(save, before=refuse) if self.fails else save)
 
-    def votes(self) -> commit.Votes:
-        if self._save is not None and self.phase is not commit.Phase.IDLE:
+    def vote(self, phase: Phase) -> Votes:
+        if self._writer is not None and phase is not Phase.IDLE:
             if self.left:
                 self.left -= 1
-                return commit.Votes()
+                return Votes()
             self._job.exception(60)
-        return super().votes()
+        return super().vote(phase)
 
 
 class Run:
@@ -78,38 +93,35 @@ class Run:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         self.storage, self.state, self.memory = Storage(folder), state or TrainingState(), Memory()
-        self.saver = SlowSaver(self.storage, 0, 1, ATTEMPT, 1, print, goal=GOAL)
-        self.saver.calls = calls
-        pulse = SimpleNamespace(doing=lambda activity: nullcontext())
+        self.tier = SlowTier(self.storage, Attempt(ATTEMPT), Keep(1, GOAL), print)
+        self.tier.calls = calls
         self.now = 0.0
-        named = variables.variables(model)
         nothing = lambda *_, **__: None  # noqa: E731
+        pulse = SimpleNamespace(doing=lambda activity: nullcontext())
         reporter = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
-        self.saving = Saving(
-            CheckpointSection(checkpoint_every_steps=1_000_000),
-            GOAL,
-            Alone(),
-            pulse,
-            reporter,
+        named = variables.variables(model)
+        source = LiveState(
+            0,
             self.state,
+            {},
             model,
             named,
-            {},
+            functools.partial(variables.Variables, named),
             Callbacks(None, model, Alone(), print, "", {}, None),
             StepLog(self.storage, ATTEMPT),
-            self.memory,
-            self.saver,
+            reporter,
             nothing,
-            dict,
-            functools.partial(variables.Variables, named),
-            lambda: self.now,
         )
+        policy, listener = CheckpointPolicy(Cadence(1_000_000, None), GOAL), Listener(reporter, pulse, dict)
+        clock = lambda: self.now  # noqa: E731
+        self.saving = Checkpointer(source, self.memory, self.tier, Alone(), policy, listener, clock=clock)
+        self.saving.start()
 
     def epoch(self, value: float, saved: bool = False) -> None:
         """One call of one step, which ends an epoch with a value; `saved`: it is time for a checkpoint."""
         self.now += 3
         flags = vector(self.saving.votes(self.state.step + 1, 0.1, True))
-        if saved and self.saver.phase is commit.Phase.IDLE:
+        if saved and not self.saving.is_saving:
             flags[Flag.WANT_SAVE] = 1
         self.state.step += 1
         logs = {"val_loss": value}
@@ -136,9 +148,9 @@ def test_the_best_of_all_epochs_stays(epochs):
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
         for value, calls, saved, fails in epochs:
-            run.saver.calls, run.saver.fails = calls, fails
+            run.tier.calls, run.tier.fails = calls, fails
             run.epoch(value, saved)
-        run.saver.left, run.saver.fails = 0, False
+        run.tier.left, run.tier.fails = 0, False
         run.saving.finish()
         values = [epoch[0] for epoch in epochs]
         best = values.index(min(values)) + 1
@@ -149,7 +161,7 @@ def test_the_best_of_all_epochs_stays(epochs):
 def test_memory_keeps_the_best_state_until_storage_has_it():
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
-        run.saver.calls = 100
+        run.tier.calls = 100
         run.epoch(2.0)
         run.epoch(3.0)
         run.epoch(4.0)
@@ -179,12 +191,12 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
     assert first.kept == [1], "the state of the first step has the best value so far"
     # The group dies at step 7, of which memory has all.
     again = Run(str(tmp_path), TrainingState(step=7, durable_step=1, best=("val_loss", 3.0)))
-    assert again.saver.phase is commit.Phase.WRITING
+    assert again.saving.is_saving
     train(again)
     assert again.kept[0] == again.state.durable_step == 7
     # It dies at once; storage has all that memory has, and nothing is written.
     third = Run(str(tmp_path), TrainingState(step=7, durable_step=7, best=("val_loss", 3.0)))
-    assert third.saver.phase is commit.Phase.IDLE
+    assert not third.saving.is_saving
     assert not third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
     third.now += cadence.YOUNG_SECONDS
     assert third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
@@ -192,12 +204,12 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
 
 def test_the_cadence_counts_from_the_state_and_not_from_the_save_that_came_late(tmp_path):
     run = Run(str(tmp_path))
-    run.saver.calls = 5
+    run.tier.calls = 5
     run.epoch(9.0)
     run.epoch(9.0)
     run.epoch(8.0)  # the best so far, which waits until the first save has ended
     made_at = run.now
-    while run.saving._current is None or run.saving._current.step != 3:
+    while run.saving.saving_step != 3:
         run.epoch(10.0)
     assert run.saving._saved_at == made_at < run.now
     run.saving.finish()

@@ -4,7 +4,7 @@
     python -m tests.stress.torture.kills --kills 200 --store s3 --damage --fail-share 0.1
 
 Real processes of one to three ranks, without TensorFlow, copy and save a state that is a function of the step, with
-raytf's own Saver, votes, Storage and slots of memory. SIGKILL ends them at random moments: while they restore, copy
+raytf's own DurableTier, Commit, Storage and memory slots. SIGKILL ends them at random moments: while they restore, copy
 into memory, serialize, upload, write the manifest, delete old checkpoints. After each kill a fresh process restores,
 and compares each bit of whatever looks whole. Exit code 1 when anything is corrupt or older than what had been
 reported as complete. docs/evidence/torture.md has results.

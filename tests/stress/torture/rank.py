@@ -16,7 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from raytf.checkpoint import codec, commit, durable, generations, manifest, snapshot_slot
+from raytf.checkpoint import codec, generations, manifest, snapshot_slot
+from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.tier import Attempt, Votes
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 from tests.stress.torture.restore import Memory, restore
@@ -172,16 +176,10 @@ def _train(
         teller.tell("broken", f"ranks restored different steps, this one {step}")
     teller.enter("main", "")
     state.fill(step)
-    saver = durable.Saver(
-        storage,
-        rank,
-        plan.ranks,
-        plan.attempt,
-        plan.keep,
-        lambda text: teller.tell("said", text[:200]),
-        restored=found.name or None,
-        damaged=list(found.skipped),
-    )
+    attempt = Attempt(plan.attempt, rank, plan.ranks)
+    tier = DurableTier(storage, attempt, Keep(plan.keep), lambda text: teller.tell("said", text[:200]))
+    tier.went_on_from(found.name or None, list(found.skipped))
+    save = Commit(tier, plan.ranks)
     sizes = {name: tensor.size for name, tensor in state.tensors.items()}
     mates = plan.mates(rank)
     place = generations.Share(0, plan.attempt, mates.index(rank), len(mates))
@@ -192,33 +190,29 @@ def _train(
         step += 1
         time.sleep(_STEP_SECONDS)
         state.fill(step)
-        want = rank == 0 and saver.phase is commit.Phase.IDLE and step - saved >= _SAVE_STEPS
-        own = saver.votes()
-        votes = commit.Votes(*group.sum([float(want), own.written, own.committed, own.failed]))
-        saver.phase, event = commit.advance(saver.phase, votes, plan.ranks)
-        if event is commit.Event.BEGIN or step % _COPY_STEPS == 0:
+        want = rank == 0 and save.is_idle and step - saved >= _SAVE_STEPS
+        own = save.votes()
+        votes = Votes(*group.sum([float(want), own.written, own.committed, own.failed]))
+        if (save.is_idle and votes.want) or step % _COPY_STEPS == 0:
             teller.enter("main", "snapshot")
             share = generations.Share(step, plan.attempt, place.share, place.shares)
             pair[0].write(share, teller.slowly(to_copy, "snapshot"), {"step": step}, b"{}")
             pair.reverse()
             teller.tell("copied", step)
             teller.enter("main", "")
-        if event is commit.Event.BEGIN:
-            saved = step
+
+        def begin(step: int = step) -> DurableSave:
             copies = to_save if plan.plant == "no-copy" else {n: np.array(t) for n, t in to_save.items()}
-            saver.begin(
-                step,
-                teller.slowly(copies, "write"),
-                {"step": step},
-                [n for n in copies if n.startswith("model/")],
-                first=lambda: teller.enter("save", "write"),
+            finite = [n for n in copies if n.startswith("model/")]
+            return DurableSave(
+                step, teller.slowly(copies, "write"), finite=finite, before=lambda: teller.enter("save", "write")
             )
-        elif event is commit.Event.COMMIT:
-            saver.commit()
-        elif event is commit.Event.DONE:
-            saver.done()
+
+        event = save.advance(votes, begin)
+        if event is Event.BEGIN:
+            saved = step
+        elif event is Event.DONE:
             teller.tell("done", saved)
             teller.enter("save", "")
-        elif event is commit.Event.FAILED:
+        elif event is Event.FAILED:
             teller.tell("failed", saved)
-            saver.drop()

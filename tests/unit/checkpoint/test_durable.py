@@ -7,14 +7,29 @@ import zlib
 import numpy as np
 import pytest
 
-from raytf.checkpoint import audit, cadence, commit, durable, manifest, naming
+from raytf.checkpoint import audit, cadence, durable, manifest, naming
+from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.durable_writer import DurableSave
 from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.tier import Attempt, Votes
 from raytf.config.objective import Goal
 from raytf.errors import CheckpointError, RunInUseError
 from raytf.storage.storage import Storage
 from raytf.testing import StorageProxy
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
+DOCUMENT = CheckpointDocument(
+    identity={"model": "a"},
+    history=[{"epoch": 0, "step": 7, "loss": 0.5}],
+    train_seconds=1.5,
+    imbalance_seconds=0.5,
+    stopped_early=True,
+    best=("loss", 0.5),
+    world_size=2,
+    callbacks={"0": {"wait": 3}},
+)
 
 
 class Clock:
@@ -27,38 +42,31 @@ class Clock:
 class Ranks:
     """All ranks of a group in this process; their votes are added as the gradients' sum would."""
 
-    def __init__(self, run, world_size=2, **more):
+    def __init__(self, run, world_size=2, keep=3, goal=None, attempt=ATTEMPT, earlier=(), **more):
         self.said, self.clock = [], Clock()
-        more = {"keep": 3, "say": self.said.append, "clock": self.clock, "attempt": ATTEMPT, **more}
-        self.savers = [durable.Saver(run, rank, world_size, **more) for rank in range(world_size)]
+        more = {"say": self.said.append, "clock": self.clock, **more}
+        attempts = [Attempt(attempt, rank, world_size, tuple(earlier)) for rank in range(world_size)]
+        self.tiers = [DurableTier(run, own, Keep(keep, goal), **more) for own in attempts]
+        self.commits = [Commit(tier, world_size) for tier in self.tiers]
 
     def begin(self, step, document=None, **more):
-        for rank, saver in enumerate(self.savers):
-            saver.begin(step, {f"w{rank}": np.full(10, step, np.float32)}, document or {"step": step}, **more)
-            saver.phase = commit.Phase.WRITING
+        for rank, commit in enumerate(self.commits):
+            tensors = {f"w{rank}": np.full(10, step, np.float32)}
+            commit.begin(DurableSave(step, tensors, document or CheckpointDocument(), **more))
 
     def advance(self):
         """One step of the protocol, on every rank."""
-        votes = [saver.votes() for saver in self.savers]
-        names = ("want", "written", "committed", "failed")
-        total = commit.Votes(*(sum(getattr(v, name) for v in votes) for name in names))
-        for saver in self.savers:
-            saver.phase, event = commit.advance(saver.phase, total, len(self.savers))
-            if event is commit.Event.COMMIT:
-                saver.commit()
-            elif event is commit.Event.FAILED:
-                saver.drop()
-            elif event is commit.Event.DONE:
-                saver.done()
+        votes = sum((commit.votes() for commit in self.commits), Votes())
+        (event,) = {commit.advance(votes) for commit in self.commits}
         return event
 
     def finish(self, settle=True):
         """How the save under way ends, and what retention does then."""
         while True:
             event = self.advance()
-            if event in (commit.Event.DONE, commit.Event.FAILED):
+            if event in (Event.DONE, Event.FAILED):
                 if settle:
-                    self.savers[0].settle(60)
+                    self.tiers[0].settle(60)
                 return event
             time.sleep(0.01)
 
@@ -114,21 +122,20 @@ def folders(run):
 
 def test_what_is_saved_is_read(run):
     ranks = Ranks(run)
-    assert ranks.save(7) is commit.Event.DONE
-    found = durable.load(run, ranks.savers[0].name)
-    assert (found.step, found.document) == (7, {"step": 7})
+    assert ranks.save(7, DOCUMENT) is Event.DONE
+    found = durable.load(run, ranks.tiers[0].name)
+    assert (found.step, found.document) == (7, DOCUMENT)
     assert {name: value.tolist() for name, value in found.tensors.items()} == {"w0": [7] * 10, "w1": [7] * 10}
     assert ranks.said == []
 
 
 def test_ranks_without_tensors_write_nothing(run):
     ranks = Ranks(run, world_size=20)
-    for rank, saver in enumerate(ranks.savers):
+    for rank, commit in enumerate(ranks.commits):
         tensors = {f"w{rank}": np.full(10, rank, np.float32)} if rank < 18 else {}
-        saver.begin(7, tensors, {"step": 7}, writers=18)
-        saver.phase = commit.Phase.WRITING
-    assert ranks.finish() is commit.Event.DONE
-    name = ranks.savers[0].name
+        commit.begin(DurableSave(7, tensors, writers=18))
+    assert ranks.finish() is Event.DONE
+    name = ranks.tiers[0].name
     files = [f"share-{rank:05d}.{kind}" for rank in range(18) for kind in ("json", "safetensors")]
     assert run.list(f"{FOLDER}/{name}") == [manifest.FILE, *files]
     assert [share["names"] for share in manifest.read(run, name)["shares"]] == [[f"w{rank}"] for rank in range(18)]
@@ -137,23 +144,22 @@ def test_ranks_without_tensors_write_nothing(run):
 
 def test_a_failed_save_is_removed_and_said_once(run):
     ranks = Ranks(run)
-    assert ranks.save(1) is commit.Event.DONE
+    assert ranks.save(1) is Event.DONE
     for step in (2, 3, 4):
-        assert ranks.save(step, first=fail("the disk is full")) is commit.Event.FAILED
+        assert ranks.save(step, before=fail("the disk is full")) is Event.FAILED
     assert sorted(ranks.said) == ["rank 0: the disk is full", "rank 1: the disk is full"][: len(ranks.said)]
     assert ranks.said
     until(lambda: len(folders(run)) == 1)
-    assert ranks.save(5) is commit.Event.DONE
-    assert ranks.save(6, first=fail("again")) is commit.Event.FAILED
+    assert ranks.save(5) is Event.DONE
+    assert ranks.save(6, before=fail("again")) is Event.FAILED
     assert "again" in ranks.said[-1]
     assert [naming.split_name(n)[0] for n in manifest.list_complete(run)] == [5, 1]
 
 
 def test_a_state_with_nan_is_not_saved(run):
     ranks = Ranks(run, world_size=1)
-    ranks.savers[0].begin(1, {"w": np.array([1, np.nan])}, {}, finite=["w"])
-    ranks.savers[0].phase = commit.Phase.WRITING
-    assert ranks.finish() is commit.Event.FAILED
+    ranks.commits[0].begin(DurableSave(1, {"w": np.array([1, np.nan])}, finite=["w"]))
+    assert ranks.finish() is Event.FAILED
     assert "w holds NaN" in ranks.said[0]
 
 
@@ -166,12 +172,12 @@ def test_a_store_that_hangs_is_not_waited_for(s3, s3_endpoint):
         proxy.delay(4)
         ranks.begin(1)
         ranks.clock.now = cadence.DEADLINE_SECONDS - 1
-        assert ranks.advance() is commit.Event.NOTHING
+        assert ranks.advance() is Event.NOTHING
         ranks.clock.now = cadence.DEADLINE_SECONDS + 1
-        assert ranks.advance() is commit.Event.FAILED
+        assert ranks.advance() is Event.FAILED
         assert "did not take the checkpoint within 120 s" in ranks.said[0]
         proxy.delay(0)
-        assert ranks.save(2) is commit.Event.DONE
+        assert ranks.save(2) is Event.DONE
         assert ended.wait(60)
         assert [naming.split_name(n)[0] for n in manifest.list_complete(direct)] == [2]
 
@@ -182,11 +188,11 @@ def test_a_manifest_that_comes_late_makes_no_checkpoint(s3, s3_endpoint):
         ended = threading.Event()
         ranks = Ranks(Storage(s3("run").replace(s3_endpoint, proxy.endpoint)), world_size=1, late=ended.set)
         ranks.begin(1)
-        until(lambda: ranks.savers[0].votes().written)
+        until(lambda: ranks.commits[0].votes().written)
         proxy.delay(2)
-        assert ranks.advance() is commit.Event.COMMIT
+        assert ranks.advance() is Event.COMMIT
         ranks.clock.now = cadence.DEADLINE_SECONDS + 1
-        assert ranks.advance() is commit.Event.FAILED
+        assert ranks.advance() is Event.FAILED
         assert not ended.is_set()
         proxy.delay(0)
         assert ended.wait(60)
@@ -197,15 +203,15 @@ def test_saves_that_hang_take_a_bounded_memory(run):
     ended, release = [], threading.Event()
     ranks = Ranks(run, world_size=1, late=lambda: ended.append(True))
     for step in (1, 2):
-        ranks.begin(step, first=lambda: release.wait(60))
+        ranks.begin(step, before=lambda: release.wait(60))
         ranks.clock.now += cadence.DEADLINE_SECONDS + 1
-        assert ranks.advance() is commit.Event.FAILED
+        assert ranks.advance() is Event.FAILED
     ranks.begin(3)
-    assert ranks.advance() is commit.Event.FAILED  # at once: nothing was begun
-    assert "2 earlier writes hang still" in str(ranks.savers[0].failure)
+    assert ranks.advance() is Event.FAILED  # at once: nothing was begun
+    assert "2 earlier writes hang still" in str(ranks.tiers[0].failure)
     release.set()
     until(lambda: len(ended) == 2)
-    assert ranks.save(4) is commit.Event.DONE
+    assert ranks.save(4) is Event.DONE
     assert [naming.split_name(n)[0] for n in manifest.list_complete(run)] == [4]
 
 
@@ -213,13 +219,13 @@ def test_a_store_known_to_be_slow_is_given_more_time(run):
     ranks = Ranks(run, world_size=1)
     ranks.begin(1)
     ranks.clock.now = 50
-    assert ranks.finish() is commit.Event.DONE
+    assert ranks.finish() is Event.DONE
     release = threading.Event()
-    ranks.begin(2, first=lambda: release.wait(60))
+    ranks.begin(2, before=lambda: release.wait(60))
     ranks.clock.now += 499
-    assert ranks.advance() is commit.Event.NOTHING
+    assert ranks.advance() is Event.NOTHING
     ranks.clock.now += 2
-    assert ranks.advance() is commit.Event.FAILED
+    assert ranks.advance() is Event.FAILED
     release.set()
 
 
@@ -232,8 +238,8 @@ def test_the_best_is_kept_beside_the_newest(run):
     history = []
     for epoch, accuracy in enumerate([0.5, 0.9, 0.7, 0.9, float("nan"), 0.8]):
         history.append({"step": 10 * epoch + 10, "val_accuracy": accuracy})
-        assert ranks.save(10 * epoch + 10, {"history": list(history)}) is commit.Event.DONE
-        assert ranks.save(10 * epoch + 15, {"history": list(history)}) is commit.Event.DONE  # within an epoch
+        assert ranks.save(10 * epoch + 10, CheckpointDocument(history=list(history))) is Event.DONE
+        assert ranks.save(10 * epoch + 15, CheckpointDocument(history=list(history))) is Event.DONE  # within an epoch
     assert steps(run) == [65, 60, 20]
     other = Ranks(run, keep=1, attempt="20260102T000000.000-bbbbbb", goal=Goal("val_accuracy", False))
     other.save(70)
@@ -324,7 +330,7 @@ def as_version_one(run, name):
 def test_a_checkpoint_of_format_1_is_read_and_verified(run):
     ranks = Ranks(run)
     ranks.save(7)
-    name = ranks.savers[0].name
+    name = ranks.tiers[0].name
     as_version_one(run, name)
     loaded = durable.load(run, name)
     assert loaded.step == 7
@@ -353,9 +359,9 @@ def test_orphans_are_collected(run):
     past = "20250101T000000.000-cccccc"
     for name in (naming.name_of(99, past), naming.name_of(0, past), naming.name_of(99, "20270101T000000.000-dddddd")):
         run.put(f"{FOLDER}/{name}/share-00000.safetensors", b"half")
-    ranks = Ranks(run, over=[past])
+    ranks = Ranks(run, earlier=[past])
     ranks.save(5)
-    assert folders(run) == [ranks.savers[0].name, naming.name_of(99, "20270101T000000.000-dddddd")]
+    assert folders(run) == [ranks.tiers[0].name, naming.name_of(99, "20270101T000000.000-dddddd")]
 
 
 def test_half_uploads_are_aborted(s3, s3_endpoint):
@@ -370,8 +376,8 @@ def test_half_uploads_are_aborted(s3, s3_endpoint):
     # Of an attempt that died before its first file was there, and of somebody else.
     client.create_multipart_upload(Bucket=bucket, Key="run/attempts/20250102T000000.000-dddddd.json")
     client.create_multipart_upload(Bucket=bucket, Key="run/export/1/saved_model.pb")
-    ranks = Ranks(Storage(uri), world_size=1, over=[past])
-    assert ranks.save(5) is commit.Event.DONE
+    ranks = Ranks(Storage(uri), world_size=1, earlier=[past])
+    assert ranks.save(5) is Event.DONE
     left = [upload["Key"] for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])]
     assert sorted(left) == [
         f"run/{FOLDER}/{naming.name_of(3, ATTEMPT)}/share-00000.safetensors",
@@ -388,7 +394,7 @@ def test_a_run_that_was_taken_over_is_not_written(run):
         raise RunInUseError("the run belongs to process 7 on far now.")
 
     fenced = Ranks(run, keep=1, fence=fence, attempt="20260102T000000.000-bbbbbb")
-    assert fenced.save(2) is commit.Event.FAILED
+    assert fenced.save(2) is Event.FAILED
     assert fenced.said == ["rank 0: the run belongs to process 7 on far now."]
     assert steps(run) == [1]
 
@@ -396,16 +402,16 @@ def test_a_run_that_was_taken_over_is_not_written(run):
 def test_a_store_that_is_slow_to_delete_costs_no_checkpoint(tmp_path):
     run = SlowToDelete(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)
-    assert ranks.save(1) is commit.Event.DONE
+    assert ranks.save(1) is Event.DONE
     ranks.begin(2)
-    assert ranks.finish(settle=False) is commit.Event.DONE  # the first one is still being deleted
+    assert ranks.finish(settle=False) is Event.DONE  # the first one is still being deleted
     assert run.is_waiting.wait(60)
     ranks.clock.now += 10 * cadence.DEADLINE_SECONDS
-    ranks.begin(3, first=fail("storage is away"))
-    assert ranks.finish(settle=False) is commit.Event.FAILED
+    ranks.begin(3, before=fail("storage is away"))
+    assert ranks.finish(settle=False) is Event.FAILED
     assert manifest.list_complete(run)[0] == naming.name_of(2, ATTEMPT, 2)
     run.go.set()
-    ranks.savers[0].settle(60)
+    ranks.tiers[0].settle(60)
     until(lambda: folders(run) == [naming.name_of(2, ATTEMPT, 2)])
 
 
@@ -414,14 +420,14 @@ def test_what_is_written_while_others_are_deleted_stays(tmp_path, kind):
     run = kind(str(tmp_path / "run"))
     ranks = Ranks(run, keep=1)
     ranks.begin(1)
-    assert ranks.finish(settle=False) is commit.Event.DONE
+    assert ranks.finish(settle=False) is Event.DONE
     ranks.begin(2)
-    assert ranks.finish(settle=False) is commit.Event.DONE
+    assert ranks.finish(settle=False) is Event.DONE
     assert run.is_waiting.wait(60)
     ranks.begin(3)
-    until(lambda: all(saver.votes().written for saver in ranks.savers))
+    until(lambda: all(commit.votes().written for commit in ranks.commits))
     run.go.set()
-    ranks.savers[0].settle(60)
-    assert ranks.finish() is commit.Event.DONE
+    ranks.tiers[0].settle(60)
+    assert ranks.finish() is Event.DONE
     assert durable.load(run, naming.name_of(3, ATTEMPT, 3)).step == 3
     assert folders(run) == [naming.name_of(3, ATTEMPT, 3)]

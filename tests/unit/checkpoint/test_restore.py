@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.restore import Restorer
+from raytf.checkpoint.tier import Attempt
 from raytf.distributed.replica_agreement import bits_of
 from raytf.storage.storage import Storage
 
@@ -23,12 +26,12 @@ class Memory:
     def __init__(self, hashes: dict[int, int | None]):
         self.hashes = hashes
 
-    def find(self, attempts: list[str]) -> list[Generation]:
+    def candidates(self) -> list[Generation]:
         return [Generation(step, ATTEMPT, {"node": []}) for step in self.hashes]
 
     def load(self, generation: Generation) -> Checkpoint:
         value = self.hashes[generation.step]
-        document = {} if value is None else {"weights_hash": value}
+        document = CheckpointDocument(weights_hash=value)
         return Checkpoint("memory of 2 nodes", generation.step, document, {}, is_in_memory=True)
 
 
@@ -57,8 +60,9 @@ class TwoRanks:
 )
 def test_a_copy_on_whose_weights_the_ranks_did_not_agree_is_skipped(tmp_path: Path, own: Any, others: Any, step: int):
     said: list[str] = []
-    restorer = Restorer(Storage(str(tmp_path)), Memory(own), TwoRanks(others), said.append)  # type: ignore[arg-type]
-    restorer.begin([ATTEMPT], 0)
+    durable = DurableTier(Storage(str(tmp_path)), Attempt("20260102T000000.000-bbbbbb"), Keep(3), said.append)
+    restorer = Restorer(Memory(own), durable, TwoRanks(others), said.append)  # type: ignore[arg-type]
+    restorer.begin(0)
     found = restorer.find(lambda checkpoint: None)
     assert found is not None
     assert found.step == step

@@ -2,6 +2,7 @@
 
 import pytest
 
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.training_state import TrainingState
 
@@ -11,13 +12,11 @@ from raytf.checkpoint.training_state import TrainingState
     [(None, None, None), (None, 0, None), (10, None, 10), (10, 30, 30), (30, 10, 30), (None, 40, 40), (10, 50, 10)],
 )
 def test_a_save_may_have_ended_after_the_copy_in_memory_was_made(of_copy, known, durable):
-    document = {"train_seconds": 0.0, "imbalance_seconds": 0.0, "history": [], "stopped_early": False}
-    chosen = Checkpoint("memory", 40, document | {"durable_step": of_copy}, {}, is_in_memory=True)
+    chosen = Checkpoint("memory", 40, CheckpointDocument(durable_step=of_copy), {}, is_in_memory=True)
     # What the driver saw on storage of a later step could not be restored, else it would have been.
     assert TrainingState.of(chosen, known).durable_step == durable
 
 
 def test_a_checkpoint_is_on_storage_and_a_new_run_is_not():
-    document = {"train_seconds": 0.0, "imbalance_seconds": 0.0, "history": [], "stopped_early": False}
-    assert TrainingState.of(Checkpoint("x", 40, document, {}), None).durable_step == 40
+    assert TrainingState.of(Checkpoint("x", 40, CheckpointDocument(), {}), None).durable_step == 40
     assert TrainingState.of(None, 0) == TrainingState()

@@ -329,7 +329,10 @@ def test_a_renewal_that_fails_is_told_and_tried_again(s3, s3_endpoint, proxy):
 OWNER = """
 import functools, os, signal, sys, threading, time
 import numpy as np
-from raytf.checkpoint import durable, commit
+from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.tier import Attempt
 from raytf.runs.lease import Lease, check_owner
 from raytf.storage.storage import Storage
 
@@ -345,8 +348,8 @@ class Stopping(Storage):
             time.sleep(0.5)  # the signal may take another thread first
         return super().swap(*arguments)
 
-def wait(saver, vote):
-    while not (getattr(saver.votes(), vote) or saver.failure):
+def wait(vote):
+    while not (getattr(commit.votes(), vote) or tier.failure):
         time.sleep(0.01)
 
 run = Stopping(sys.argv[1])
@@ -354,17 +357,16 @@ lease = Lease(run)
 lease.owner["boot"] = "another machine"
 with lease:
     fence = functools.partial(check_owner, run, lease.owner["id"])
-    saver = durable.Saver(run, 0, 1, "20260101T000000.000-aaaaaa", 3, lambda text: None, fence=fence)
-    saver.begin(1, {"w": np.zeros(3)}, {})
-    saver.phase = commit.Phase.WRITING
-    wait(saver, "written")
+    tier = DurableTier(run, Attempt("20260101T000000.000-aaaaaa"), Keep(3), lambda text: None, fence)
+    commit = Commit(tier, 1)
+    commit.begin(DurableSave(1, {"w": np.zeros(3)}))
+    wait("written")
     print("written", flush=True)
     ready.set()
     sys.stdin.readline()
-    saver.phase = commit.Phase.COMMITTING
-    saver.commit()
-    wait(saver, "committed")
-    print(saver.failure, flush=True)
+    assert commit.advance(commit.votes()) is Event.COMMIT
+    wait("committed")
+    print(tier.failure, flush=True)
     print("lost" if lease.lost.wait(60) else "never noticed", flush=True)
 """
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
-import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,8 +15,11 @@ import ray
 
 from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
+from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.keeper_client import Keeping
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.state_source import Extras
+from raytf.checkpoint.tier import Attempt, Phase, Votes
 from raytf.checkpoint.variables import MakeSource, Source, Values
 from raytf.distributed.group import Ranks
 
@@ -28,15 +31,31 @@ _LOG, _RANK_ZERO = "log/rows", "rank 0"
 _COSTS = 9
 
 
-class Snapshots:
+@dataclasses.dataclass(frozen=True)
+class MemorySave:
+    """What a copy in memory keeps beside the tensors, which come from the rank's source as they are then.
+
+    Attributes:
+        step: global steps that the state has seen.
+        document: of it; `callbacks` are left out, for `share_rank_zero` gives those to all ranks.
+        rows: of the log of steps that are not on storage, [n, 4].
+    """
+
+    step: int
+    document: CheckpointDocument
+    rows: np.ndarray
+
+
+class MemoryTier:
     """Copies of the state in the memory of this rank's node, of which this rank writes a share.
 
-    All ranks copy after the same steps, so every node of the run holds the same state, bit for bit.
+    A `raytf.checkpoint.tier.Tier`: a checkpoint is complete as soon as all ranks' copies count. All ranks copy after
+    the same steps, so every node of the run holds the same state, bit for bit.
 
     Args:
         run_uri: the run's folder.
         group: of ranks.
-        attempt: name of this start of the worker group.
+        attempt: this start of the worker group; what others than it and those before it left is not the run's.
         every_steps: between two copies; None chooses it by their cost, 0 makes none.
         monitor: the driver's Monitor actor.
         say: told about what goes wrong.
@@ -47,7 +66,7 @@ class Snapshots:
         self,
         run_uri: str,
         group: Ranks,
-        attempt: str,
+        attempt: Attempt,
         every_steps: int | None,
         monitor: Any,
         say: Callable[[str], None],
@@ -66,7 +85,8 @@ class Snapshots:
         self._is_tidy, self._tidying = False, None
         #: Of the latest copies, seconds: the copy itself, and giving all ranks what rank 0 alone knows.
         self._costs: list[tuple[float, float]] = []
-        self._slow: tuple[Any, bytes] = (None, b"")
+        #: How many epochs had ended when what changes seldom was encoded, and that.
+        self._slow: tuple[int | None, bytes] = (None, b"")
         self._rank_zero = np.zeros(0, np.uint8)
         self._wished = -1
         self._sharing_seconds = self._aside_seconds = 0.0
@@ -78,33 +98,36 @@ class Snapshots:
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
-    def find(self, attempts: list[str]) -> list[generations.Generation]:
-        """Snapshots of some attempts that some node holds whole, newest first; the same on all ranks."""
-        found = []
-        if self._group.rank == 0 and self._every != 0:
-            held = memory_keeper.survey(
-                self._run_uri, is_enough=lambda answers: generations.is_latest(answers, attempts)
-            )
-            found = generations.generations(held, set(attempts))
-        return pickle.loads(self._group.share(pickle.dumps(found)))
+    def candidates(self) -> list[generations.Generation]:
+        """Snapshots of earlier attempts that some node holds whole, newest first."""
+        if self._every == 0:
+            return []
+        earlier = self._attempt.earlier
+        held = memory_keeper.survey(self._run_uri, is_enough=lambda answers: generations.is_latest(answers, earlier))
+        return generations.generations(held, set(earlier))
 
-    def load(self, generation: generations.Generation) -> Checkpoint:
-        """The state, verified, with `files` of callbacks in its document where they are small.
+    def load(self, candidate: generations.Generation) -> Checkpoint:
+        """The state, verified, with `files` of callbacks where they are small.
 
         Raises:
             CheckpointError: it is damaged, or gone.
         """
-        loaded = memory_keeper.load(self._run_uri, generation)
-        tensors, document = dict(loaded.tensors), dict(loaded.document)
-        document["rows"] = tensors.pop(_LOG)
-        raw = tensors.pop(_RANK_ZERO)
-        document["callbacks"], arrays, document["files"] = pickle.loads(raw.tobytes()) if raw.size else ({}, {}, None)
+        loaded = memory_keeper.load(self._run_uri, candidate)
+        tensors = dict(loaded.tensors)
+        rows, raw = tensors.pop(_LOG), tensors.pop(_RANK_ZERO)
+        extras = Extras.unpack(raw.tobytes()) if raw.size else Extras()
         self._rank_zero = raw
-        return Checkpoint(loaded.name, loaded.step, document, tensors | arrays, is_in_memory=True)
+        return dataclasses.replace(
+            loaded,
+            document=dataclasses.replace(loaded.document, callbacks=extras.callbacks),
+            tensors=tensors | extras.arrays,
+            rows=rows,
+            files=extras.files,
+        )
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
-    def begin(self, sizes: dict[str, int], make: MakeSource) -> None:
+    def reserve(self, sizes: dict[str, int], make: MakeSource) -> None:
         """Ask this node's keeper for memory; copies are made from when it has answered.
 
         Args:
@@ -114,7 +137,7 @@ class Snapshots:
         if self._every == 0:
             return
         self._source = make(shares(sizes, self._shares)[self._share])
-        self._keeping = Keeping(self._run_uri, self._attempt, self._source.nbytes, self._monitor)
+        self._keeping = Keeping(self._run_uri, self._attempt.name, self._source.nbytes, self._monitor)
         self._keeping.begin()
 
     def look(self) -> None:
@@ -150,34 +173,28 @@ class Snapshots:
         self._wished = stop
         return 1.0
 
-    def share_rank_zero(self, state: tuple[dict[str, Any], dict[str, np.ndarray], Any] | None) -> None:
-        """Give all ranks what rank 0 alone knows: state and files of callbacks; every rank must call it.
+    def share_rank_zero(self, extras: Extras | None) -> None:
+        """Give all ranks what rank 0 alone knows; every rank must call it.
 
         Args:
-            state: (values, arrays, files) on rank 0, None on the others.
+            extras: on rank 0; None on the others.
         """
         began = time.perf_counter()
-        raw = self._group.share(b"" if state is None else pickle.dumps(state))
+        raw = self._group.share(b"" if extras is None else extras.pack())
         self._rank_zero = np.frombuffer(raw, np.uint8)
         self._sharing_seconds = time.perf_counter() - began
 
-    def copy(self, step: int, live: dict[str, Any], slow_key: Any, slow: Callable[[], Any], rows: np.ndarray) -> None:
-        """Copy this rank's share of the state.
-
-        Args:
-            step: global steps that the state has seen.
-            live: what changes with each copy; JSON values.
-            slow_key, slow: what changes seldom, asked for where the key is another than before; JSON values.
-            rows: of the log of steps that are not on storage, [n, 4].
-        """
+    def begin(self, save: MemorySave) -> None:
+        """Copy this rank's share of the state; one of the step that was copied last is written over that."""
         began = time.perf_counter()
         if not self._ready() or self._source is None:
             self._book(0.0)  # what was done for it, and will be the next time
             return
-        if self._share == 0 and self._slow[0] != slow_key:
-            self._slow = (slow_key, json.dumps(slow()).encode())
-        own = {_LOG: rows, _RANK_ZERO: self._rank_zero} if self._share == 0 else {}
-        share, text = generations.Share(step, self._attempt, self._share, self._shares), self._slow[1]
+        document, step = save.document, save.step
+        if self._share == 0 and self._slow[0] != document.epochs:
+            self._slow = (document.epochs, json.dumps(document.slow()).encode())
+        own = {_LOG: save.rows, _RANK_ZERO: self._rank_zero} if self._share == 0 else {}
+        share, text = generations.Share(step, self._attempt.name, self._share, self._shares), self._slow[1]
         try:
             self._sealing.result()
             if step == self.copied:
@@ -185,7 +202,7 @@ class Snapshots:
             slot, values = self._slots[0], self._source.now()
 
             def fill() -> None:
-                size = slot.copy(share, {**values.tensors, **own}, live, text)
+                size = slot.copy(share, {**values.tensors, **own}, document.live(), text)
                 self.bytes = 2 * size * self._shares
 
             self._seal_soon(slot, fill, values)
@@ -208,7 +225,22 @@ class Snapshots:
         """The next copy holds training up for so many seconds more than are spent here."""
         self._aside_seconds += seconds
 
-    def distrust(self) -> None:
+    def vote(self, phase: Phase) -> Votes:
+        """Whether this rank's newest copy counts; to copy cannot fail for the others."""
+        return Votes(written=float(self.is_sealed))
+
+    def commit(self) -> bool:
+        """All ranks' copies count.
+
+        Returns:
+            True: nothing is left to do.
+        """
+        return True
+
+    def done(self) -> None:
+        """A copy counts; the one before it stays until the next is made."""
+
+    def abort(self) -> None:
         """The newest copy counts for nothing: the next one is made over it, and the one before stays until then."""
         if self._slots and self.copied is not None:
             self._slots.reverse()

@@ -1,0 +1,165 @@
+"""Deletes what nobody needs of the checkpoints on storage, beside training; rank 0 does. What may go is decided in
+`raytf.checkpoint.retention`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from raytf._process import in_thread
+from raytf.checkpoint import manifest, retention
+from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.naming import is_of_dead_attempt
+from raytf.checkpoint.tier import Attempt
+from raytf.config.objective import Goal
+from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
+from raytf.storage.storage import Storage
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints stay.
+
+    Attributes:
+        newest: how many complete ones.
+        goal: whose best checkpoint stays too; None for none.
+    """
+
+    newest: int
+    goal: Goal | None = None
+
+
+class Cleanup:
+    """Retention of one run, and removal of saves that failed; each in a thread, at most one of a kind.
+
+    Args:
+        run: the run's folder.
+        attempt: the present one.
+        keep: what stays.
+        say: told what is damaged, and that nothing could be deleted.
+        fence: raises where the run belongs to another owner; asked before anything is deleted.
+        under_way: names of checkpoints that are being written.
+    """
+
+    def __init__(
+        self,
+        run: Storage,
+        attempt: Attempt,
+        keep: Keep,
+        say: Callable[[str], None],
+        fence: Callable[[], None],
+        under_way: Callable[[], list[str]],
+    ):
+        self._run = run
+        self._attempt = attempt
+        self._keep = keep
+        self._say = say
+        self._fence = fence
+        self._under_way = under_way
+        #: Attempts of which nobody writes any more, but for what is under way.
+        self._over = {attempt.name, *attempt.earlier}
+        #: Checkpoints that were looked at, with the metric's value.
+        self._values: dict[str, float | None] = {}
+        self._is_swept = False
+        #: Complete ones that stay, and those that could not be restored.
+        self._needed: list[str] = []
+        self._damaged: list[str] = []
+        #: Set where there is something to look at, and the thread that does.
+        self._is_due = threading.Event()
+        self._looking: Future[None] | None = None
+        self._removal: Future[None] | None = None
+
+    def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
+        """The checkpoint that this attempt began from stays until a newer one is complete; damaged ones go first."""
+        self._needed = [] if restored is None else [restored]
+        self._damaged = list(damaged)
+
+    def completed(self, name: str) -> None:
+        """A checkpoint is complete: begin to delete what it makes needless."""
+        self._needed = [name]
+        self._is_due.set()
+        self._begin()
+
+    def settle(self, seconds: float) -> None:
+        """Wait until nothing is left to do, at most so long."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._begin()
+            if self._looking is None or self._looking.done():
+                return
+            with contextlib.suppress(TimeoutError):
+                self._looking.result(max(0.0, deadline - time.monotonic()))
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove what there is of saves that failed, unless an earlier removal is still at work."""
+        if self._removal is None or self._removal.done():
+            self._removal = in_thread(lambda: self._remove(names))
+
+    def _begin(self) -> None:
+        # Not a part of the save: a checkpoint counts although its store may be slow to delete others.
+        if self._is_due.is_set() and (self._looking is None or self._looking.done()):
+            self._looking = in_thread(self._retain_while_due)
+
+    def _remove(self, names: Collection[str]) -> None:
+        with contextlib.suppress(StorageError):  # what stays is no checkpoint, and retention finds it later
+            for name in names:
+                # One that was given up in the moment in which it became complete is as good as any.
+                if not self._run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
+                    manifest.delete(self._run, name)
+
+    def _retain_while_due(self) -> None:
+        while self._is_due.is_set():
+            self._is_due.clear()
+            self._retain()
+
+    def _retain(self) -> None:
+        try:
+            names = [n.rstrip("/") for n in self._run.list(FOLDER) if n.endswith("/")]
+            # Between the two lists: a folder of the first that is under way no more is complete in the second.
+            writing = self._under_way()
+            complete = manifest.list_complete(self._run)
+            damaged = {*self._damaged, *self._look(complete)}
+            needed = set(self._needed)
+            if self._keep.goal is not None:
+                best = self._keep.goal.best({n: self._values.get(n) for n in complete if n not in damaged})
+                needed |= set() if best is None else {best}
+            self._fence()
+            present = self._attempt.name
+            for old in retention.to_delete(
+                names, complete, self._keep.newest, present, damaged, needed, self._over, writing
+            ):
+                manifest.delete(self._run, old)
+            if not self._is_swept:
+                # An attempt whose very first file was cut off is in no list.
+                self._run.abort_uploads("", lambda file: is_of_dead_attempt(file, present, self._over))
+                self._is_swept = True
+        except (StorageError, RunInUseError) as error:
+            self._say(f"old checkpoints could not be deleted: {error}")
+
+    def _look(self, complete: list[str]) -> list[str]:
+        """Look at complete checkpoints, the newest again and again, before others go; those that are damaged."""
+        damaged = []
+        for name in complete:
+            if name in self._damaged or (name in self._values and name != complete[0]):
+                continue
+            try:
+                body = manifest.read(self._run, name)
+                sizes = {file.name: file.bytes for file in self._run.files(f"{FOLDER}/{name}")}
+                problems = manifest.size_problems(body["shares"], sizes)
+                if problems:
+                    raise CheckpointError(f"checkpoint {name}: {problems[0]}")
+            except CheckpointError as error:
+                self._say(f"{str(error).rstrip('.')}; it counts for nothing")
+                damaged.append(name)
+            except RunMismatchError:
+                self._values[name] = None  # a newer raytf can read it
+            else:
+                goal, document = self._keep.goal, CheckpointDocument.parse(body["document"])
+                self._values[name] = None if goal is None else goal.value_at(body["step"], document.history)
+        self._values = {name: value for name, value in self._values.items() if name in complete}
+        return damaged

@@ -1,0 +1,103 @@
+"""What a tier of checkpoints can do, and the words in which its ranks agree. There are two: storage and memory."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from raytf.checkpoint.manifest import Checkpoint
+
+
+class Phase(enum.Enum):
+    """Where a rank is in a save."""
+
+    IDLE = "idle"
+    WRITING = "writing"  # every rank writes its share
+    COMMITTING = "committing"  # rank 0 writes the manifest
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What one rank says about the save under way, or all together: sums over ranks, equal on every rank."""
+
+    want: float = 0
+    written: float = 0
+    committed: float = 0
+    failed: float = 0
+
+    def __add__(self, other: Votes) -> Votes:
+        return Votes(
+            self.want + other.want,
+            self.written + other.written,
+            self.committed + other.committed,
+            self.failed + other.failed,
+        )
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the worker group, as one of its ranks sees it.
+
+    Attributes:
+        name: as it is in the names of what it writes.
+        rank, world_size: of this worker.
+        earlier: names of the attempts before it, of which nobody writes any more.
+    """
+
+    name: str
+    rank: int = 0
+    world_size: int = 1
+    earlier: tuple[str, ...] = ()
+
+
+#: What a tier is given to save, and what it calls one of its checkpoints.
+Save = TypeVar("Save", contravariant=True)
+Candidate = TypeVar("Candidate")
+
+
+class Writing(Protocol[Save]):
+    """The half of a tier that writes: this rank's part of one save at a time.
+
+    `raytf.checkpoint.commit.Commit` calls it on every rank alike, and owns the phase. No call waits for what it begins.
+    """
+
+    def begin(self, save: Save) -> None:
+        """Start to write this rank's share."""
+        ...
+
+    def vote(self, phase: Phase) -> Votes:
+        """How far this rank is, or that it failed."""
+        ...
+
+    def commit(self) -> bool:
+        """All shares are written.
+
+        Returns:
+            Whether that makes the checkpoint complete; otherwise the ranks vote when it is.
+        """
+        ...
+
+    def done(self) -> None:
+        """All ranks know that the checkpoint is complete."""
+        ...
+
+    def abort(self) -> None:
+        """All ranks know that the save failed: it must not become a checkpoint any more."""
+        ...
+
+
+class Tier(Writing[Save], Protocol[Save, Candidate]):
+    """A place for checkpoints: how they get there, which there are, and how one is read."""
+
+    def candidates(self) -> list[Candidate]:
+        """The checkpoints that may be restored, best first; asked on rank 0 alone."""
+        ...
+
+    def load(self, candidate: Candidate) -> Checkpoint:
+        """Read one and verify all of it.
+
+        Raises:
+            CheckpointError: it is damaged, incomplete or gone.
+        """
+        ...

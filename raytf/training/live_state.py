@@ -1,0 +1,89 @@
+"""The state of a run as its worker holds it while it trains: what checkpoints are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from raytf.checkpoint import variables
+from raytf.checkpoint.state_source import Extras
+from raytf.checkpoint.training_state import TrainingState
+from raytf.runs.run_log import StepLog
+from raytf.training.callbacks import Callbacks
+from raytf.training.reporter import Reporter
+
+
+@dataclass
+class LiveState:
+    """A `raytf.checkpoint.state_source.StateSource`.
+
+    Attributes:
+        rank: of this worker.
+        progress: where the run is.
+        identity: of the run.
+        model: for the names of what must be finite.
+        named: all variables of the state.
+        make: the source of some of them.
+        callbacks: the user's.
+        log: of steps; another one goes on with it after `renew_log`.
+        reporter: takes files to storage, and packs them.
+        note: writes down the attempt; comes again with each save, should storage have been away.
+    """
+
+    rank: int
+    progress: TrainingState
+    identity: dict[str, str]
+    model: keras.Model
+    named: dict[str, keras.Variable]
+    make: variables.MakeSource
+    callbacks: Callbacks
+    log: StepLog
+    reporter: Reporter
+    note: Callable[[], None]
+
+    def sizes(self) -> dict[str, int]:
+        return variables.sizes(self.named)
+
+    def variables(self, names: Sequence[str]) -> variables.Source:
+        return self.make(names)
+
+    def must_be_finite(self) -> Collection[str]:
+        trainable = {id(v) for v in self.model.trainable_variables}
+        return [name for name, v in self.named.items() if id(v) in trainable]
+
+    @property
+    def has_callbacks(self) -> bool:
+        return self.callbacks.active
+
+    @property
+    def has_batch_hooks(self) -> bool:
+        return self.callbacks.has_batch_hooks
+
+    def extras(self, with_files: bool) -> Extras:
+        values, arrays = self.callbacks.state()
+        return Extras(values, arrays, self.reporter.pack_files() if with_files else None)
+
+    def rows_since(self, step: int) -> np.ndarray:
+        return self.log.since(step)
+
+    def records(self) -> Callable[[], None]:
+        log, is_first = self.log, self.rank == 0
+        rows = log.take() if is_first else np.empty((0, 4))
+
+        def write() -> None:
+            if is_first:
+                self.note()
+            log.write(rows)
+            self.reporter.upload()
+
+        return write
+
+    def saved(self, step: int) -> None:
+        if self.rank != 0:  # rank 0 has written them, and the others keep none that are on storage
+            self.log.forget(step)
+
+    def renew_log(self) -> None:
+        self.log = self.log.renewed()

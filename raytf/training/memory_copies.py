@@ -1,0 +1,94 @@
+"""A rank's copies of the state into memory: all ranks make them after the same steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from raytf.checkpoint.commit import Commit
+from raytf.checkpoint.memory import MemorySave, MemoryTier
+from raytf.checkpoint.replicas import Replicas
+from raytf.checkpoint.state_source import StateSource
+from raytf.checkpoint.tier import Votes
+from raytf.distributed.group import Ranks
+
+
+class MemoryCopies:
+    """Copies of a state in the memory tier; every rank must make the same calls.
+
+    Args:
+        source: the state.
+        tier: of this rank.
+        group: of all ranks.
+        replicas: looks at the weights of each copy; None where there is one rank.
+    """
+
+    def __init__(self, source: StateSource, tier: MemoryTier, group: Ranks, replicas: Replicas | None):
+        self._source = source
+        self._tier = tier
+        self._group = group
+        self._replicas = replicas
+        self._commit: Commit[MemorySave] = Commit(tier, group.world_size)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether this rank's newest copy counts."""
+        return bool(self._commit.votes().written)
+
+    def hear(self, unsealed: float) -> None:
+        """How many ranks said before this step that their newest copy does not count yet."""
+        if self._is_older:  # a copy of this step was made after they said it
+            self._commit.advance(Votes(written=self._group.world_size - unsealed))
+
+    def make(self, share_rank_zero: bool) -> None:
+        """Copy the present state.
+
+        Args:
+            share_rank_zero: give all ranks what rank 0 alone knows first.
+        """
+        source, state = self._source, self._source.progress
+        self._await_newest()
+        if share_rank_zero:
+            self._tier.share_rank_zero(source.extras(with_files=True) if self._group.rank == 0 else None)
+        document = dataclasses.replace(
+            state.document(source.identity, self._group.world_size),
+            durable_step=state.durable_step,
+            weights_hash=self._look(),
+        )
+        rows = source.rows_since(-1 if state.durable_step is None else state.durable_step)
+        self._commit.begin(MemorySave(state.step, document, rows))
+
+    def make_again(self) -> None:
+        """The newest copy is of weights that were wrong: another one takes its place."""
+        self._await_newest()
+        self._commit.give_up()
+        self.make(False)
+
+    def settle(self) -> None:
+        """Wait until the newest copy counts on all ranks."""
+        self._tier.settle()
+        self._group.sum(np.zeros(1, np.float32))
+        self._commit.advance(Votes(written=self._group.world_size))
+
+    @property
+    def _is_older(self) -> bool:
+        """Whether the newest copy is of an earlier step than the state."""
+        return self._commit.save is None or self._commit.save.step != self._source.progress.step
+
+    def _await_newest(self) -> None:
+        """A rank that gave up its older copy while the newer one of another does not count yet would leave none."""
+        if not self._commit.is_idle and self._is_older:
+            began = time.perf_counter()
+            self.settle()
+            self._tier.costs_also(time.perf_counter() - began)
+
+    def _look(self) -> int | None:
+        """The hash of this rank's weights, which goes into the copy; None where ranks do not compare theirs."""
+        if self._replicas is None:
+            return None
+        began = time.perf_counter()
+        self._replicas.look(self._source.progress.step)
+        self._tier.costs_also(time.perf_counter() - began)
+        return self._replicas.newest
