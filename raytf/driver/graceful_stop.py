@@ -154,10 +154,12 @@ class _Ending:
                 self.say(f"{said}: {result}")
             os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes for what it is
             return
-        with contextlib.suppress(Exception, SystemExit):
-            self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
         try:
-            self.leave(f"{said}, {result}")
+            with contextlib.suppress(Exception, SystemExit):
+                self.leave(f"{said}, {result}")
+            # The last line: what the workers said until now, and a status, come before it.
+            with contextlib.suppress(Exception, SystemExit):
+                self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
         finally:
             os._exit(128 + number)
 
