@@ -8,7 +8,8 @@ from typing import Any
 
 import grpc
 import psutil
-from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
+import ray
+from ray.core.generated import common_pb2, node_manager_pb2, node_manager_pb2_grpc
 
 _pb: Any = node_manager_pb2  # generated code, of which mypy knows no names
 _PYTHON = 0  # of its enumeration of languages
@@ -47,6 +48,15 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
             found[node_id] = Answer.REFUSES if "refused" in str(error.details()) else Answer.SILENT
         channel.close()
     return found
+
+
+def died_with_node(error: ray.exceptions.RayActorError) -> bool:
+    """Whether an actor is dead because its node is; of an actor that Ray does not know, it is not."""
+    if error.actor_id is None or not ray.is_initialized():
+        return False
+    cause = ray._private.state.state.actor_table(error.actor_id).get("DeathCause")
+    reasons: Any = common_pb2  # generated code, of which mypy knows no names
+    return cause is not None and cause.actor_died_error_context.reason == reasons.ActorDiedErrorContext.NODE_DIED
 
 
 def free_bytes() -> int:

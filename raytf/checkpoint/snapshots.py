@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.actor import ActorHandle
 
 from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
@@ -49,7 +50,7 @@ class Snapshots:
         group: Ranks,
         attempt: str,
         every_steps: int | None,
-        monitor: Any,
+        monitor: ActorHandle,
         say: Callable[[str], None],
         place: tuple[int, int] | None = None,
     ):

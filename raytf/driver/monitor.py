@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raytf.driver.crash_safe_memory import Memo
-from raytf.driver.supervision.hang_detector import Beats, Finding, Sighting
+from raytf.driver.supervision.hang_detector import Beats
 from raytf.runs.restart_phases import Restart, describe
 from raytf.runs.status import Status
-from raytf.training.heartbeat import Beat
+from raytf.training.beat import Beat, Finding, Sighting
 
 #: Seconds between two notes of the ledger about a run that trains.
 PROGRESS_SECONDS = 5.0

@@ -12,6 +12,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
+from raytf.training.monitor_client import MonitorClient
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Job:
     Attributes:
         model: function that returns a compiled keras.Model.
         sources: reference to a `Sources` in Ray's object store.
-        monitor: handle of the driver's `Monitor` actor.
+        monitor: the driver's.
         run_uri: the run's folder.
         lease: id of the process that owns the run.
         total_steps: global steps at which the run ends.
@@ -32,7 +33,7 @@ class Job:
     model: Callable[[], Any]
     config: TrainConfig
     sources: Any
-    monitor: Any
+    monitor: MonitorClient
     run_uri: str
     plan: StepPlan
     total_steps: int

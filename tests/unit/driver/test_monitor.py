@@ -7,9 +7,8 @@ import pytest
 from raytf.driver import crash_safe_memory
 from raytf.driver.crash_safe_memory import Memo
 from raytf.driver.monitor import PROGRESS_SECONDS, Monitor
-from raytf.driver.supervision.hang_detector import Finding
 from raytf.runs.status import Status
-from raytf.training.heartbeat import Activity, Beat
+from raytf.training.beat import Activity, Beat, Finding
 
 
 class Clock:
