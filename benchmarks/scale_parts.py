@@ -12,7 +12,7 @@ from raytf.driver.ray_train.node_exclusion import Exclusion
 
 from raytf.data.plan import assign
 from raytf.distributed import step_flags
-from raytf.driver.monitor import Monitor
+from raytf.driver.monitor.actor import Monitor
 from raytf.driver.supervision.hang_detector import HangDetector
 from raytf.driver.supervision.stragglers import Stragglers
 from raytf.runs import ledger

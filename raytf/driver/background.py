@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf.config.command_line import EXIT_AGAIN
 from raytf.driver import crash_safe_memory
-from raytf.driver.monitor import Monitor
+from raytf.driver.monitor.actor import Monitor
 from raytf.errors import StorageError, one_line
 from raytf.runs import ledger, metrics, timeline
 from raytf.runs.display import Display
@@ -113,12 +113,12 @@ def monitoring(attempts: Sequence[str]) -> Iterator[MonitorClient]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     with crash_safe_memory.held() as known:
-        monitor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
+        actor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
         try:
-            yield MonitorClient(monitor)
+            yield MonitorClient(actor)
         finally:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
+                ray.kill(actor)  # keepers hold a handle of it, and end a minute after it
 
 
 def _task() -> str:

@@ -26,7 +26,7 @@ LOSSES = """
     import json, os, ray, ray.train
     from ray.train import WorkerGroupError
     from raytf.errors import JobError, WorkerLostError
-    from raytf.driver.monitor import Monitor
+    from raytf.driver.monitor.actor import Monitor
     from raytf.driver.ray_train.failure_policy import FailurePolicy
     from raytf.driver.supervision.supervisor import Supervisor
     from raytf.training.monitor_client import MonitorClient

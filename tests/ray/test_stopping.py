@@ -17,7 +17,7 @@ from tests.ray.conftest import PATIENCE
 DRIVER = """
     import sys, threading, time, ray
     from raytf.training.beat import Activity, Beat
-    from raytf.driver.monitor import Monitor
+    from raytf.driver.monitor.actor import Monitor
     from raytf.training.monitor_client import MonitorClient
     from raytf.driver.graceful_stop import saving_first
 
