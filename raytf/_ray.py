@@ -1,9 +1,10 @@
-"""Ray's nodes, asked directly: whether their raylets answer, for processes ahead of need, how much memory there is."""
+"""Ray's nodes, asked directly: whether their raylets answer, for processes ahead of need, how much memory there is;
+and why an actor died."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -50,11 +51,19 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
     return found
 
 
-def died_with_node(error: ray.exceptions.RayActorError) -> bool:
-    """Whether an actor is dead because its node is; of an actor that Ray does not know, it is not."""
-    if error.actor_id is None or not ray.is_initialized():
+def _actor(actor_id: str) -> dict[str, Any]:
+    return ray._private.state.state.actor_table(actor_id) if ray.is_initialized() else {}
+
+
+def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
+    """Whether an actor is dead because its node is. Ray's error says so in its text alone; its table has the reason.
+
+    Args:
+        actor: what Ray's table has of an actor, by its id; nothing of one that it does not know.
+    """
+    if error.actor_id is None:
         return False
-    cause = ray._private.state.state.actor_table(error.actor_id).get("DeathCause")
+    cause = actor(error.actor_id).get("DeathCause")
     reasons: Any = common_pb2  # generated code, of which mypy knows no names
     return cause is not None and cause.actor_died_error_context.reason == reasons.ActorDiedErrorContext.NODE_DIED
 

@@ -6,6 +6,9 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
+from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext
+from ray.exceptions import RayActorError
 
 from raytf import _ray
 from raytf._ray import Answer
@@ -27,3 +30,19 @@ def test_who_answers_lives_who_says_nothing_is_silent_and_where_nobody_listens_o
         found = _ray.ask(asked)
     server.stop(None).wait()
     assert found == {"lives": Answer.LIVES, "frozen": Answer.SILENT, "closed": Answer.REFUSES}
+
+
+@pytest.mark.parametrize(
+    ("reason", "with_node"),
+    [
+        (ActorDiedErrorContext.NODE_DIED, True),
+        (ActorDiedErrorContext.WORKER_DIED, False),
+        (ActorDiedErrorContext.RAY_KILL, False),
+    ],
+)
+def test_what_ray_knows_of_a_death_and_its_error_does_not_say(reason, with_node):
+    cause = ActorDeathCause(actor_died_error_context=ActorDiedErrorContext(reason=reason))
+    table = {"0a": {"DeathCause": cause}}
+    assert _ray.died_with_node(RayActorError("0a"), lambda actor: table[actor]) is with_node
+    assert not _ray.died_with_node(RayActorError("0b"), lambda actor: {})
+    assert not _ray.died_with_node(RayActorError(), lambda actor: table[actor])
