@@ -49,7 +49,8 @@ _HOMES = {
     "raytf.runs.run_log": ("read_steps",),
     "raytf.config.sections": ("WorkerSection",),
     "raytf.driver.map_workers": ("on_workers",),
-    "raytf.driver.fit": ("Result", "fit", "load_weights"),
+    "raytf.driver.fit": ("fit",),
+    "raytf.driver.result": ("Result", "load_weights"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -116,8 +117,9 @@ if TYPE_CHECKING:
         load_images,
     )
     from raytf.distributed.ranks import local_rank, local_size, rank, size
-    from raytf.driver.fit import Result, fit, load_weights
+    from raytf.driver.fit import fit
     from raytf.driver.map_workers import on_workers
+    from raytf.driver.result import Result, load_weights
     from raytf.errors import (
         CheckpointError,
         ClusterError,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ray
 import ray._private.state
-from ray.core.generated import gcs_pb2
+from ray.core.generated import common_pb2, gcs_pb2
 from ray.util.placement_group import PlacementGroup
 
 SEEN = {
@@ -17,6 +18,8 @@ SEEN = {
     "ray._private.state.GlobalState.get_draining_nodes": "2.60.0",
     "ray._private.state.GlobalState.get_system_config": "2.60.0",
     "ray._raylet.GlobalStateAccessor.get_placement_group_table": "2.60.0",
+    "ray.core.generated.common_pb2.ActorDiedErrorContext.NODE_DIED": "2.60.0",
+    "ray.core.generated.common_pb2.ActorDeathCause.actor_died_error_context": "2.60.0",
     "ray.core.generated.gcs_pb2.PlacementGroupTableData": "2.60.0",
 }
 
@@ -52,3 +55,20 @@ def abandoned_placement_groups() -> list[PlacementGroup]:
         if is_ours and group.creator_actor_dead and group.state != table.REMOVED:
             found.append(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
     return found
+
+
+def _actor(actor_id: str) -> dict[str, Any]:
+    return ray._private.state.state.actor_table(actor_id) if ray.is_initialized() else {}
+
+
+def died_with_node(error: ray.exceptions.RayActorError, actor: Callable[[str], dict[str, Any]] = _actor) -> bool:
+    """Whether an actor is dead because its node is. Ray's error says so in its text alone; its table has the reason.
+
+    Args:
+        actor: what Ray's table has of an actor, by its id; nothing of one that it does not know.
+    """
+    if error.actor_id is None:
+        return False
+    cause = actor(error.actor_id).get("DeathCause")
+    reasons: Any = common_pb2  # generated code, of which mypy knows no names
+    return cause is not None and cause.actor_died_error_context.reason == reasons.ActorDiedErrorContext.NODE_DIED

@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.actor import ActorHandle
 
 from raytf._process import in_thread
 from raytf.checkpoint import memory_keeper
@@ -87,7 +88,7 @@ class Keeping:
         run_uri: str,
         attempt: str,
         state_bytes: int,
-        monitor: Any,
+        monitor: ActorHandle,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._run_uri, self._attempt, self._bytes, self._monitor = run_uri, attempt, state_bytes, monitor

@@ -8,10 +8,10 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
 import numpy as np
 import ray
+from ray.actor import ActorHandle
 
 from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
@@ -68,7 +68,7 @@ class MemoryTier:
         group: Ranks,
         attempt: Attempt,
         every_steps: int | None,
-        monitor: Any,
+        monitor: ActorHandle,
         say: Callable[[str], None],
         place: tuple[int, int] | None = None,
     ):

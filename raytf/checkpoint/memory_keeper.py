@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf._ray import raylets
@@ -59,11 +60,11 @@ class Keeper:
         self._lock = threading.Lock()
         #: Path -> attempt, file descriptor, and bytes promised, which are not taken before they are written.
         self._slots: dict[str, tuple[str, int, int]] = {}
-        self._monitor: Any = None
+        self._monitor: ActorHandle | None = None
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
 
-    def reserve(self, attempt: str, state_bytes: int, monitor: Any) -> Place:
+    def reserve(self, attempt: str, state_bytes: int, monitor: ActorHandle) -> Place:
         """Memory for two snapshots of one rank's share of the state.
 
         What earlier attempts left is dropped, but for the newest snapshot that is whole, which `tidy` drops.

@@ -16,24 +16,21 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf.config.command_line import EXIT_AGAIN
 from raytf.driver import crash_safe_memory
-from raytf.driver.monitor import Monitor
+from raytf.driver.monitor.actor import Monitor
 from raytf.errors import StorageError, one_line
 from raytf.runs import ledger, metrics, timeline
 from raytf.runs.display import Display
+from raytf.runs.events import Driver, RunEvent
 from raytf.runs.lease import Lease
 from raytf.runs.metrics import Figures, Metrics
 from raytf.runs.status import Status, StatusFile
 from raytf.storage.storage import Storage
+from raytf.training.monitor_client import MonitorClient
 
 #: Between two looks at what the monitor has heard, and for an answer.
 _POLL_SECONDS, _READ_SECONDS, _LAST_READ_SECONDS = 0.3, 30.0, 5.0
 #: A driver that is killed loses so much of the ledger.
 _FLUSH_SECONDS = 3.0
-
-
-def driver_event(state: str, **fields: Any) -> dict[str, Any]:
-    """A row of the ledger: what this driver does from now on."""
-    return {"time": time.time(), "kind": "driver", "state": state, **fields}
 
 
 class Book(ledger.Ledger):
@@ -48,6 +45,10 @@ class Book(ledger.Ledger):
         events = list(events)
         super().add(events)
         self.figures.add(events)
+
+    def note(self, event: RunEvent) -> None:
+        """Add what this process itself sees happen, now."""
+        self.add([{"time": time.time(), "kind": event.kind, **event.fields()}])
 
     def read_earlier(self) -> None:
         """Take what the drivers before this one wrote into the figures, where storage lets."""
@@ -74,7 +75,7 @@ def _beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None
 def booked(run: Storage) -> Iterator[Book]:
     """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
     book = Book(run)
-    book.add([driver_event("started", pid=os.getpid(), host=socket.gethostname())])
+    book.note(Driver("started", os.getpid(), socket.gethostname()))
 
     def write(stop: threading.Event) -> None:
         while not stop.wait(_FLUSH_SECONDS):
@@ -85,7 +86,7 @@ def booked(run: Storage) -> Iterator[Book]:
             try:
                 yield book
             except BaseException as error:
-                book.add([driver_event("ended", outcome="failed", text=one_line(error, 300) or type(error).__name__)])
+                book.note(Driver("ended", outcome="failed", why=one_line(error, 300) or type(error).__name__))
                 raise
     finally:
         book.flush()
@@ -101,8 +102,8 @@ def add_times(document: dict[str, Any], run: Storage, book: Book) -> None:
 
 
 @contextlib.contextmanager
-def monitoring(attempts: Sequence[str]) -> Iterator[Any]:
-    """The handle of a Monitor, which ends with the `with` statement. Where its process dies before, it comes back as it
+def monitoring(attempts: Sequence[str]) -> Iterator[MonitorClient]:
+    """A Monitor, which ends with the `with` statement. Where its process dies before, it comes back as it
     was within a second or two; calls wait for that.
 
     Args:
@@ -112,12 +113,12 @@ def monitoring(attempts: Sequence[str]) -> Iterator[Any]:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     with crash_safe_memory.held() as known:
-        monitor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
+        actor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
         try:
-            yield monitor
+            yield MonitorClient(actor)
         finally:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(monitor)  # keepers hold a handle of it, and end a minute after it
+                ray.kill(actor)  # keepers hold a handle of it, and end a minute after it
 
 
 def _task() -> str:
@@ -126,7 +127,7 @@ def _task() -> str:
 
 
 def _is_another() -> bool:
-    """Whether Ray has started this actor anew."""
+    """Whether Ray has started this actor again."""
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 
@@ -134,11 +135,11 @@ class Ear:
     """Reads a Monitor: everything once, whatever becomes of a question or of the Monitor's process.
 
     Args:
-        monitor: its handle.
+        monitor: that it reads.
         book: the ledger, to which its events go.
     """
 
-    def __init__(self, monitor: Any, book: Book):
+    def __init__(self, monitor: MonitorClient, book: Book):
         self._monitor, self._book = monitor, book
         self._lock = threading.Lock()
         self._told = self._noted = 0
@@ -152,7 +153,7 @@ class Ear:
         if not self._lock.acquire(timeout=seconds):
             raise ray.exceptions.GetTimeoutError("somebody else reads")
         try:
-            status, messages, events = ray.get(self._monitor.read.remote(self._told, self._noted), timeout=seconds)
+            status, messages, events = self._monitor.ask_news(self._told, self._noted).answer(seconds)
             self._told, self._noted = self._told + len(messages), self._noted + len(events)
             self._book.add(events)
             return status, messages
@@ -194,7 +195,7 @@ def listening(ear: Ear, display: Display, status_file: StatusFile, lease: Lease)
 
 
 @contextlib.contextmanager
-def exported(run: str, monitor: Any, book: Book) -> Iterator[None]:
+def exported(run: str, monitor: MonitorClient, book: Book) -> Iterator[None]:
     """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
 
     def export(stop: threading.Event) -> None:
@@ -205,7 +206,7 @@ def exported(run: str, monitor: Any, book: Book) -> Iterator[None]:
         while True:
             shown.show()
             with contextlib.suppress(ray.exceptions.RayError):
-                monitor.measure.remote({"goodput": book.figures.goodput, "restarts": float(book.figures.restarts)})
+                monitor.measure({"goodput": book.figures.goodput, "restarts": float(book.figures.restarts)})
             if stop.wait(metrics.SECONDS):
                 break
         shown.show()

@@ -16,7 +16,8 @@ from typing import Any
 import ray
 
 from raytf.cluster.ray_watch import Loss
-from raytf.training.heartbeat import Activity
+from raytf.training.beat import Activity
+from raytf.training.monitor_client import MonitorClient
 
 #: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
 SAVE_SECONDS = 120.0
@@ -51,7 +52,7 @@ class _Asked:
 
 
 @contextlib.contextmanager
-def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
+def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
     """While the `with` statement lasts, SIGTERM, SIGHUP and SIGINT have the ranks save. Then the first two end the
     process, and the third raises KeyboardInterrupt. A second signal does not wait for the save. SIGHUP that is ignored
     stays so.
@@ -60,7 +61,7 @@ def saving_first(monitor: Any, say: Callable[[str], None], leave: Callable[[str]
     second. Outside the main thread nothing is changed.
 
     Args:
-        monitor: handle of the driver's Monitor.
+        monitor: the driver's.
         say: takes a line for the user.
         leave: writes and gives back what the run's owner has, before the process ends; takes why, for the ledger.
     """
@@ -109,7 +110,7 @@ class _Ending:
     asked: _Asked
     over: threading.Event
     others: int
-    monitor: Any
+    monitor: MonitorClient
     say: Callable[[str], None]
     leave: Callable[[str], None]
 
@@ -154,19 +155,21 @@ class _Ending:
                 self.say(f"{said}: {result}")
             os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes for what it is
             return
-        with contextlib.suppress(Exception, SystemExit):
-            self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
         try:
-            self.leave(f"{said}, {result}")
+            with contextlib.suppress(Exception, SystemExit):
+                self.leave(f"{said}, {result}")
+            # The last line: what the workers said until now, and a status, come before it.
+            with contextlib.suppress(Exception, SystemExit):
+                self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
         finally:
             os._exit(128 + number)
 
 
-def saved_before(monitor: Any, loss: Loss, leave: Callable[[str], None]) -> str:
+def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None]) -> str:
     """Have the ranks that live save, because something has died that this process needs; what to say of it.
 
     Args:
-        monitor: handle of the driver's Monitor.
+        monitor: the driver's.
         loss: what has died.
         leave: as of `saving_first`.
     """
@@ -176,11 +179,13 @@ def saved_before(monitor: Any, loss: Loss, leave: Callable[[str], None]) -> str:
     return said
 
 
-def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic) -> bool | None:
+def save(
+    monitor: MonitorClient, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic
+) -> bool | None:
     """Have the ranks save and wait: whether they could, or None where nobody trains.
 
     Args:
-        monitor: handle of the driver's Monitor.
+        monitor: the driver's.
         seconds: to wait at most.
     """
     deadline = clock() + seconds
@@ -189,16 +194,15 @@ def save(monitor: Any, seconds: float = SAVE_SECONDS, clock: Callable[[], float]
         return max(0.0, deadline - clock())
 
     try:
-        ticket = ray.get(monitor.park.remote(), timeout=seconds)
+        ticket = monitor.park(seconds)
         while clock() < deadline:
-            asked = [monitor.parked.remote(ticket), monitor.sightings.remote(), monitor.wanted.remote()]
-            answer, group, wanted = ray.get(asked, timeout=left())
+            answer, group, wanted = monitor.saving(ticket, left())
             if answer is not None:
                 return bool(answer)
             if all(sighting.beat.activity is Activity.START for sighting in group):  # also where there is none
                 return None
             if wanted != ticket:  # a resize has come between
-                ticket = ray.get(monitor.park.remote(), timeout=left())
+                ticket = monitor.park(left())
             time.sleep(_LOOK_SECONDS)
     except ray.exceptions.RayError:
         pass

@@ -25,7 +25,7 @@ from raytf.config.terminal_text import say
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver import preflight
-from raytf.driver.fit import connected
+from raytf.driver.connection import connected
 from raytf.errors import ClusterError, ConfigError, JobError, RaytfError, one_line
 
 Part = TypeVar("Part")

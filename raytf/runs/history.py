@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from raytf.errors import ConfigError
 from raytf.runs import ledger, run_log, timeline
+from raytf.runs.events import describe
 from raytf.runs.lease import LEASE_FILE, is_held
 from raytf.runs.ledger import Event
 from raytf.runs.timeline import Span
@@ -34,7 +34,6 @@ _CLASSES = {
 _FOLDERS = (run_log.ATTEMPTS, run_log.STEPS, "checkpoints")
 #: Events that a list of what happened leaves out: signs of life, and what others say better.
 _QUIET = ("progress", "phase", "group")
-_NOT_SAID = ("time", "kind", "step", "stall", "silent", "stacks", "rank", "attempt", "retry")
 
 
 @dataclass(frozen=True)
@@ -263,62 +262,6 @@ def _sort(event: Event) -> str:
 def _step(event: Event) -> int | None:
     step = event.get("of_step", event.get("step"))
     return None if step is None else int(step)
-
-
-def describe(event: Event) -> str:
-    """An event in words."""
-    get = event.get
-    match event["kind"]:
-        case "fault":
-            ending = " (preemption)" if get("preemption") else "" if get("retry", True) else "; the run ends"
-            text = str(get("text") or str(get("cause")).replace("_", " "))
-            return text + _of("rank", get("ranks")) + _of("node", _short(get("nodes"))) + ending
-        case "hang":
-            return f"rank {get('rank')} hangs: {get('text', '')}{_of('where', get('where'))}"
-        case "attempt":
-            tier = _TIERS.get(get("tier", ""), get("tier"))
-            return f"{_workers(get('world_size', 0))} started at step {get('from_step')} ({tier})"
-        case "resize":
-            return f"from {get('from')} to {_workers(get('to', 0))}" + (f": {get('why')}" if get("why") else "")
-        case "waiting":
-            return f"waits for nodes: {get('possible')} of at least {get('wanted')} workers can run"
-        case "save":
-            seconds = f" in {get('seconds'):.1f} s" if isinstance(get("seconds"), float) else ""
-            return f"saved step {_step(event)}{seconds}"
-        case "save_failed":
-            return f"step {_step(event)} was not saved: {get('why', '')}"
-        case "straggler":
-            return f"rank {get('rank')} takes {float(get('ratio', math.nan)):.1f} times as long as its peers"
-        case "exclude":
-            return f"node {_short(get('node'))} is excluded: {get('why', '')}"
-        case "notice":
-            deadline = f", {get('deadline_seconds'):.0f} s" if isinstance(get("deadline_seconds"), (int, float)) else ""
-            return f"node {_short(get('node'))} has notice: {get('notice', 'it will go')}{deadline}"
-        case "driver" if get("state") == "started":
-            return f"driver started (process {get('pid')} on {get('host')})"
-        case "driver":
-            return f"driver ended: {get('text') or get('outcome', '')}"
-    fields = ", ".join(f"{k} {v}" for k, v in event.items() if k not in _NOT_SAID)
-    return f"{event['kind']}: {fields}" if fields else event["kind"]
-
-
-_TIERS = {"new": "from the beginning", "memory": "from memory of the nodes", "durable": "from storage"}
-
-
-def _workers(number: int) -> str:
-    return f"{number} worker" if number == 1 else f"{number} workers"
-
-
-def _short(nodes: Any) -> Any:
-    # Ray's names of nodes have 56 characters.
-    if nodes is None:
-        return None
-    return [str(n)[:8] for n in nodes] if isinstance(nodes, list) else str(nodes)[:8]
-
-
-def _of(name: str, value: Any) -> str:
-    value = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return f", {name} {value}" if value not in (None, "") else ""
 
 
 def _restarts(events: Sequence[Event]) -> Iterator[Restart]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import faulthandler
 import os
 import signal
@@ -12,72 +11,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
 
-
-class Activity(enum.StrEnum):
-    """What a rank does."""
-
-    START = "start"  # reading the newest checkpoint, building the model
-    LOOP = "loop"  # between steps
-    TRACE = "trace"  # the first call of its kind, which TensorFlow compiles
-    INPUT = "input"  # waiting for its records
-    STEP = "step"  # in a call into TensorFlow: computing, or waiting for the others' gradients
-    COLLECTIVE = "collective"  # waiting for the others' numbers
-    TRANSFER = "transfer"  # sending weights to the others
-    REPORT = "report"  # telling Ray Train, which waits for all ranks
-    VALIDATION = "validation"
-    CALLBACK = "callback"
-    SAVE = "save"  # waiting for storage
-    PARK = "park"  # saved, and waiting to be replaced or released
-    END = "end"  # test and export
-    DONE = "done"  # has left the training function
-
-
-#: These make up a step, so that they have a usual length; the others may last so many times the limit.
-USUAL = frozenset({Activity.INPUT, Activity.STEP, Activity.COLLECTIVE})
-
-
-@dataclass(frozen=True)
-class Beat:
-    """What a rank says of itself.
-
-    Attributes:
-        group: number of the worker group, counted by the driver.
-        rank, world_size: of it.
-        node, address, pid: where it is: Ray's id of the node, its IP address, the process.
-        step: global steps done.
-        activity: what it does.
-        seconds: without progress in it.
-        step_seconds: usual length of a step, with its input; 0 while not known.
-        call_steps: steps of a call.
-        stacks: file descriptor to which it writes its Python stacks on `STACKS_SIGNAL`; -1 for none.
-        shards: logical shards that it computes.
-        probes, probe_seconds: how often it has computed one of them alone, and in how long altogether.
-        input_seconds: that it has waited for its records, altogether.
-    """
-
-    group: int
-    rank: int
-    world_size: int
-    node: str
-    address: str
-    pid: int
-    step: int = 0
-    activity: Activity = Activity.START
-    seconds: float = 0.0
-    step_seconds: float = 0.0
-    call_steps: int = 1
-    stacks: int = -1
-    shards: int = 1
-    probes: int = 0
-    probe_seconds: float = 0.0
-    input_seconds: float = 0.0
-
+from raytf.training.beat import USUAL, Activity, Beat
+from raytf.training.monitor_client import MonitorClient
 
 BEAT_SECONDS = 1.0
 
@@ -103,15 +43,15 @@ class Pulse:
     """One rank's sign of life.
 
     Args:
-        monitor: the driver's Monitor.
+        monitor: the driver's.
         rank, world_size: of this worker.
     """
 
-    def __init__(self, monitor: Any, rank: int, world_size: int):
+    def __init__(self, monitor: MonitorClient, rank: int, world_size: int):
         context = ray.get_runtime_context()
         self._monitor, self._rank, self._world_size = monitor, rank, world_size
         self._node, self._address = context.get_node_id(), ray.util.get_node_ip_address()
-        self._group = ray.get(monitor.group.remote())
+        self._group = monitor.group()
         # A file without a name: it is gone with the process, and others of this user find it below /proc.
         self._stacks = os.memfd_create("raytf-stacks")
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
@@ -190,12 +130,12 @@ class Pulse:
         """The rank leaves the training function."""
         self._activity = Activity.DONE
         self._stop.set()
-        self._monitor.beat.remote(self._now())
+        self._monitor.beat(self._now())
 
     def _beat(self) -> None:
         while not self._stop.is_set():
             try:
-                self._monitor.beat.remote(self._now())
+                self._monitor.beat(self._now())
                 for look in self._also:
                     look()
             except Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raytf.config import precision
 from raytf.config.precision import Precision
@@ -12,6 +12,9 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
+
+if TYPE_CHECKING:  # it imports Ray
+    from raytf.training.monitor_client import MonitorClient
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Job:
     Attributes:
         model: function that returns a compiled keras.Model.
         sources: reference to a `Sources` in Ray's object store.
-        monitor: handle of the driver's `Monitor` actor.
+        monitor: the driver's.
         run_uri: the run's folder.
         lease: id of the process that owns the run.
         total_steps: global steps at which the run ends.
@@ -32,7 +35,7 @@ class Job:
     model: Callable[[], Any]
     config: TrainConfig
     sources: Any
-    monitor: Any
+    monitor: MonitorClient
     run_uri: str
     plan: StepPlan
     total_steps: int

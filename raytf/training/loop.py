@@ -72,7 +72,7 @@ _PROBE_SECONDS = 0.05
 def _begin_attempt(job: Job) -> tuple[str, list[str], int | None]:
     """A new attempt's name, those before it, and the step of the newest checkpoint on storage where that is known."""
     attempt = new_attempt()
-    return attempt, *ray.get(job.monitor.begin.remote(attempt))
+    return attempt, *job.monitor.begin(attempt)
 
 
 def _try(call: Callable[[], None]) -> None:
@@ -118,7 +118,7 @@ class Worker:
             self.group,
             attempt,
             0 if self.config.strategy.has_servers else self.config.checkpoints.snapshot_every_steps,
-            job.monitor,
+            job.monitor.handle,
             self.reporter.say_here,
             place,
         )

@@ -18,6 +18,7 @@ from raytf.runs.run_log import Folder
 from raytf.runs.status import SaveTrouble, Status
 from raytf.storage.storage import Storage
 from raytf.training.job import Job
+from raytf.training.monitor_client import Question
 
 _STATUS_SECONDS = 0.5
 #: Between two questions to the driver's monitor whether the ranks shall save and wait.
@@ -54,10 +55,10 @@ class Reporter:
         self._status_step = 0
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._teller: threading.Thread | None = None
-        self._question: Any = None
+        self._question: Question[int] | None = None
         self._asked_at = 0.0
         self._ticket = 0
-        self._measuring: Any = None
+        self._measuring: Question[dict[str, float]] | None = None
         self._measured_at = 0.0
         self._measured: dict[str, float] = {}
 
@@ -134,7 +135,7 @@ class Reporter:
             trouble=trouble,
             history=list(history[-_HISTORY_EPOCHS:]),
         )
-        job.monitor.update.remote(status)
+        job.monitor.update(status)
         self._status_at, self._status_step = now, step
 
     def say(self, message: str) -> None:
@@ -144,11 +145,11 @@ class Reporter:
 
     def say_here(self, message: str) -> None:
         """A line for the user, from any rank."""
-        self._job.monitor.say.remote(message)
+        self._job.monitor.say(message)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Something happened that the ledger shall know, from any rank; never waits."""
-        self._job.monitor.event.remote(kind, {"rank": self._rank, **fields})
+        self._job.monitor.event(kind, {"rank": self._rank, **fields})
 
     def is_parking_wanted(self) -> bool:
         """Whether the ranks shall save and wait, as the monitor said when it was last asked; never waits for it."""
@@ -156,22 +157,21 @@ class Reporter:
             return False
         now = time.monotonic()
         if self._question is None and now - self._asked_at >= _ASK_SECONDS:
-            self._question, self._asked_at = self._job.monitor.wanted.remote(), now
-        elif self._question is not None and ray.wait([self._question], timeout=0)[0]:
-            self._ticket, self._question = ray.get(self._question), None
+            self._question, self._asked_at = self._job.monitor.ask_wanted(), now
+        elif self._question is not None and self._question.is_answered():
+            self._ticket, self._question = self._question.answer(), None
         return self._ticket != 0
 
     def answer(self, saved: bool) -> None:
         """Tell that the ranks wait, and whether they could save; from rank 0."""
         if self._rank == 0:
-            self._job.monitor.answer.remote(self._ticket, saved)
+            self._job.monitor.answer(self._ticket, saved)
 
     def is_released(self) -> bool:
         """Whether the ranks that wait shall train on; asks the monitor from rank 0 and waits for the answer."""
         if self._rank != 0:
             return False
-        monitor = self._job.monitor
-        released, wanted = ray.get([monitor.is_released.remote(self._ticket), monitor.wanted.remote()])
+        released, wanted = self._job.monitor.released(self._ticket)
         if released:
             self._ticket = wanted
         return released
@@ -207,9 +207,9 @@ class Reporter:
         """Goodput and restarts, as the driver last knew them; never waits."""
         now = time.monotonic()
         if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
-            self._measuring, self._measured_at = self._job.monitor.measured.remote(), now
-        elif self._measuring is not None and ray.wait([self._measuring], timeout=0)[0]:
-            self._measured, self._measuring = ray.get(self._measuring), None
+            self._measuring, self._measured_at = self._job.monitor.ask_measured(), now
+        elif self._measuring is not None and self._measuring.is_answered():
+            self._measured, self._measuring = self._measuring.answer(), None
         return self._measured
 
     def scalars(self, values: dict[str, float], step: int) -> None:

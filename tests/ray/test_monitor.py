@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from raytf.driver.background import Ear, monitoring
-from raytf.training.heartbeat import Activity, Beat
+from raytf.training.beat import Activity, Beat
 from tests.ray.conftest import PATIENCE
 
 #: Words of each speaker, and kills.
@@ -39,7 +39,7 @@ def pid(ray: Any, monitor: Any) -> int:
     """Of the process that lives now, once there is one."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        about = ray._private.state.state.actor_table(monitor._actor_id.hex(), None, None)
+        about = ray._private.state.state.actor_table(monitor.handle._actor_id.hex(), None, None)
         if about and about["State"] == "ALIVE" and about["Pid"]:
             return int(about["Pid"])
         assert time.monotonic() < deadline, about
@@ -49,20 +49,20 @@ def pid(ray: Any, monitor: Any) -> int:
 def test_everything_that_is_told_arrives_once(ray: Any):
     def speak(monitor: Any, name: str) -> None:
         for i in range(WORDS):
-            monitor.say.remote(f"{name} {i}")
-            monitor.event.remote("word", {"name": name, "number": i})
+            monitor.say(f"{name} {i}")
+            monitor.event("word", {"name": name, "number": i})
             time.sleep(0.03)
 
     book = Book()
     with monitoring(["a"]) as monitor:
         ear = Ear(monitor, book)
-        group = ray.get(monitor.begin_group.remote(), timeout=PATIENCE)
-        assert ray.get(monitor.begin.remote("b"), timeout=PATIENCE) == (["a"], None)
-        ticket = ray.get(monitor.park.remote(), timeout=PATIENCE)
+        group = monitor.begin_group(PATIENCE)
+        assert monitor.begin("b") == (["a"], None)
+        ticket = monitor.park(PATIENCE)
         beat = Beat(group, 0, 1, "n", "10.0.0.1", 1, step=7, activity=Activity.LOOP)
-        ray.get(monitor.beat.remote(beat), timeout=PATIENCE)
+        ray.get(monitor.handle.beat.remote(beat), timeout=PATIENCE)
         time.sleep(1.1)  # beats alone are noted once a second, since they come again
-        ray.get(monitor.beat.remote(beat), timeout=PATIENCE)
+        ray.get(monitor.handle.beat.remote(beat), timeout=PATIENCE)
 
         speakers = [ray.remote(num_cpus=0)(speak).remote(monitor, name) for name in ("one", "two")]
         heard: list[str] = []
@@ -82,10 +82,10 @@ def test_everything_that_is_told_arrives_once(ray: Any):
         assert sorted(f"{e['name']} {e['number']}" for e in book) == sorted(expected)
         assert [e["time"] for e in book] == sorted(e["time"] for e in book)
 
-        assert ray.get(monitor.group.remote()) == group
-        assert ray.get(monitor.wanted.remote()) == ticket
-        assert [s.beat.step for s in ray.get(monitor.sightings.remote())] == [7]
-        assert ray.get(monitor.begin.remote("c")) == (["a", "b"], None)
+        assert monitor.group() == group
+        assert monitor.ask_wanted().answer() == ticket
+        assert [s.beat.step for s in monitor.sightings(PATIENCE)] == [7]
+        assert monitor.begin("c") == (["a", "b"], None)
         last = pid(ray, monitor)
     deadline = time.monotonic() + PATIENCE
     while os.path.exists(f"/proc/{last}"):

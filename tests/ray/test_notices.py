@@ -26,8 +26,10 @@ LOSSES = """
     import json, os, ray, ray.train
     from ray.train import WorkerGroupError
     from raytf.errors import JobError, WorkerLostError
-    from raytf.driver.monitor import Monitor
+    from raytf.driver.monitor.actor import Monitor
     from raytf.driver.ray_train.failure_policy import FailurePolicy
+    from raytf.driver.supervision.supervisor import Supervisor
+    from raytf.training.monitor_client import MonitorClient
 
     @ray.remote(num_cpus=0)
     class Worker:
@@ -52,7 +54,7 @@ LOSSES = """
     ):
         monitor = ray.remote(num_cpus=0)(Monitor).remote()
         monitor.set_noticed.remote(noticed)
-        policy = FailurePolicy(ray.train.FailureConfig(max_failures=0), monitor, None)
+        policy = FailurePolicy(ray.train.FailureConfig(max_failures=0), MonitorClient(monitor), None, Supervisor())
         decisions = [policy.make_decision(WorkerGroupError("lost", failures)).name for _ in range(3)]
         _, lines, events = ray.get(monitor.read.remote())
         print("LOSS", json.dumps([decisions, lines, events]))

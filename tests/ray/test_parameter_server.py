@@ -70,6 +70,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     (server,) = run.processes("ParameterServer")
     server.kill()
     run.until(lambda: "restored step" in run.output, PATIENCE)
+    run.until(lambda: len(attempts(folder)) == 2)  # a thread in the background writes it
     assert "parameter server 0 died; starting again" in run.output
     assert attempts(folder)[1]["from_step"] >= saved
 

@@ -16,8 +16,9 @@ from tests.ray.conftest import PATIENCE
 
 DRIVER = """
     import sys, threading, time, ray
-    from raytf.training.heartbeat import Activity, Beat
-    from raytf.driver.monitor import Monitor
+    from raytf.training.beat import Activity, Beat
+    from raytf.driver.monitor.actor import Monitor
+    from raytf.training.monitor_client import MonitorClient
     from raytf.driver.graceful_stop import saving_first
 
     ray.init(address="local", num_cpus=1, logging_level="error", log_to_driver=False)
@@ -38,7 +39,7 @@ DRIVER = """
 
     threading.Thread(target=save, daemon=True).start()
     try:
-        with saving_first(monitor, say, lambda why: say(f"left: {why}")):
+        with saving_first(MonitorClient(monitor), say, lambda why: say(f"left: {why}")):
             say("ready")
             time.sleep(600)
     except KeyboardInterrupt:

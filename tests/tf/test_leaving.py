@@ -13,7 +13,7 @@ from keras import layers, ops
 from raytf.checkpoint.variables import weights_sha256
 from raytf.config import precision
 from raytf.config.precision import Precision
-from raytf.driver.fit import load_weights
+from raytf.driver.result import load_weights
 from raytf.errors import JobError, ModelError
 from raytf.inference import architecture, export, model_files, trained_model, user_model
 from raytf.inference.user_model import run_user_code

@@ -11,8 +11,10 @@ from types import ModuleType
 
 import grpc
 import pytest
+from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext
+from ray.exceptions import RayActorError
 
-from raytf._ray import raylets
+from raytf._ray import raylets, state
 from raytf._ray.raylets import Answer
 from tests.support import private_names
 
@@ -33,6 +35,22 @@ def test_who_answers_lives_who_says_nothing_is_silent_and_where_nobody_listens_o
         found = raylets.ask(asked)
     server.stop(None).wait()
     assert found == {"lives": Answer.LIVES, "frozen": Answer.SILENT, "closed": Answer.REFUSES}
+
+
+@pytest.mark.parametrize(
+    ("reason", "with_node"),
+    [
+        (ActorDiedErrorContext.NODE_DIED, True),
+        (ActorDiedErrorContext.WORKER_DIED, False),
+        (ActorDiedErrorContext.RAY_KILL, False),
+    ],
+)
+def test_what_ray_knows_of_a_death_and_its_error_does_not_say(reason: int, with_node: bool):
+    cause = ActorDeathCause(actor_died_error_context=ActorDiedErrorContext(reason=reason))
+    table = {"0a": {"DeathCause": cause}}
+    assert state.died_with_node(RayActorError("0a"), lambda actor: table[actor]) is with_node
+    assert not state.died_with_node(RayActorError("0b"), lambda actor: {})
+    assert not state.died_with_node(RayActorError(), lambda actor: table[actor])
 
 
 ROOMS = sorted(path.stem for path in (private_names.PACKAGE / "_ray").glob("*.py") if path.stem != "__init__")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Set
 from dataclasses import dataclass
 
 #: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
@@ -115,16 +114,3 @@ class Resizer:
             return True
         last = None if view.deadline is None else view.deadline - LAST_SAVE_SECONDS
         return last is not None and self._saved_at < last <= view.now
-
-
-def is_preemption(dead: Set[int], is_peer_missed: bool, noticed: Set[int]) -> bool:
-    """Whether the loss of workers is that of nodes which had notice, and so no failure.
-
-    The survivors miss a peer before Ray knows which one has died; the node with notice is then taken to be the one.
-
-    Args:
-        dead: ranks whose processes Ray knows to be dead.
-        is_peer_missed: whether that is all that went wrong in the other ranks, of those that say anything.
-        noticed: ranks on nodes with notice.
-    """
-    return bool(noticed) and (dead <= noticed if dead else is_peer_missed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import types
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -16,10 +17,13 @@ from raytf._ray.raylets import Answer
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
 from raytf.distributed.gpu import kinds
-from raytf.driver.ray_train.node_exclusion import Exclusion, without
 from raytf.driver.ray_train.resizing import Move, Resizer, View
 from raytf.driver.ray_train.warm_supply import Supply
+from raytf.driver.supervision.node_exclusion import without
+from raytf.driver.supervision.supervisor import Supervisor
 from raytf.driver.supervision.watchdog import Watchdog
+from raytf.runs import events
+from raytf.training.monitor_client import MonitorClient
 
 #: Seconds in which Ray hears that the resources of a group that has ended are free.
 _FREE_SECONDS = 1.0
@@ -35,6 +39,27 @@ def remove_abandoned() -> None:
         remove_placement_group(group)
 
 
+@dataclass(frozen=True)
+class Run:
+    """The run for which a policy decides.
+
+    Attributes:
+        name: of the run on this cluster.
+        monitor: the driver's.
+        uri: the run's folder.
+        flags: of the cluster.
+        supervisor: of the run; the failure policy has the same.
+        keeps_kind: of GPU, once there is one.
+    """
+
+    name: str
+    monitor: MonitorClient
+    uri: str
+    flags: ClusterSection
+    supervisor: Supervisor
+    keeps_kind: bool = False
+
+
 class ScalingPolicy(train.ElasticScalingPolicy):
     """Ray Train's elastic policy, with a save before each planned change and an own look at which nodes are alive.
 
@@ -46,25 +71,18 @@ class ScalingPolicy(train.ElasticScalingPolicy):
 
     Args:
         scaling_config: Ray Train's.
-        run: names the run on this cluster.
-        monitor: a Monitor's handle.
-        run_uri: the run's folder.
-        flags: of the cluster.
-        keeps_kind: of GPU, once there is one.
+        run: for which it decides.
     """
 
-    def __init__(
-        self, scaling_config: Any, run: str, monitor: Any, run_uri: str, flags: ClusterSection, keeps_kind: bool = False
-    ):
+    def __init__(self, scaling_config: Any, run: Run):
         super().__init__(scaling_config)
-        self._run, self._run_monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
+        self._run, self._run_monitor, flags = run, run.monitor, run.flags
         self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
         #: Made in the controller's process.
         self._watchdog: Watchdog | None = None
-        self._exclusion, self._excluded = Exclusion(), frozenset[str]()
+        self._excluded = frozenset[str]()
         #: Nodes of stragglers that shall be replaced.
         self._slow: list[str] = []
-        self._retry_at = float("-inf")
         self._ticket = 0
         #: Nodes reserved for the run; and all that are alive and have no notice.
         self._nodes: list[str] = []
@@ -80,26 +98,21 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         #: The kind of GPU of the present group and of the next one, and whether that stays; nodes with other kinds.
         self._kind: str | None = None
         self._next_kind: str | None = None
-        self._keeps_kind = keeps_kind
         self._other_kinds = frozenset[str]()
-        self._supply = Supply(resources, lambda text: monitor.say.remote(text)) if flags.warm_workers else None
+        self._supply = Supply(resources, run.monitor.say) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
         # the same name again. A run has one controller, since it has one owner.
-        super().after_controller_start(types.SimpleNamespace(run_id=self._run))
+        super().after_controller_start(types.SimpleNamespace(run_id=self._run.name))
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
         if self._watchdog is not None and type(current_state).__name__ not in ("RunningState", "SchedulingState"):
             self._watchdog.over()
-        verdict = getattr(getattr(current_state, "training_failed_error", None), "raytf_verdict", None)
-        if verdict is not None and current_state is not previous_state:
-            self._retry_at = time.monotonic() + verdict.pause
-            self._exclusion.fault(verdict.nodes, time.monotonic())
 
     def make_decision_for_non_running_worker_group(self) -> train.ScalingDecision:
         self._maybe_send_resource_request()
-        if time.monotonic() < self._retry_at:
+        if time.monotonic() < self._run.supervisor.resumes_at:
             time.sleep(_WAIT_SECONDS)
             return train.NoopDecision()
         possible = self._look(knock=True)
@@ -107,8 +120,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
                 self._told_at = time.monotonic()
                 wanted = self.scaling_config.min_workers
-                self._run_monitor.event.remote("waiting", {"possible": possible, "wanted": wanted})
-                self._run_monitor.say.remote(
+                self._run_monitor.book(events.Waiting(possible, wanted))
+                self._run_monitor.say(
                     f"waiting: the cluster can run {possible} workers now, and at least "
                     f"{self.scaling_config.min_workers} are wanted"
                 )
@@ -123,7 +136,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._look_at_workers(worker_group_state)
         try:
             possible = self._look(knock=False)
-            parked = ray.get(self._run_monitor.parked.remote(self._ticket), timeout=5)
+            parked = self._run_monitor.parked(self._ticket, 5)
         except ray.exceptions.RayError:
             return train.NoopDecision()
         if possible is None:
@@ -138,16 +151,14 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         match self._resizer.decide(view):
             case Move.PARK:
                 why = _why_to_park(view, bool(replaced), self.scaling_config.min_workers)
-                self._run_monitor.say.remote(why)
-                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
-                self._run_monitor.event.remote("park", fields)
-                self._ticket = ray.get(self._run_monitor.park.remote())
+                self._run_monitor.say(why)
+                self._run_monitor.book(events.Park(workers, possible, why, bool(self._noticed)))
+                self._ticket = self._run_monitor.park()
             case Move.RELEASE:
-                self._run_monitor.release.remote(self._ticket)
+                self._run_monitor.release(self._ticket)
             case Move.RESIZE:
                 why = "a node is about to go" if view.leaving else "the cluster has changed"
-                fields = {"from": workers, "to": possible, "why": why, "preemption": bool(self._noticed)}
-                self._run_monitor.event.remote("resize", fields)
+                self._run_monitor.book(events.Resize(workers, possible, why, bool(self._noticed)))
                 return self._resize(possible)
         return train.NoopDecision()
 
@@ -158,18 +169,17 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         found = {rank: node for rank, node in nodes.items() if node in ends and rank not in self._noticed}
         for node in sorted(set(found.values())):
             end = ends[node]
-            fields = {"node": node, "deadline_seconds": None if end is None else round(end - now, 1)}
-            self._run_monitor.event.remote("drain", fields)
+            self._run_monitor.book(events.Drain(node, None if end is None else round(end - now, 1)))
         if found:
             self._noticed |= found  # as long as the group lives: a dead node drains no more
-            self._run_monitor.set_noticed.remote(self._noticed)
+            self._run_monitor.set_noticed(self._noticed)
         return min((end for end in ends.values() if end is not None), default=None)
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
-        self._watchdog = self._watchdog or Watchdog(self._run_monitor, self._run_uri, self._flags.hang_seconds)
+        self._watchdog = self._watchdog or Watchdog(self._run_monitor, self._run.uri, self._run.flags.hang_seconds)
         self._watchdog.begin()
         self._kind = self._next_kind
-        self._run_monitor.event.remote("group", {"workers": num_workers, "nodes": self._nodes})
+        self._run_monitor.book(events.GroupStart(num_workers, self._nodes))
         self._noticed = {}
         self._wait_until_free(num_workers)
         # Ray may not know yet that a node is dead, and would place workers on it.
@@ -197,7 +207,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         """End a group that hangs, by raising what says so, and note who is slow."""
         assert self._watchdog is not None
         for straggler in self._watchdog.look(worker_group_state.workers):
-            if self._flags.replace_stragglers and straggler.node not in self._slow:
+            if self._run.flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
@@ -213,23 +223,24 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             usable: what is reserved on each.
             nodes: what Ray tells of each.
         """
-        unwanted = self._exclusion.excluded(usable, time.monotonic())
+        unwanted = self._run.supervisor.exclusion.excluded(usable, time.monotonic())
         known = {node: kinds.of_node(nodes[node]) for node in usable}
 
         def of_kind(some: Iterable[str]) -> set[str]:
             if not self._has_one_kind:
                 return set(some)
             among = {node: known[node] for node in some}
-            return kinds.nodes_of(among, kinds.one_kind(among, count, self._kind, self._keeps_kind))
+            return kinds.nodes_of(among, kinds.one_kind(among, count, self._kind, self._run.keeps_kind))
 
         def count(some: Iterable[str]) -> int:
             return self._count_possible_workers({node: usable[node] for node in some})
 
         chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda some: count(of_kind(some)))
         for node in set(usable) - chosen - self._excluded:
-            why = f"workers failed on it {self._exclusion.count(node, time.monotonic())} times within an hour"
-            self._run_monitor.say.remote(f"node {node[:8]} is left out: {why}")
-            self._run_monitor.event.remote("exclude", {"node": node, "why": why})
+            faults = self._run.supervisor.exclusion.count(node, time.monotonic())
+            why = f"workers failed on it {faults} times within an hour"
+            self._run_monitor.say(f"node {events.short(node)} is left out: {why}")
+            self._run_monitor.book(events.Exclude(node, why))
         self._excluded = frozenset(set(usable) - chosen)
         left, chosen = chosen, of_kind(chosen)
         self._tell_of_kinds(frozenset(node for node in left - chosen if count([node])), chosen, known)
@@ -238,7 +249,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     def _tell_of_kinds(self, others: frozenset[str], chosen: set[str], known: dict[str, str]) -> None:
         self._next_kind = next((known[node] for node in chosen), None)
         if others - self._other_kinds:
-            self._run_monitor.say.remote(kinds.said(others, known, self._next_kind or ""))
+            self._run_monitor.say(kinds.said(others, known, self._next_kind or ""))
         self._other_kinds = others
 
     def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:

@@ -11,7 +11,9 @@ import ray.train
 from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.config.sections import ClusterSection
 from raytf.driver.ray_train.failure_policy import FailurePolicy
-from raytf.driver.ray_train.scaling_policy import ScalingPolicy
+from raytf.driver.ray_train.scaling_policy import Run, ScalingPolicy
+from raytf.driver.supervision.supervisor import Supervisor
+from raytf.training.monitor_client import MonitorClient
 
 #: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
 _END_SECONDS = 0.5
@@ -29,7 +31,7 @@ class Trainer(TensorflowTrainer):
     Args:
         train_loop: run by each worker.
         run: names the run on this cluster.
-        monitor: handle of the driver's Monitor.
+        monitor: the driver's.
         run_uri: the run's folder.
         flags: of the cluster.
         keeps_kind: of GPU: another kind would compute other bits than the run promises.
@@ -39,7 +41,7 @@ class Trainer(TensorflowTrainer):
         self,
         train_loop: Callable[[], Any],
         run: str,
-        monitor: Any,
+        monitor: MonitorClient,
         run_uri: str,
         flags: ClusterSection,
         keeps_kind: bool = False,
@@ -52,10 +54,10 @@ class Trainer(TensorflowTrainer):
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         hangs = self._run_uri if self._flags.hang_seconds else None
-        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs)
-        kwargs["scaling_policy"] = ScalingPolicy(
-            self.scaling_config, self._run, self._monitor, self._run_uri, self._flags, self._keeps_kind
-        )
+        supervisor = Supervisor()
+        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs, supervisor)
+        about = Run(self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind)
+        kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
         return super()._initialize_and_run_controller(**kwargs)
 
     def _register_sigint_handler(self, controller: Any) -> None:

@@ -1,81 +1,56 @@
-"""What failed, out of what Ray Train wraps it in."""
+"""A failure: why an attempt ended, as all that decide about the next one see it. No Ray here."""
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+from dataclasses import dataclass
 
-import ray
-
-from raytf._ray.train import WorkerGroupStartupTimeoutError, raised_by
-from raytf.driver.supervision.retry import Cause, Failure
-from raytf.errors import (
-    GpuError,
-    HangError,
-    JobError,
-    RaytfError,
-    ReplicaError,
-    StorageError,
-    WorkerLostError,
-    one_line,
-)
-
-#: How Ray says that an actor's node is gone.
-_NODE_DIED = "its node has died"
+from raytf.errors import RaytfError
 
 
-def classify(error: Any) -> tuple[list[int], Failure]:
-    """Ranks to blame, and what failed."""
-    ranks = sorted(getattr(error, "worker_failures", {}))
-    errors = dict(zip(ranks, worker_errors(error), strict=True))
-    dead = [rank for rank, e in errors.items() if isinstance(e, ray.exceptions.RayActorError)]
-    for rank, e in errors.items():
-        if not isinstance(e, RaytfError) or e.retryable or (dead and isinstance(e, JobError)):
-            continue  # a dying peer can make TensorFlow raise anything
-        text, name = one_line(e, 200).rstrip("."), type(e).__name__
-        return [rank], Failure(Cause.ERROR, text, f"{name}: {e}", getattr(e, "step", None), not isinstance(e, JobError))
-    hung = [rank for rank, e in errors.items() if isinstance(e, HangError)]
-    if hung:
-        return hung, Failure(Cause.HANG, f"a worker hung (rank {', '.join(map(str, hung))})")
-    apart = next((e for e in errors.values() if isinstance(e, ReplicaError)), None)
-    if apart is not None and not dead:
-        return list(apart.ranks), Failure(Cause.REPLICAS, one_line(apart, 400))
-    if dead:
-        lost = any(_NODE_DIED in str(errors[rank]) for rank in dead)
-        text = f"workers were lost ({len(dead)} worker process{'es' if len(dead) > 1 else ''} died)"
-        return dead, Failure(Cause.NODE_LOST if lost else Cause.WORKER_DIED, text)
-    told = gpu_errors(error)
-    if told:
-        broken = [rank for rank, e in errors.items() if e in told]
-        return broken, Failure(Cause.GPU, one_line(told[0]).rstrip("."), is_launch=all(e.is_launch for e in told))
-    if errors and all(isinstance(e, WorkerLostError) for e in errors.values()):
-        return [], Failure(Cause.PEER_LOST, "workers were lost (a peer does not answer)")
-    first = next(iter(errors.values()), getattr(error, "controller_failure", error))
-    died = _died_at_start(first) if not errors else None
-    if died is not None:
-        kind = Cause.NODE_LOST if _NODE_DIED in str(died) else Cause.WORKER_DIED
-        return [], Failure(kind, "workers were lost (a worker process died while its group started)")
-    if isinstance(first, WorkerGroupStartupTimeoutError):
-        return [], Failure(Cause.START, "Ray found no place for the workers in time", is_wait=True)
-    cause = Cause.STORAGE if isinstance(first, StorageError) else Cause.OTHER if errors else Cause.START
-    return list(errors), Failure(cause, f"workers were lost ({type(first).__name__}: {one_line(first, 120)})")
+class Cause(enum.StrEnum):
+    """Why an attempt ended."""
+
+    WORKER_DIED = "worker_died"
+    NODE_LOST = "node_lost"
+    HANG = "hang"
+    GPU = "gpu"  # one is missing, broken or taken
+    PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
+    REPLICAS = "replicas"  # the ranks' weights differ
+    STORAGE = "storage"
+    START = "start"  # the group did not come up
+    CONTROLLER_DIED = "controller_died"  # Ray Train's
+    OTHER = "other"
+    ERROR = "error"  # the job's own code, or what would come again whatever is done
 
 
-def _died_at_start(error: BaseException) -> ray.exceptions.RayActorError | None:
-    """What Ray says of a process that was there and died before its group trained; not of one that could not begin."""
-    cause = error if isinstance(error, ray.exceptions.RayActorError) else error.__cause__
-    return cause if isinstance(cause, ray.exceptions.RayActorError) and not cause.actor_init_failed else None
+@dataclass(frozen=True)
+class Failure:
+    """The end of an attempt.
 
+    Attributes:
+        text: for people, without a full stop.
+        signature: type and text of the job's error; empty for anything else.
+        step: at which the job's error came; None before training began.
+        is_final: the same code would fail in the same way again.
+        is_wait: nothing failed, Ray has only found no place for the workers in time.
+        is_launch: a GPU could not do what it was told: the node's fault, or the code's if another node's cannot either.
+        ranks: to blame.
+        gpu_nodes: Ray's ids of nodes whose GPUs failed, where that is the cause.
+        dead: ranks whose processes Ray knows to be dead.
+        is_peer_missed: whether that a peer is lost is all that the other ranks say, of those that say anything.
+        error: what a person reads if the run ends with this failure.
+    """
 
-def gpu_errors(error: Any) -> list[GpuError]:
-    """What is said of GPUs by the ranks of a group, or by a process that did not become a rank for that; the surest."""
-    failure = getattr(error, "controller_failure", None)
-    told = [e for e in (*worker_errors(error), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
-    return [e for e in told if not e.is_doubtful] or told
-
-
-def worker_errors(error: Exception) -> list[BaseException]:
-    """What was raised or happened in each worker, out of what Ray Train wrapped it in, by rank."""
-    found = []
-    for _, failure in sorted(getattr(error, "worker_failures", {}).items()):
-        found.append(raised_by(failure))
-    return found
+    cause: Cause
+    text: str
+    signature: str = ""
+    step: int | None = None
+    is_final: bool = False
+    is_wait: bool = False
+    is_launch: bool = False
+    ranks: tuple[int, ...] = ()
+    gpu_nodes: frozenset[str] = frozenset()
+    dead: frozenset[int] = frozenset()
+    is_peer_missed: bool = False
+    error: RaytfError | None = None

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from raytf.training.heartbeat import USUAL, Activity, Beat
+from raytf.training.beat import USUAL, Activity, Beat, Finding, Sighting
 
 #: Of the user's limit: what is over then leaves time for the beat, the look and the message.
 _EARLY = 0.85
@@ -75,14 +75,6 @@ class Evidence(enum.StrEnum):
     IDLE = "idle"  # it lives and does nothing
 
 
-@dataclass(frozen=True)
-class Sighting:
-    """The latest beat of a rank, and the seconds since it came."""
-
-    beat: Beat
-    age: float
-
-
 class Beats:
     """The latest beat of each rank of the present group."""
 
@@ -109,23 +101,6 @@ class Beats:
     def sightings(self, now: float) -> list[Sighting]:
         """By rank."""
         return [Sighting(beat, now - at) for _, (beat, at) in sorted(self._latest.items())]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Ranks that hang.
-
-    Attributes:
-        beats: the last of each rank to blame, by rank.
-        seconds: without progress, the longest of them.
-        where: what they do: `frozen`, `collective` where all wait for each other, or an `Activity`.
-        text: says it to people, without names.
-    """
-
-    beats: tuple[Beat, ...]
-    seconds: float
-    where: str
-    text: str
 
 
 @dataclass(frozen=True)

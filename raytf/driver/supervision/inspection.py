@@ -24,7 +24,8 @@ from raytf._ray.raylets import Answer
 from raytf.checkpoint import memory_keeper
 from raytf.driver.supervision.hang_detector import Evidence
 from raytf.errors import one_line
-from raytf.training.heartbeat import STACKS_SIGNAL, Beat
+from raytf.training.beat import Beat
+from raytf.training.heartbeat import STACKS_SIGNAL
 
 #: Seconds over which a process's use of the CPU is measured, and the share of one from which it is busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from dataclasses import dataclass
 
+from raytf.driver.supervision.failures import Cause, Failure
+
 #: Failures in a row without a new step after which a run stops: the next one would end alike. Deaths do not count.
 FRUITLESS_FAILURES = 5
+#: Of Ray Train's controllers: what kills three of them will kill the fourth.
+FRUITLESS_CONTROLLERS = 3
 #: Errors of the job in a row without a new step after which it stops, though they differ.
 FRUITLESS_ERRORS = 3
 #: Seconds before the second attempt in a row without a new step, doubled for each further one, and the most.
@@ -18,45 +21,8 @@ LONGEST_DEATH_PAUSE = 10.0
 _SAME_STEP = 32
 
 
-class Cause(enum.StrEnum):
-    """Why an attempt ended."""
-
-    WORKER_DIED = "worker_died"
-    NODE_LOST = "node_lost"
-    HANG = "hang"
-    GPU = "gpu"  # one is missing, broken or taken
-    PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
-    REPLICAS = "replicas"  # the ranks' weights differ
-    STORAGE = "storage"
-    START = "start"  # the group did not come up
-    OTHER = "other"
-    ERROR = "error"  # the job's own code, or what would come again whatever is done
-
-
 @dataclass(frozen=True)
-class Failure:
-    """The end of an attempt.
-
-    Attributes:
-        text: for people, without a full stop.
-        signature: type and text of the job's error; empty for anything else.
-        step: at which the job's error came; None before training began.
-        is_final: the same code would fail in the same way again.
-        is_wait: nothing failed, Ray has only found no place for the workers in time.
-        is_launch: a GPU could not do what it was told: the node's fault, or the code's if another node's cannot either.
-    """
-
-    cause: Cause
-    text: str
-    signature: str = ""
-    step: int | None = None
-    is_final: bool = False
-    is_wait: bool = False
-    is_launch: bool = False
-
-
-@dataclass(frozen=True)
-class Decision:
+class RetryVerdict:
     """What to do: another attempt after so many seconds, or none.
 
     Attributes:
@@ -81,14 +47,14 @@ class Retry:
         self._failures = self._fruitless = self._errors = 0
         self._last_error: Failure | None = None
 
-    def decide(self, failure: Failure, reached: int) -> Decision:
+    def decide(self, failure: Failure, reached: int) -> RetryVerdict:
         """What to do after a failure.
 
         Args:
             reached: latest global step that the run has ever reached.
         """
         if failure.is_final:
-            return Decision(False, 0.0, failure.text)
+            return RetryVerdict(False, 0.0, failure.text)
         is_new = reached > self._reached
         self._reached = max(reached, self._reached)
         if failure.cause is Cause.ERROR:
@@ -99,23 +65,27 @@ class Retry:
             self._fruitless = 0
         elif not failure.is_wait:
             self._fruitless += 1
-        if self._fruitless >= FRUITLESS_FAILURES:
-            return Decision(False, 0.0, f"{failure.text}, {FRUITLESS_FAILURES} times in a row without a new step")
+        is_controller = failure.cause is Cause.CONTROLLER_DIED
+        limit = FRUITLESS_CONTROLLERS if is_controller else FRUITLESS_FAILURES
+        if self._fruitless >= limit:
+            return RetryVerdict(False, 0.0, f"{failure.text}, {limit} times in a row without a new step")
         most = LONGEST_DEATH_PAUSE if is_death or failure.is_wait else LONGEST_PAUSE
         pause = 0.0 if self._failures == 1 else min(most, FIRST_PAUSE * 2.0 ** min(self._failures - 2, 32))
-        again = f"starting again in {pause:.0f} s, the failure number {self._failures} without a new step"
-        return Decision(True, pause, f"{failure.text}; {again if pause else 'starting again'}")
+        again = "starting another one" if is_controller else "starting again"
+        if pause:
+            again += f" in {pause:.0f} s, the failure number {self._failures} without a new step"
+        return RetryVerdict(True, pause, f"{failure.text}; {again}")
 
-    def _after_error(self, failure: Failure, is_new: bool) -> Decision:
+    def _after_error(self, failure: Failure, is_new: bool) -> RetryVerdict:
         last, self._last_error = self._last_error, failure
         self._errors = 1 if is_new else self._errors + 1
         if self._reached <= 0:
-            return Decision(False, 0.0, failure.text)
+            return RetryVerdict(False, 0.0, failure.text)
         if last is not None and _is_same(last, failure):
-            return Decision(False, 0.0, f"{failure.text}, the same as before at the same step")
+            return RetryVerdict(False, 0.0, f"{failure.text}, the same as before at the same step")
         if self._errors >= FRUITLESS_ERRORS:
-            return Decision(False, 0.0, f"{failure.text}, the error number {self._errors} without a new step")
-        return Decision(True, 0.0, f"the job's own code failed ({failure.text}); trying it once more")
+            return RetryVerdict(False, 0.0, f"{failure.text}, the error number {self._errors} without a new step")
+        return RetryVerdict(True, 0.0, f"the job's own code failed ({failure.text}); trying it once more")
 
 
 def _is_same(a: Failure, b: Failure) -> bool:

@@ -11,7 +11,9 @@ import ray
 from raytf._ray import state
 from raytf.driver.supervision.hang_detector import Evidence
 from raytf.driver.supervision.inspection import Examination, end
-from raytf.training.heartbeat import Activity, Beat
+from raytf.runs.events import Hang
+from raytf.training.beat import Activity, Beat
+from raytf.training.monitor_client import MonitorClient
 
 #: Seconds before the first look, and between two of them; a worker must be found stopped in two in a row.
 _FIRST_SECONDS, _LOOK_SECONDS = 10.0, 5.0
@@ -25,12 +27,12 @@ class StartGuard:
     Ray Train's controller waits for them meanwhile, and takes their end for a failed start, which it tries again.
 
     Args:
-        monitor: the driver's Monitor.
+        monitor: the driver's.
         run_uri: the run's folder.
         group: number of the group.
     """
 
-    def __init__(self, monitor: Any, run_uri: str, group: int):
+    def __init__(self, monitor: MonitorClient, run_uri: str, group: int):
         self._monitor, self._run_uri, self._group = monitor, run_uri, group
         self._over = threading.Event()
         threading.Thread(target=self._guard, daemon=True, name="raytf-start-guard").start()
@@ -62,16 +64,9 @@ class StartGuard:
     def _end(self, beats: list[Beat]) -> None:
         for beat in beats:
             text = f"a worker on node {beat.address} (pid {beat.pid}) was stopped while it started; ending it"
-            self._monitor.say.remote(text)
-            fields: dict[str, Any] = {
-                "rank": None,
-                "node": beat.node,
-                "pid": beat.pid,
-                "where": "start",
-                "text": text,
-                "stacks": {},
-            }
-            self._monitor.event.remote("hang", fields)
+            self._monitor.say(text)
+            why = "it was stopped while it started"
+            self._monitor.book(Hang(node=beat.node, address=beat.address, pid=beat.pid, where="start", why=why))
         end(self._run_uri, beats)
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raytf.training.heartbeat import Beat
+from raytf.training.beat import Beat
 
 #: Times the usual rank from which one is slow, and below which it is so no more.
 SLOW, RECOVERED = 1.5, 1.25

@@ -12,13 +12,15 @@ from typing import Any
 import ray
 from ray.train import WorkerGroupError
 
-from raytf.driver.supervision.hang_detector import Evidence, Finding, HangDetector, Sighting, blamed_for_loss
+from raytf.driver.supervision.hang_detector import Evidence, HangDetector, blamed_for_loss
 from raytf.driver.supervision.inspection import Examination, Found, end, stopped_here
 from raytf.driver.supervision.start_guard import StartGuard
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
+from raytf.runs import events
 from raytf.storage.storage import Storage
-from raytf.training.heartbeat import Activity, Beat
+from raytf.training.beat import Activity, Beat, Finding, Sighting
+from raytf.training.monitor_client import MonitorClient, Question
 
 #: Seconds between two questions for the beats, between two examinations, and for the stacks of all.
 _ASK_SECONDS, _EXAMINE_SECONDS, _STACKS_SECONDS = 1.0, 5.0, 10.0
@@ -40,7 +42,7 @@ class _Group:
     """What is known of the present group; times are those of `time.monotonic`."""
 
     began: float
-    question: Any = None
+    question: Question[list[Sighting]] | None = None
     asked_at: float = float("-inf")
     sightings: list[Sighting] = field(default_factory=list)
     evidence: dict[int, Evidence] = field(default_factory=dict)
@@ -55,12 +57,12 @@ class Watchdog:
     """Watches one run's worker groups.
 
     Args:
-        monitor: the driver's Monitor.
+        monitor: the driver's.
         run: folder of the run, where stacks are written.
         seconds: within which a hang is found; 0 for never.
     """
 
-    def __init__(self, monitor: Any, run: str, seconds: float):
+    def __init__(self, monitor: MonitorClient, run: str, seconds: float):
         self._monitor, self._run = monitor, run
         self._seconds, self._detector = seconds, HangDetector(seconds)
         self._group = _Group(time.monotonic())
@@ -69,7 +71,7 @@ class Watchdog:
     def begin(self) -> None:
         """A group starts; to be called before its workers do."""
         self.over()
-        number = ray.get(self._monitor.begin_group.remote(), timeout=30)
+        number = self._monitor.begin_group(30)
         self._group = _Group(time.monotonic())
         if self._seconds:
             self._guard = StartGuard(self._monitor, self._run, number)
@@ -118,12 +120,11 @@ class Watchdog:
             group.examination, group.examined_at = Examination(self._run, suspects), now
         slow = group.stragglers.look([s.beat for s in sightings])
         for straggler in slow:
-            self._monitor.say.remote(
+            self._monitor.say(
                 f"rank {straggler.rank} on node {straggler.address} is slow: it takes {straggler.ratio:.1f} times as "
                 "long as its peers"
             )
-            told = {"rank": straggler.rank, "node": straggler.node, "ratio": straggler.ratio}
-            self._monitor.event.remote("straggler", told)
+            self._monitor.book(events.Slow(straggler.rank, straggler.node, straggler.ratio))
         return slow
 
     def _hear(self, now: float) -> bool:
@@ -131,13 +132,13 @@ class Watchdog:
         group = self._group
         if group.question is None:
             if now - group.asked_at >= _ASK_SECONDS:
-                group.question, group.asked_at = self._monitor.sightings.remote(), now
+                group.question, group.asked_at = self._monitor.ask_sightings(), now
             return False
-        if not ray.wait([group.question], timeout=0)[0]:
+        if not group.question.is_answered():
             return False
         question, group.question = group.question, None
         try:
-            group.sightings = ray.get(question)
+            group.sightings = question.answer()
         except ray.exceptions.RayError:
             return False
         return True
@@ -152,13 +153,13 @@ class Watchdog:
         return [heard[rank] for rank in sorted(heard)]
 
 
-def explain_loss(monitor: Any, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
+def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
     """Who is frozen, when the others say that they have lost a peer; None where nobody is. Takes seconds.
 
     Args:
         answered: ranks of which something is known: an error of theirs, or their death.
     """
-    sightings, known = ray.get([monitor.sightings.remote(), monitor.blamed.remote()], timeout=5)
+    sightings, known = monitor.sightings(5), monitor.blamed(5)
     if known is not None:  # the watchdog was about to end the group, and is only later than the peers
         return conclude(monitor, run, known, Examination(run, [s.beat for s in sightings]).collect(_LOSS_SECONDS))
     suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
@@ -190,12 +191,12 @@ def _is_enough(blamed: Sequence[Beat], found: dict[int, Found], waited: float) -
     return waited >= _STOPPED_STACKS_SECONDS or all(found[beat.rank].is_whole for beat in blamed)
 
 
-def _blame(monitor: Any, finding: Finding) -> None:
-    monitor.blame.remote(finding)
-    monitor.say.remote(describe(finding))
+def _blame(monitor: MonitorClient, finding: Finding) -> None:
+    monitor.blame(finding)
+    monitor.say(describe(finding))
 
 
-def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) -> WorkerGroupError:
+def conclude(monitor: MonitorClient, run: str, finding: Finding, found: dict[int, Found]) -> WorkerGroupError:
     """Write down the stacks, tell user and ledger, and end the ranks to blame; what to raise then."""
     name = f"{FOLDER}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-step-{finding.beats[0].step}.txt"
     said = describe(finding)
@@ -204,14 +205,24 @@ def conclude(monitor: Any, run: str, finding: Finding, found: dict[int, Found]) 
     threading.Thread(target=_write, args=(monitor, run, name, f"{said}\n\n{text}\n"), daemon=True).start()
     first = finding.beats[0]
     frames = innermost(found[first.rank].stacks, first.activity) if first.rank in found else ""
-    monitor.say.remote(
+    monitor.say(
         (f"rank {first.rank} is in {frames}; " if frames else "") + f"stacks of all workers are in {name} of the run"
     )
     for beat in finding.beats:
-        fields = {"rank": beat.rank, "node": beat.node, "address": beat.address, "pid": beat.pid, "step": beat.step}
-        fields |= {"where": finding.where, "text": finding.text, "seconds": finding.seconds, "file": name}
-        fields["stacks"] = {rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in found.items()}
-        monitor.event.remote("hang", fields)
+        monitor.book(
+            events.Hang(
+                rank=beat.rank,
+                node=beat.node,
+                address=beat.address,
+                pid=beat.pid,
+                step=beat.step,
+                where=finding.where,
+                why=finding.text,
+                seconds=finding.seconds,
+                file=name,
+                stacks={rank: about.stacks[:_EVENT_CHARACTERS] for rank, about in found.items()},
+            )
+        )
     if finding.where == "frozen":
         end(run, [b for b in finding.beats if b.rank in found and found[b.rank].evidence in _KILLABLE])
     advice = f"{said}. Its stacks are in {name} of the run; --hang-seconds gives more time to what needs it."
@@ -234,8 +245,8 @@ def innermost(stacks: str, activity: Activity) -> str:
     return " < ".join((telling or frames)[:_FRAMES])
 
 
-def _write(monitor: Any, run: str, name: str, text: str) -> None:
+def _write(monitor: MonitorClient, run: str, name: str, text: str) -> None:
     try:
         Storage(run).put(name, text.encode())
     except (StorageError, OSError) as error:
-        monitor.say.remote(f"the stacks could not be written to {name}: {error}")
+        monitor.say(f"the stacks could not be written to {name}: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.train import WorkerGroupError
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError,
@@ -14,11 +14,13 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import ControllerError
 
-from raytf.driver.ray_train.failure_policy import blamed, judge_launch
-from raytf.driver.ray_train.node_exclusion import Launches
-from raytf.driver.supervision.failures import classify, gpu_errors
-from raytf.driver.supervision.retry import Cause, Failure, Retry
+from raytf.driver.supervision.diagnosis import ControllerDiedError, ProcessDiedError, diagnose
+from raytf.driver.supervision.failures import Cause, Failure
+from raytf.driver.supervision.node_exclusion import Launches
+from raytf.driver.supervision.retry import Retry
+from raytf.driver.supervision.supervisor import blamed, judge_launch
 from raytf.errors import (
+    ClusterError,
     DataError,
     GpuError,
     HangError,
@@ -30,8 +32,16 @@ from raytf.errors import (
 )
 
 
-def died(text: str = "its worker process has died") -> WorkerHealthCheckFailedError:
-    return WorkerHealthCheckFailedError("a worker health check failed", RayActorError(error_msg=text))
+def node_died(error: RayActorError) -> bool:
+    """In the place of the question to Ray, which knows an actor by its id."""
+    return error.actor_id == ON_A_DEAD_NODE
+
+
+ON_A_DEAD_NODE = "0a"
+
+
+def died(actor: str | None = None, text: str = "its worker process has died") -> WorkerHealthCheckFailedError:
+    return WorkerHealthCheckFailedError("a worker health check failed", RayActorError(actor, text))
 
 
 def job_error(step: int | None) -> JobError:
@@ -50,7 +60,7 @@ NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
     [
         ({0: LOST, 1: died()}, [1], Cause.WORKER_DIED, False, "workers were lost (1 worker process died)"),
         ({0: died(), 1: died()}, [0, 1], Cause.WORKER_DIED, False, "2 worker processes died"),
-        ({0: died("The actor died because its node has died."), 2: LOST}, [0], Cause.NODE_LOST, False, "1 worker"),
+        ({0: died(ON_A_DEAD_NODE), 2: LOST}, [0], Cause.NODE_LOST, False, "1 worker"),
         ({0: LOST, 3: LOST}, [], Cause.PEER_LOST, False, "a peer does not answer"),
         ({2: HangError("rank 2 ...")}, [2], Cause.HANG, False, "a worker hung (rank 2)"),
         ({0: LOST, 1: job_error(40)}, [1], Cause.ERROR, False, "a callback raised KeyError: 'a'"),
@@ -68,13 +78,13 @@ NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
     ],
 )
 def test_causes(failures, ranks, cause, final, words):
-    found, failure = classify(WorkerGroupError("Training failed", failures))
-    assert (found, failure.cause, failure.is_final) == (ranks, cause, final)
+    failure = diagnose(WorkerGroupError("Training failed", failures), node_died)
+    assert (list(failure.ranks), failure.cause, failure.is_final) == (ranks, cause, final)
     assert words in failure.text
 
 
 def test_an_error_of_the_job_carries_its_type_text_and_step():
-    _, failure = classify(WorkerGroupError("Training failed", {0: job_error(40)}))
+    failure = diagnose(WorkerGroupError("Training failed", {0: job_error(40)}))
     assert (failure.signature, failure.step) == ("JobError: a callback raised KeyError: 'a'.", 40)
 
 
@@ -89,43 +99,43 @@ def at_start(error: RayActorError) -> ControllerError:
     ("error", "cause"),
     [
         (at_start(RayActorError(error_msg="The actor died unexpectedly")), Cause.WORKER_DIED),
-        (at_start(RayActorError(error_msg="The actor died because its node has died.")), Cause.NODE_LOST),
+        (at_start(RayActorError(ON_A_DEAD_NODE)), Cause.NODE_LOST),
         (ControllerError(RayActorError(error_msg="The actor died unexpectedly")), Cause.WORKER_DIED),
         (at_start(RayActorError(error_msg="its creation task raised", actor_init_failed=True)), Cause.START),
     ],
 )
 def test_a_worker_that_dies_while_its_group_starts_has_died(error, cause):
     """A death counts as no failure of the start, of which five in a row end a run."""
-    ranks, failure = classify(error)
-    assert (ranks, failure.cause) == ([], cause)
+    failure = diagnose(error, node_died)
+    assert (failure.ranks, failure.cause) == ((), cause)
     assert cause is Cause.START or failure.text == "workers were lost (a worker process died while its group started)"
 
 
 def test_a_gpu_that_is_missing_at_the_start_is_told_with_its_node():
     error = ControllerError(WorkerGroupStartupFailedError(GpuError("node x: cuInit: no device.", "n1")))
     error = pickle.loads(pickle.dumps(error))  # on its way to the driver
-    assert [e.node for e in gpu_errors(error)] == ["n1"]
-    ranks, failure = classify(error)
-    assert (ranks, failure.cause, failure.is_final) == ([], Cause.GPU, False)
+    failure = diagnose(error)
+    assert failure.gpu_nodes == {"n1"}
+    assert (failure.ranks, failure.cause, failure.is_final) == ((), Cause.GPU, False)
+    assert str(failure.error) == "node x: cuInit: no device."
     assert failure.text == "node x: cuInit: no device"
 
 
 def test_nodes_of_gpus_are_blamed_for_gpus_alone():
     nccl = GpuError("node b: NCCL: unhandled system error", "b", is_doubtful=True)
-    died = RayActorError(error_msg="The actor died unexpectedly")  # on node a
+    died = RayActorError(error_msg="The actor died unexpectedly")
     for errors, nodes in (
         ({0: nccl, 1: died}, ["a"]),
-        ({0: nccl, 1: LOST}, ["a", "b"]),
+        ({0: nccl, 1: LOST}, ["b", "z"]),
         ({0: nccl, 1: GpuError("node c: ECC", "c")}, ["a", "c"]),
     ):
-        error = WorkerGroupError("x", errors)
-        assert blamed(classify(error)[1], {"a"}, error) == nodes
+        assert blamed(diagnose(WorkerGroupError("x", errors)), {0: "z", 1: "a"}) == nodes
 
 
 def test_a_kernel_that_failed_is_told_apart():
     launch = GpuError("illegal address", "n1", is_launch=True)
-    assert classify(WorkerGroupError("x", {0: launch, 1: LOST}))[1].is_launch
-    assert not classify(WorkerGroupError("x", {0: launch, 1: GpuError("ECC", "n2")}))[1].is_launch
+    assert diagnose(WorkerGroupError("x", {0: launch, 1: LOST})).is_launch
+    assert not diagnose(WorkerGroupError("x", {0: launch, 1: GpuError("ECC", "n2")})).is_launch
 
 
 def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
@@ -141,12 +151,52 @@ def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
 
 
 def test_a_group_for_which_there_is_no_room_yet_waits():
-    ranks, failure = classify(ControllerError(WorkerGroupStartupTimeoutError(2)))
-    assert (ranks, failure.cause, failure.is_wait) == ([], Cause.START, True)
+    failure = diagnose(ControllerError(WorkerGroupStartupTimeoutError(2)))
+    assert (failure.ranks, failure.cause, failure.is_wait) == ((), Cause.START, True)
     assert failure.text == "Ray found no place for the workers in time"
 
 
 def test_a_group_that_does_not_start():
-    ranks, failure = classify(ControllerError(WorkerGroupStartupFailedError("one of the actors failed")))
-    assert (ranks, failure.cause) == ([], Cause.START)
+    failure = diagnose(ControllerError(WorkerGroupStartupFailedError("one of the actors failed")))
+    assert (failure.ranks, failure.cause) == ((), Cause.START)
     assert "one of the actors failed" in failure.text
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words", "passes"),
+    [
+        (WorkerGroupError("x", {0: LOST, 1: DataError("labels")}), DataError, "labels", False),
+        (WorkerGroupError("x", {0: LOST, 1: HangError("rank 1")}), WorkerLostError, "Connection reset", False),
+        (WorkerGroupError("x", {0: OSError("odd")}), JobError, "training failed for good: OSError: odd", False),
+        (ControllerError(OSError("odd")), ClusterError, "training failed: OSError: odd", False),
+        (
+            ControllerError(RayTaskError("f", "traceback", ModuleNotFoundError("No module named 'mine'"))),
+            ClusterError,
+            "the workers cannot load the job: No module named 'mine'. Every node needs the job's modules",
+            False,
+        ),
+        (
+            ControllerDiedError("gone"),
+            ClusterError,
+            "Ray Train's controller died: gone. The same command goes on",
+            True,
+        ),
+        (ProcessDiedError("the coordinator died"), ClusterError, "training failed: the coordinator died", True),
+        (OSError("odd"), ClusterError, "training failed: the group was lost (OSError: odd)", True),
+        (RayTaskError("f", "traceback", StorageError("no", "denied")), StorageError, "no", False),
+    ],
+)
+def test_the_last_word_of_a_run_that_ends_with_it(error, kind, words, passes):
+    told = diagnose(error).error
+    assert type(told) is kind
+    assert str(told).startswith(words)
+    assert told.passes is passes
+
+
+def test_a_controller_that_died_is_no_failure_of_the_group():
+    failure = diagnose(ControllerDiedError("gone"))
+    assert (failure.cause, failure.text, failure.is_final) == (
+        Cause.CONTROLLER_DIED,
+        "Ray Train's controller died",
+        False,
+    )

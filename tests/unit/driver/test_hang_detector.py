@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.supervision.hang_detector import Beats, Evidence, Finding, HangDetector, Sighting, blamed_for_loss
-from raytf.training.heartbeat import Activity, Beat
+from raytf.driver.supervision.hang_detector import Beats, Evidence, HangDetector, blamed_for_loss
+from raytf.training.beat import Activity, Beat, Finding, Sighting
 
 SECONDS = 30.0
 

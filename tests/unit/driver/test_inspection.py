@@ -78,7 +78,7 @@ def test_own_process_is_not_idle_while_it_computes():
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        assert inspection.state(os.getpid()) is Evidence.BUSY
+        wait_until(lambda: inspection.state(os.getpid()) is Evidence.BUSY, "a process that computes is busy", 120)
     finally:
         over.set()
         thread.join()

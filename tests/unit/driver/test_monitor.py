@@ -6,10 +6,10 @@ import pytest
 
 from raytf.driver import crash_safe_memory
 from raytf.driver.crash_safe_memory import Memo
-from raytf.driver.monitor import PROGRESS_SECONDS, Monitor
-from raytf.driver.supervision.hang_detector import Finding
+from raytf.driver.monitor.actor import Monitor
+from raytf.driver.monitor.progress import PROGRESS_SECONDS
 from raytf.runs.status import Status
-from raytf.training.heartbeat import Activity, Beat
+from raytf.training.beat import Activity, Beat, Finding
 
 
 class Clock:
@@ -31,7 +31,7 @@ def monitor():
 def events(heard):
     """Those since the last look."""
     found = heard.read()[2]
-    heard.read(0, len(found) + heard._noted)
+    heard.read(0, len(found) + heard._outbox.noted)
     return found
 
 

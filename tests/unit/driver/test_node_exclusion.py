@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.ray_train.node_exclusion import FAULTS, MEMORY_SECONDS, Exclusion, without
+from raytf.driver.supervision.node_exclusion import FAULTS, MEMORY_SECONDS, Exclusion, without
 
 NODES = ["a", "b", "c"]
 

@@ -16,7 +16,6 @@ from raytf.driver.ray_train.resizing import (
     Move,
     Resizer,
     View,
-    is_preemption,
 )
 
 EVERY = 60.0
@@ -156,24 +155,6 @@ def test_a_save_on_notice_that_fails_is_tried_again_and_the_next_notice_is_a_new
     assert resizer.decide(View(17.0, 2, 1, leaving=True)) is Move.KEEP
     resizer.started(2, 30.0)
     assert resizer.decide(View(40.0, 2, 1, leaving=True)) is Move.PARK
-
-
-@pytest.mark.parametrize(
-    ("dead", "is_peer_missed", "noticed", "preempted"),
-    [
-        (set(), True, set(), False),  # nobody had notice
-        ({1}, True, set(), False),
-        ({1}, True, {1}, True),  # the one that had notice died, and the others miss it
-        ({1}, False, {1}, True),  # a dying peer can make TensorFlow raise anything
-        ({0, 1}, False, {0, 1}, True),  # both ranks of a node
-        ({0}, True, {1}, False),  # another one died
-        ({0, 1}, True, {1}, False),
-        (set(), True, {1}, True),  # a peer is missed, and Ray does not know yet which one is dead
-        (set(), False, {1}, False),  # an error of the job while its node has notice
-    ],
-)
-def test_the_loss_of_a_node_with_notice_is_no_failure(dead, is_peer_missed, noticed, preempted):
-    assert is_preemption(dead, is_peer_missed, noticed) is preempted
 
 
 def test_a_change_that_is_undone_while_the_ranks_save_is_forgotten():

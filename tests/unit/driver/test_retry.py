@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.supervision.retry import FRUITLESS_FAILURES, LONGEST_PAUSE, Cause, Failure, Retry
+from raytf.driver.supervision.failures import Cause, Failure
+from raytf.driver.supervision.retry import FRUITLESS_CONTROLLERS, FRUITLESS_FAILURES, LONGEST_PAUSE, Retry
 
 DIED = Failure(Cause.WORKER_DIED, "1 worker process died")
 HUNG = Failure(Cause.HANG, "rank 1 hung")
@@ -80,6 +81,15 @@ def test_deaths_are_retried_for_ever_and_others_are_not_without_a_new_step():
     assert [retry.decide(HUNG, 7).retry for _ in range(FRUITLESS_FAILURES + 1)] == [True] * FRUITLESS_FAILURES + [False]
     retry = Retry()
     assert all(retry.decide(HUNG, step).retry for step in range(100))
+
+
+def test_controllers_of_ray_train_that_die_without_a_new_step_are_soon_enough():
+    died = Failure(Cause.CONTROLLER_DIED, "Ray Train's controller died")
+    retry = Retry()
+    verdicts = [retry.decide(died, 7) for _ in range(FRUITLESS_CONTROLLERS + 1)]
+    assert [verdict.retry for verdict in verdicts] == [True] * FRUITLESS_CONTROLLERS + [False]
+    assert verdicts[0].why == "Ray Train's controller died; starting another one"
+    assert all(retry.decide(died, step).retry for step in range(8, 100))
 
 
 def test_waiting_for_a_place_is_no_failure():

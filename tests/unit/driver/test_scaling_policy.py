@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import types
-
 import pytest
 import ray.train
 
 from raytf.config.sections import ClusterSection
 from raytf.driver import preflight
-from raytf.driver.ray_train.scaling_policy import ScalingPolicy
+from raytf.driver.ray_train.scaling_policy import Run, ScalingPolicy
+from raytf.driver.supervision.supervisor import Supervisor
+from raytf.training.monitor_client import MonitorClient
 
 
-class Remote:
-    """In the place of the driver's Monitor, which is a process of Ray: keeps what it is told."""
+class Told(MonitorClient):
+    """In the place of the driver's, which is a process of Ray: keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__(None)
         self.said: list[str] = []
-        self.say = types.SimpleNamespace(remote=self.said.append)
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
 
 
 def node(kind: str, gpus: float, cpus: float = 8.0) -> dict:
@@ -28,11 +31,11 @@ def node(kind: str, gpus: float, cpus: float = 8.0) -> dict:
 NODES = {"a1": node("L4", 1), "a2": node("L4", 1), "b1": node("A10G", 1), "c": node("", 0)}
 
 
-def policy(workers: tuple[int, int], keeps: bool = False, share: float = 1.0, **flags) -> tuple[ScalingPolicy, Remote]:
+def policy(workers: tuple[int, int], keeps: bool = False, share: float = 1.0, **flags) -> tuple[ScalingPolicy, Told]:
     each = {"CPU": 1.0, "GPU": share}
     scaling = ray.train.ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker=each)
-    monitor = Remote()
-    return ScalingPolicy(scaling, "r", monitor, "/r", ClusterSection(warm_workers=False, **flags), keeps), monitor
+    monitor, section = Told(), ClusterSection(warm_workers=False, **flags)
+    return ScalingPolicy(scaling, Run("r", monitor, "/r", section, Supervisor(), keeps)), monitor
 
 
 def chosen(made: ScalingPolicy, nodes: dict) -> list[str]:

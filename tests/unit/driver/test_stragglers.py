@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.driver.supervision.stragglers import SLOW, Straggler, Stragglers
-from raytf.training.heartbeat import Beat
+from raytf.training.beat import Beat
 
 
 class World:

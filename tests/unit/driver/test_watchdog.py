@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from raytf.driver.supervision.hang_detector import Finding
 from raytf.driver.supervision.watchdog import describe, innermost
-from raytf.training.heartbeat import Activity, Beat
+from raytf.training.beat import Activity, Beat, Finding
 
 #: Of `py-spy dump`, shortened.
 STACKS = """Process 20642: ray::RayTrainWorker

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from raytf.commands import show
 from raytf.errors import ConfigError
-from raytf.runs import history, lease
+from raytf.runs import events, history, lease
 from raytf.runs.copy_age import Ages
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
 from raytf.storage.storage import Storage
@@ -60,6 +60,9 @@ def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
     assert "10.0 s after its last word" in death.text
 
 
+NODE = "abcdef" * 9 + "ab"
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [
@@ -73,10 +76,19 @@ def test_a_driver_that_died_is_a_fault_at_its_last_word(run):
         ({"kind": "waiting", "possible": 1, "wanted": 2}, "waits for nodes: 1 of at least 2 workers can run"),
         ({"kind": "driver", "state": "ended", "text": "no disk"}, "driver ended: no disk"),
         ({"kind": "unheard of", "time": 1, "size": 3}, "unheard of: size 3"),
+        ({"kind": "unheard of", "of": NODE}, "unheard of: of abcdefab"),
+        ({"kind": "drain", "node": NODE, "deadline_seconds": 9.0}, "node abcdefab is about to go, 9 s"),
+        ({"kind": "group", "workers": 2, "nodes": [NODE]}, "a group of 2 workers starts, node abcdefab"),
+        ({"kind": "straggler", "ratio": NODE}, "straggler: ratio abcdefab"),
+        (
+            {"kind": "hang", "rank": None, "node": NODE, "pid": 7, "where": "start", "text": "was stopped"},
+            "a worker on node abcdefab (pid 7) hangs: was stopped, where start",
+        ),
+        ({"kind": "hang", "text": "was stopped"}, "a worker hangs: was stopped"),
     ],
 )  # fmt: skip
 def test_events_in_words(event, text):
-    assert history.describe(event) == text
+    assert events.describe(event) == text
 
 
 STARTED = {"time": BEGIN, "kind": "driver", "state": "started"}

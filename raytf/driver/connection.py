@@ -1,0 +1,26 @@
+"""The driver's connection to Ray, and what raytf sets of Ray Train before there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from raytf.cluster.connect import ray_for
+from raytf.config.train_config import TrainConfig
+from raytf.driver import preflight
+
+
+@contextlib.contextmanager
+def connected(config: TrainConfig) -> Iterator[bool]:
+    """Connect to Ray, or start one here. Yields whether it was started here."""
+    # One report each 2 s is what the default allows; a poll costs the controller little.
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")
+    # `ScalingPolicy` follows notices of preemption: with Ray's watcher the run would stop to wait for the end
+    # of the node, and count it as a failure.
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+    # Only nodes that answer are asked for workers; where they cannot start all the same, look again.
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
+    with ray_for(lambda: preflight.cpus_here(config), config.run.verbose, dashboard=True) as local:
+        yield local

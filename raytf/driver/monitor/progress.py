@@ -1,0 +1,114 @@
+"""How far a run is, and what its restarts cost: from the statuses of rank 0 and from what happens to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from raytf.runs.restart_phases import Restart, describe
+from raytf.runs.status import Status
+from raytf.training.beat import Sighting
+
+#: Seconds between two notes of the ledger about a run that trains.
+PROGRESS_SECONDS = 5.0
+
+
+class Progress:
+    """A run so far.
+
+    Args:
+        attempts: names of the run's starts of worker groups so far.
+        now: seconds, as in all calls, of a clock that only goes forward.
+
+    Attributes:
+        status: the latest of the present group; None as long as there is none.
+        reached: the latest global step that was ever reported.
+    """
+
+    def __init__(self, attempts: Sequence[str], now: float):
+        self._attempts = list(attempts)
+        self._restart, self._starts = Restart(), 0
+        self._updated_at = self._noted_at = now
+        self._durable: int | None = None
+        self.status: Status | None = None
+        self.reached = 0
+
+    def update(self, status: Status, now: float) -> tuple[str, dict[str, Any]] | None:
+        """A status comes.
+
+        Returns:
+            Kind and fields of what to note in the ledger, now and then and at each change of phase.
+        """
+        before = self.status
+        self.status, self._updated_at = status, now
+        self.reached = max(self.reached, status.step)
+        self._durable = max(self._durable or 0, status.checkpoint or 0)
+        is_new = before is None or (before.phase, before.workers) != (status.phase, status.workers)
+        if not is_new and now - self._noted_at < PROGRESS_SECONDS:
+            return None
+        self._noted_at = now
+        return ("phase" if is_new else "progress"), _summary(status)
+
+    def begin(self, attempt: str, now: float) -> tuple[list[str], int | None]:
+        """A worker group starts.
+
+        Returns:
+            All attempts before it; and the step of the newest checkpoint on storage, 0 for none, None as long as no
+            group of this driver has looked.
+        """
+        self._restart.joined(now)
+        before = list(self._attempts)
+        self._attempts.append(attempt)
+        return before, self._durable
+
+    def happened(
+        self, kind: str, fields: dict[str, Any], sightings: Sequence[Sighting], now: float
+    ) -> tuple[dict[str, Any], str]:
+        """Something happened.
+
+        Args:
+            kind, fields: of the event.
+            sightings: the latest sign of life of each rank.
+
+        Returns:
+            The fields with what is known here; and a line for the user, empty for none.
+        """
+        status = self.status
+        fields = ({} if status is None else {"step": status.step, "stall": status.stall_seconds}) | fields
+        if kind in ("fault", "hang"):
+            self._failed(fields, status, sightings, now)
+        elif kind == "group":
+            self._restart.group(now)
+            self.status = None
+        elif kind == "attempt":
+            fields["phases"] = self._restart.trains(now, fields["phases"])
+            self._starts += 1
+            if self._starts > 1:
+                return fields, f"restarted in {describe(fields['phases'])}"
+        return fields, ""
+
+    def _failed(self, fields: dict[str, Any], status: Status | None, sightings: Sequence[Sighting], now: float) -> None:
+        # The last sign of life of a group that trained; another one has none yet, or says so by its phase.
+        is_training = status is not None and status.phase == "training"
+        fields["silent"] = now - self._updated_at if is_training else 0.0
+        if is_training:
+            # Ranks that survive say how far they came when they leave, the status only twice a second.
+            fields["step"] = max(fields["step"], *(sighting.beat.step for sighting in sightings), 0)
+            self.reached = max(self.reached, fields["step"])
+        self._restart.fault(now, fields["silent"])
+        self.status = None
+
+
+def _summary(status: Status) -> dict[str, Any]:
+    return {
+        "phase": status.phase,
+        "step": status.step,
+        "total": status.total,
+        "workers": status.workers,
+        "loss": status.metrics.get("loss"),
+        "samples_per_second": status.samples_per_second,
+        "checkpoint": status.checkpoint,
+        "snapshot": status.snapshot,
+        "snapshot_bytes": status.snapshot_bytes,
+        "stall": status.stall_seconds,
+    }

@@ -1,0 +1,183 @@
+"""One group with parameter servers: it is started, watched, and its workers are started again when they die."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from raytf.distributed import worker_table
+from raytf.driver.parameter_server.processes import Coordinator, ParameterServer, ParameterWorker, Process
+from raytf.driver.supervision.diagnosis import ProcessDiedError
+from raytf.errors import RaytfError, WorkerLostError, one_line
+from raytf.runs.events import WorkerLost
+from raytf.training.job import Job
+
+#: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
+_START_SECONDS = 300.0
+#: Seconds in which Ray tells that a server is dead which the coordinator has lost.
+_DEATH_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The actors of a group."""
+
+    chief: Any
+    servers: list[Any]
+    workers: list[Any]
+
+    @property
+    def all(self) -> list[Any]:
+        return [self.chief, *self.servers, *self.workers]
+
+
+def start(job: Job, bundles: Any, workers: int, use_gpu: bool) -> Processes:
+    """Start the processes of a group.
+
+    Args:
+        bundles: the placement group: a bundle for the coordinator, one for each server, one for each worker.
+    """
+    cluster, quiet = job.config.cluster, not job.config.run.verbose
+    servers = job.config.strategy.ps or 1
+
+    def actor(kind: type[Process], bundle: int, threads: int = 1, **options: Any) -> Any:
+        place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=bundle)
+        made = ray.remote(kind).options(max_concurrency=4, scheduling_strategy=place, **options)
+        return made.remote(threads, quiet)
+
+    helper = {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
+    gpus = cluster.gpus_per_worker if use_gpu else 0
+    worker = {"num_cpus": cluster.cpus, "num_gpus": gpus, "max_restarts": -1}
+    threads = max(1, int(cluster.cpus))
+    return Processes(
+        actor(Coordinator, 0, **helper),
+        [actor(ParameterServer, 1 + i, **helper) for i in range(servers)],
+        [actor(ParameterWorker, 1 + servers + i, threads, **worker) for i in range(workers)],
+    )
+
+
+class Group:
+    """The processes of one attempt.
+
+    Args:
+        job: to train.
+        processes: as `start` made them.
+        say: takes a line for the user.
+    """
+
+    def __init__(self, job: Job, processes: Processes, say: Callable[[str], None]):
+        self._job, self._processes, self._say = job, processes, say
+        self._cluster: dict[str, list[str]] = {}
+        #: What is waited for -> of which process it is; `again` is a worker that is started again.
+        self._watched: dict[Any, tuple[str, int]] = {}
+        #: Workers that are dead now.
+        self._missing: set[int] = set()
+
+    def train(self) -> dict[str, Any] | None:
+        """Have the processes train, and watch them meanwhile.
+
+        Returns:
+            The run's result.
+
+        Raises:
+            ProcessDiedError: one died without which the group cannot go on.
+            RaytfError, RayError: what the coordinator raised, or Ray.
+        """
+        all_of = self._processes
+        try:
+            chief, *others = ray.get([process.address.remote() for process in all_of.all], timeout=_START_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            raise WorkerLostError(f"the processes did not start within {_START_SECONDS:.0f} s") from None
+        servers = len(all_of.servers)
+        self._cluster = {"chief": [chief], "ps": others[:servers], "worker": others[servers:]}
+        starts = [(process, "ps", i) for i, process in enumerate(all_of.servers)]
+        starts += [(process, "worker", i) for i, process in enumerate(all_of.workers)]
+        joined = [all_of.chief.join.remote(self._cluster, "chief", 0)]
+        joined += [process.serve.remote(self._cluster, kind, i) for process, kind, i in starts]
+        self._show(ray.get(joined, timeout=_START_SECONDS))
+        self._watched = {process.live.remote(): (kind, i) for process, kind, i in starts}
+        result = all_of.chief.coordinate.remote(self._job, self._cluster)
+        self._watched[result] = ("chief", 0)
+        return self._watch()
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes.all:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(process)
+
+    def _show(self, processes: list[dict[str, Any]]) -> None:
+        if self._job.config.strategy.show_cluster:
+            workers = worker_table.count(len(self._processes.workers), "worker")
+            servers = worker_table.count(len(self._processes.servers), "parameter server")
+            title = f"{workers}, {servers} and the coordinator, parameter-server"
+            self._say(worker_table.table(title, processes))
+
+    def _watch(self) -> dict[str, Any] | None:
+        while True:
+            done, _ = ray.wait(list(self._watched), num_returns=1, timeout=60)
+            # A process that died explains what the coordinator says of it.
+            for reference in sorted(done, key=lambda r: self._watched[r][0] == "chief"):
+                kind, i = self._watched.pop(reference)
+                error = _error_of(reference)
+                if kind == "ps":
+                    raise ProcessDiedError(f"parameter server {i} died")
+                if kind == "worker":
+                    self._replace(i, error)
+                elif kind == "again":
+                    self._came_back(i, reference, error)
+                elif error is None:
+                    return ray.get(reference)
+                else:
+                    raise self._explained(error)
+
+    def _explained(self, error: Exception) -> Exception:
+        """Why the coordinator has failed: a server that died at the same time is why it lost one."""
+        if isinstance(error, ray.exceptions.RayActorError):
+            return ProcessDiedError("the coordinator died")
+        if isinstance(error, WorkerLostError) and self._watched:
+            for reference in ray.wait(list(self._watched), num_returns=1, timeout=_DEATH_SECONDS)[0]:
+                kind, i = self._watched[reference]
+                if kind == "ps":
+                    return ProcessDiedError(f"parameter server {i} died")
+        return error
+
+    def _replace(self, i: int, error: Exception | None) -> None:
+        self._missing.add(i)
+        self._job.monitor.book(WorkerLost(i, one_line(error, 200)))
+        self._say(f"worker {i} died; the others go on, and it is started again")
+        self._serve_again(i)
+
+    def _serve_again(self, i: int) -> None:
+        self._watched[self._processes.workers[i].serve.remote(self._cluster, "worker", i)] = ("again", i)
+
+    def _came_back(self, i: int, reference: Any, error: Exception | None) -> None:
+        workers = self._processes.workers
+        if error is None:
+            self._missing.discard(i)
+            self._say(f"worker {i} is back")
+            if self._job.config.strategy.show_cluster:
+                self._say(worker_table.table(f"worker {i}, started again", [ray.get(reference)]))
+            self._watched[workers[i].live.remote()] = ("worker", i)
+            return
+        if isinstance(error, ray.exceptions.ActorUnavailableError):  # it died once more while it started
+            self._serve_again(i)
+            return
+        left = len(workers) - len(self._missing)
+        if left < self._job.config.cluster.worker_range[0]:
+            raise ProcessDiedError(f"{len(self._missing)} of {len(workers)} workers are gone")
+        self._say(f"worker {i} cannot be started again where it was; {left} go on")
+
+
+def _error_of(reference: Any) -> Exception | None:
+    try:
+        ray.get(reference)
+    except (RaytfError, ray.exceptions.RayError) as error:
+        cause = getattr(error, "cause", None)  # without the traceback that Ray adds
+        return cause if isinstance(cause, RaytfError) else error
+    return None

@@ -1,0 +1,131 @@
+"""The processes of a group with parameter servers: actors, and what runs in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import ray
+
+from raytf._ray import train
+from raytf.cluster import scratch
+from raytf.distributed import worker_table
+from raytf.distributed.gpu import visibility
+from raytf.errors import GpuError, JobError, WorkerLostError
+from raytf.runs.restart_phases import Phases
+from raytf.training.job import Job
+from raytf.training.worker import settle_in
+
+
+class Process:
+    """An actor: one process of the group. TensorFlow is imported while the others start.
+
+    Args:
+        threads: of TensorFlow within an operation.
+        quiet: silence TensorFlow's messages.
+    """
+
+    def __init__(self, threads: int, quiet: bool):
+        self._phases = Phases()
+        self._threads = threads
+        os.environ["KERAS_BACKEND"] = "tensorflow"
+        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a peer that is starting again is waited for
+        if quiet:
+            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+        #: Told when somebody asks: of an actor that cannot be made, Ray passes on a text alone.
+        self._fault: GpuError | None = None
+        try:
+            self._load()
+        except GpuError as error:
+            self._fault = error
+        self._phases.mark("tensorflow")
+        self._server: Any = None
+
+    def _load(self) -> None:
+        gpus = visibility.given()
+        visibility.heed(gpus)
+        visibility.demand_driver(gpus)
+        import tensorflow as tf
+
+        devices = tf.config.list_physical_devices("GPU")
+        visibility.demand(gpus, devices)
+        if devices:
+            from raytf.distributed.devices import set_memory
+
+            set_memory(visibility.share())
+
+    def address(self) -> str:
+        """HOST:PORT for its TensorFlow server, from now on.
+
+        Raises:
+            GpuError: this process has not the GPU that it was given.
+        """
+        if self._fault is not None:
+            raise self._fault
+        return train.free_address()
+
+    def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Take a place in the cluster; what `--show-cluster` shows of this process.
+
+        Args:
+            cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
+            job, index: the place in it.
+        """
+        settle_in()
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        return worker_table.about_me(serves=True)
+
+    def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
+        """Join the cluster and begin to serve.
+
+        Raises:
+            WorkerLostError: the address is that of another node, on which Ray did not start this process again.
+            GpuError: this process has not the GPU that it was given.
+        """
+        from raytf.distributed import tf_server
+
+        host = cluster[job][index].rpartition(":")[0].strip("[]")
+        if ray.util.get_node_ip_address() != host:
+            raise WorkerLostError(f"its node {host} is gone")
+        if self._fault is not None:
+            raise self._fault
+        self._server = tf_server.start_server(cluster, job, index, self._threads)
+        return self.join(cluster, job, index)
+
+    def live(self) -> None:
+        """Never returns."""
+        while True:
+            time.sleep(3600)
+
+    def coordinate(self, job: Job, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
+        """Train, and return the run's result."""
+        import tensorflow as tf
+
+        from raytf.training.heartbeat import Pulse
+        from raytf.training.parameter_server import loop
+
+        tf.config.threading.set_intra_op_parallelism_threads(self._threads)
+        pulse = Pulse(job.monitor, 0, 1)
+        try:
+            return loop.run(job, pulse, self._phases, cluster)
+        except JobError as error:
+            error.step = pulse.step
+            raise
+        finally:
+            pulse.stop()
+            scratch.end()
+
+
+# Three names, for `ps` and for Ray's dashboard.
+class ParameterServer(Process):
+    """Holds weights."""
+
+
+class ParameterWorker(Process):
+    """Computes gradients."""
+
+
+class Coordinator(Process):
+    """Hands out batches."""

@@ -1,0 +1,96 @@
+"""What a finished run left, as a program gets it: figures, and the model with its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from raytf import _process
+from raytf.distributed.gpu import visibility
+from raytf.storage.storage import Storage
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a finished run left.
+
+    Attributes:
+        metrics: last training and validation metrics, and the test metrics as `test_...`.
+        steps: global steps.
+        path: the run's folder.
+        weights_sha256: over all weights; see `raytf.checkpoint.variables.weights_sha256` for the order.
+        document: all of `result.json`.
+    """
+
+    metrics: dict[str, float]
+    steps: int
+    path: str
+    weights_sha256: str
+    document: dict[str, Any]
+    _model: Callable[[], Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def load_model(self, model: Callable[[], Any] | None = None) -> Any:
+        """The trained keras.Model, in this process, which imports TensorFlow for it.
+
+        Where Keras cannot make it again by itself (a Lambda layer, a class without get_config), it is what the model
+        function makes, with the run's weights.
+
+        Args:
+            model: function that makes the model; by default that of `fit`.
+
+        Raises:
+            ModelError: the run left none.
+            JobError: the function raised.
+        """
+        with visibility.unseen():
+            _process.load_tensorflow()
+        from raytf.inference import trained_model
+
+        return trained_model.load(Storage(self.path), model or self._model)
+
+
+def result_of(run: Storage, document: dict[str, Any], model: Callable[[], Any]) -> Result:
+    """The result of a run, from its `result.json`."""
+    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document, model)
+
+
+def load_weights(run: str, model: Any) -> Any:
+    """A model with a run's weights, in this process: those of its end, or of its newest checkpoint until then.
+
+    Args:
+        run: the run's folder, `Result.path`.
+        model: the job's model function, or a keras.Model of the same layers.
+
+    Returns:
+        The keras.Model.
+
+    Raises:
+        ModelError: the run has no weights, or they are of another model.
+    """
+    with visibility.unseen():
+        _process.load_tensorflow()
+    from raytf.inference import trained_model
+
+    return trained_model.load_weights(Storage(run), model)
+
+
+def summary(document: dict[str, Any]) -> str:
+    """The last lines of a run."""
+    metrics = ", ".join(f"{name} {value:.4f}" for name, value in document["metrics"].items())
+    waited = document["imbalance_seconds"]
+    return (
+        f"finished: {document['steps']} steps, {metrics}\n"
+        f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
+        + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
+        + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
+        + _left(document.get("export") or {})
+    )
+
+
+def _left(export: dict[str, str]) -> str:
+    """What there is of the model, in the order of what it is good for."""
+    kind = next((kind for kind in ("saved_model", "keras", "weights") if kind in export), None)
+    if kind is None:
+        return "the model is in the last checkpoint alone"
+    return f"{'weights' if kind == 'weights' else 'model'} in {export[kind]}"

@@ -1,0 +1,153 @@
+"""What follows from a failure, decided in one place for all that train: Ray Train's policies and parameter servers.
+
+A `Supervisor` is told what failed (`diagnose`) and what is known of the run, and decides whether it is tried again,
+when, and on which nodes; and what the ledger and the user are told of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from raytf.driver.supervision.failures import Cause, Failure
+from raytf.driver.supervision.node_exclusion import Exclusion, Launches
+from raytf.driver.supervision.retry import Retry
+from raytf.runs.events import Fault, short
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known of a run when an attempt has failed.
+
+    Attributes:
+        reached: the latest global step that was ever reported.
+        nodes: of the group's ranks, Ray's ids.
+        noticed: ranks on nodes with notice -> these nodes.
+    """
+
+    reached: int = 0
+    nodes: Mapping[int, str] = field(default_factory=dict)
+    noticed: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do after a failure.
+
+    Attributes:
+        retry: whether to try again.
+        pause: seconds before.
+        fault: for the ledger.
+        said: a line for the user; empty where the error itself says all.
+    """
+
+    retry: bool
+    pause: float
+    fault: Fault
+    said: str
+
+
+class Supervisor:
+    """Decides after each failure of one run.
+
+    Copies of it that are sent to one process are one there: Ray Train sends each of its policies by itself.
+
+    Args:
+        clock: seconds, of any clock that only goes forward.
+
+    Attributes:
+        exclusion: nodes to do without.
+        resumes_at: by the clock, when the next attempt may begin.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock, self._name = clock, uuid.uuid4().hex
+        self.exclusion = Exclusion()
+        self.resumes_at = float("-inf")
+        self._retry = Retry()
+        self._launches = Launches()
+        self._reached = 0
+
+    def decide(self, failure: Failure, scene: Scene, has_budget: Callable[[], bool] = lambda: True) -> Decision:
+        """What follows from the end of an attempt.
+
+        Args:
+            failure: what failed.
+            scene: what is known of the run.
+            has_budget: whether the user allows one more attempt, which is counted with the question.
+        """
+        if is_preemption(failure, scene.noticed.keys()):
+            return self._go_on(0.0, _preemption(scene.noticed), Cause.NODE_LOST)
+        now = self._clock()
+        nodes = blamed(failure, scene.nodes)
+        failure = judge_launch(failure, nodes, self._launches, now)
+        self._reached = max(self._reached, scene.reached, failure.step or 0)
+        verdict = self._retry.decide(failure, self._reached)
+        goes_on = verdict.retry and has_budget()
+        fault = Fault(failure.cause, failure.ranks, nodes, failure.text, goes_on)
+        if goes_on:
+            return self._go_on(verdict.pause, fault, failure.cause, verdict.why)
+        said = ""
+        if verdict.retry:
+            said = f"{failure.text}; not tried again: --max-failures is used up"
+        elif not failure.is_final and failure.text != verdict.why:
+            said = f"not tried again: {verdict.why}"
+        return Decision(False, 0.0, fault, said)
+
+    def _go_on(self, pause: float, fault: Fault, cause: Cause, said: str = "") -> Decision:
+        now = self._clock()
+        self.resumes_at = now + pause
+        # A node that went as announced, or on which the job's own code failed, has done nothing wrong.
+        if not fault.preemption and cause is not Cause.ERROR:
+            self.exclusion.fault(fault.nodes, now)
+        return Decision(True, pause, fault, said or f"{fault.failure}; starting again")
+
+    def __reduce__(self) -> tuple[Callable[[str], Supervisor], tuple[str]]:
+        return _of_this_process, (self._name,)
+
+
+#: Those that were sent to this process.
+_received: dict[str, Supervisor] = {}
+
+
+def _of_this_process(name: str) -> Supervisor:
+    return _received.setdefault(name, Supervisor())
+
+
+def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
+    """Nodes to blame: those of the ranks to blame, and those whose GPU failed.
+
+    Args:
+        of_ranks: Ray's ids of the nodes of ranks.
+    """
+    return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.gpu_nodes)
+
+
+def judge_launch(failure: Failure, nodes: Collection[str], launches: Launches, now: float) -> Failure:
+    """A failure as it is, or the job's own where kernels have failed on these nodes and on another one."""
+    if not failure.is_launch or not launches.failed(nodes, now):
+        return failure
+    text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
+    return dataclasses.replace(failure, cause=Cause.ERROR, text=text, is_final=True)
+
+
+def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
+    """Whether the loss of workers is that of nodes which had notice, and so not a failure.
+
+    The survivors miss a peer before Ray knows which one has died; the node with notice is then taken to be the one.
+
+    Args:
+        noticed: ranks on nodes with notice.
+    """
+    if failure.cause is Cause.ERROR or not noticed:
+        return False
+    return failure.dead <= set(noticed) if failure.dead else failure.is_peer_missed
+
+
+def _preemption(noticed: Mapping[int, str]) -> Fault:
+    nodes = sorted(set(noticed.values()))
+    text = f"node {', '.join(map(short, nodes))} is gone, as announced"
+    return Fault(Cause.NODE_LOST, sorted(noticed), nodes, text, preemption=True)

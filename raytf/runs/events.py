@@ -1,0 +1,359 @@
+"""What happens to a run, as dataclasses: each of them is a row of the ledger, and says itself in words.
+
+A row is read as it was written, by any version of raytf: what it lacks has a default, and a row of which too much is
+missing, or that nobody knows, is told by its fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+#: Characters of Ray's id of a node that people read; it has 56.
+_SHORT = 8
+_NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
+_TIERS = {"new": "from the beginning", "memory": "from memory of the nodes", "durable": "from storage"}
+#: Of a row that is told by its fields: what is told elsewhere, or fills pages.
+_NOT_SAID = ("time", "kind", "step", "stall", "silent", "stacks", "rank", "attempt", "retry")
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened. A field whose name in the ledger is a word of Python has it as metadata."""
+
+    kind: ClassVar[str]
+
+    def fields(self) -> dict[str, Any]:
+        """The row for the ledger, without kind and time."""
+        return {_name(f): getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @property
+    def text(self) -> str:
+        """What a person reads."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Fault(RunEvent):
+    """An attempt ended.
+
+    Attributes:
+        cause: as of `raytf.driver.supervision.failures.Cause`.
+        ranks, nodes: that are to blame; Ray's ids.
+        failure: what happened, without a full stop.
+        retry: whether the run goes on.
+        preemption: whether the loss was announced.
+    """
+
+    kind: ClassVar[str] = "fault"
+    cause: str = ""
+    ranks: Sequence[int] = ()
+    nodes: Sequence[str] = ()
+    failure: str = field(default="", metadata={"row": "text"})
+    retry: bool = True
+    preemption: bool = False
+
+    @property
+    def text(self) -> str:
+        ending = " (preemption)" if self.preemption else "" if self.retry else "; the run ends"
+        said = self.failure or self.cause.replace("_", " ") or "the attempt ended"
+        return f"{said}{_listed('rank', self.ranks)}{_listed('node', map(short, self.nodes))}{ending}"
+
+
+@dataclass(frozen=True)
+class Hang(RunEvent):
+    """A worker makes no progress, and is ended.
+
+    Attributes:
+        rank: None where its group was starting, and it had none yet.
+        node, address, pid: where it is: Ray's id of the node, its IP address, the process.
+        where: in which activity, or how it was found.
+        why: in words.
+        seconds: without progress.
+        file: of the run, with all stacks.
+        stacks: Python's, by rank.
+    """
+
+    kind: ClassVar[str] = "hang"
+    rank: int | None = None
+    node: str = ""
+    address: str = ""
+    pid: int = 0
+    step: int | None = None
+    where: str = ""
+    why: str = field(default="", metadata={"row": "text"})
+    seconds: float = 0.0
+    file: str = ""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        row = super().fields()
+        if self.step is None:  # the status knows it
+            del row["step"]
+        return row
+
+    @property
+    def who(self) -> str:
+        """The worker, also one without a rank."""
+        place = f" on node {self.address or short(self.node)}" if self.address or self.node else ""
+        process = f" (pid {self.pid})" if self.pid else ""
+        return f"a worker{place}{process}" if self.rank is None else f"rank {self.rank}"
+
+    @property
+    def text(self) -> str:
+        where = f", where {self.where}" if self.where else ""
+        return f"{self.who} hangs: {self.why}{where}"
+
+
+@dataclass(frozen=True)
+class Slow(RunEvent):
+    """A rank takes longer than its peers: `ratio` times as long."""
+
+    kind: ClassVar[str] = "straggler"
+    rank: int
+    node: str = ""
+    ratio: float = math.nan
+
+    @property
+    def text(self) -> str:
+        return f"rank {self.rank} takes {self.ratio:.1f} times as long as its peers"
+
+
+@dataclass(frozen=True)
+class Exclude(RunEvent):
+    """The run does without a node."""
+
+    kind: ClassVar[str] = "exclude"
+    node: str
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"node {short(self.node)} is excluded: {self.why}"
+
+
+@dataclass(frozen=True)
+class _Change(RunEvent):
+    before: int = field(metadata={"row": "from"})
+    after: int = field(default=0, metadata={"row": "to"})
+    why: str = ""
+    preemption: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"from {self.before} to {_workers(self.after)}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True)
+class Park(_Change):
+    """The ranks are asked to save and wait, for a planned change from so many workers to so many."""
+
+    kind: ClassVar[str] = "park"
+
+    @property
+    def text(self) -> str:
+        return f"the workers are asked to save: {self.why}"
+
+
+@dataclass(frozen=True)
+class Resize(_Change):
+    """A group is replaced by one of another size."""
+
+    kind: ClassVar[str] = "resize"
+
+
+@dataclass(frozen=True)
+class Waiting(RunEvent):
+    """The cluster has too little room: `possible` workers, where at least `wanted` must run."""
+
+    kind: ClassVar[str] = "waiting"
+    possible: int
+    wanted: int
+
+    @property
+    def text(self) -> str:
+        return f"waits for nodes: {self.possible} of at least {self.wanted} workers can run"
+
+
+@dataclass(frozen=True)
+class Drain(RunEvent):
+    """A node of the group will go, says Ray; in so many seconds, where that is known."""
+
+    kind: ClassVar[str] = "drain"
+    node: str
+    deadline_seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        return f"node {short(self.node)} is about to go{_deadline(self.deadline_seconds)}"
+
+
+@dataclass(frozen=True)
+class Notice(RunEvent):
+    """The cloud takes a node away."""
+
+    kind: ClassVar[str] = "notice"
+    node: str
+    notice: str = "it will go"
+    deadline_seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        return f"node {short(self.node)} has notice: {self.notice}{_deadline(self.deadline_seconds)}"
+
+
+@dataclass(frozen=True)
+class GroupStart(RunEvent):
+    """A group of workers starts."""
+
+    kind: ClassVar[str] = "group"
+    workers: int
+    nodes: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        return f"a group of {_workers(self.workers)} starts{_listed('node', map(short, self.nodes))}"
+
+
+@dataclass(frozen=True)
+class WorkerLost(RunEvent):
+    """A worker beside parameter servers died, which the others outlive."""
+
+    kind: ClassVar[str] = "worker_lost"
+    worker: int
+    why: str = field(default="", metadata={"row": "text"})
+
+    @property
+    def text(self) -> str:
+        return f"worker {self.worker} died: {without_ids(self.why)}"
+
+
+@dataclass(frozen=True)
+class Attempt(RunEvent):
+    """A group has come to its first step, and where it began."""
+
+    kind: ClassVar[str] = "attempt"
+    from_step: int | None = None
+    tier: str = ""
+    world_size: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{_workers(self.world_size)} started at step {self.from_step} ({_TIERS.get(self.tier, self.tier)})"
+
+
+@dataclass(frozen=True)
+class Save(RunEvent):
+    """A checkpoint is on storage."""
+
+    kind: ClassVar[str] = "save"
+    of_step: int | None = None
+    step: int | None = None
+    seconds: float | None = None
+
+    @property
+    def text(self) -> str:
+        seconds = f" in {self.seconds:.1f} s" if isinstance(self.seconds, float) else ""
+        return f"saved step {self.step if self.of_step is None else self.of_step}{seconds}"
+
+
+@dataclass(frozen=True)
+class SaveFailed(RunEvent):
+    """A checkpoint did not come to be."""
+
+    kind: ClassVar[str] = "save_failed"
+    of_step: int | None = None
+    step: int | None = None
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        return f"step {self.step if self.of_step is None else self.of_step} was not saved: {self.why}"
+
+
+@dataclass(frozen=True)
+class Driver(RunEvent):
+    """A driver starts or ends."""
+
+    kind: ClassVar[str] = "driver"
+    state: str = ""
+    pid: int = 0
+    host: str = ""
+    outcome: str = ""
+    why: str = field(default="", metadata={"row": "text"})
+
+    def fields(self) -> dict[str, Any]:
+        return {name: value for name, value in super().fields().items() if value}
+
+    @property
+    def text(self) -> str:
+        if self.state == "started":
+            return f"driver started (process {self.pid} on {self.host})"
+        return f"driver ended: {self.why or self.outcome}"
+
+
+_KINDS: dict[str, type[RunEvent]] = {
+    event.kind: event
+    for event in (
+        Fault,
+        Hang,
+        Slow,
+        Exclude,
+        Park,
+        Resize,
+        Waiting,
+        Drain,
+        Notice,
+        GroupStart,
+        WorkerLost,
+        Attempt,
+        Save,
+        SaveFailed,
+        Driver,
+    )
+}
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """A row of the ledger in words."""
+    found = _KINDS.get(row["kind"])
+    if found is not None:
+        names = {_name(f): f.name for f in dataclasses.fields(found)}
+        given = {names[name]: value for name, value in row.items() if name in names and value is not None}
+        try:
+            return found(**given).text
+        except (TypeError, ValueError, AttributeError):  # something is missing, or not what it should be
+            pass
+    said = ", ".join(f"{name} {value}" for name, value in row.items() if name not in _NOT_SAID)
+    return without_ids(f"{row['kind']}: {said}" if said else row["kind"])
+
+
+def short(node: object) -> str:
+    """Ray's id of a node, for people."""
+    return str(node)[:_SHORT]
+
+
+def without_ids(text: str) -> str:
+    """A text with Ray's ids of nodes shortened."""
+    return _NODE_ID.sub(lambda found: short(found.group()), text)
+
+
+def _name(about: dataclasses.Field[Any]) -> str:
+    return about.metadata.get("row", about.name)
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker" if number == 1 else f"{number} workers"
+
+
+def _listed(name: str, values: Any) -> str:
+    said = ", ".join(map(str, values))
+    return f", {name} {said}" if said else ""
+
+
+def _deadline(seconds: float | None) -> str:
+    return "" if seconds is None else f", {seconds:.0f} s"
