@@ -8,7 +8,11 @@ from dataclasses import replace
 import ray
 import ray.train
 from ray.train import WorkerGroupError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.exceptions import (
+    UserExceptionWithTraceback,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
 from ray.train.v2.api.exceptions import ControllerError, TrainingFailedError
 
 from raytf import _ray
@@ -72,8 +76,9 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
     found: dict[int, BaseException] = {}
     if isinstance(error, WorkerGroupError):
         for rank, failure in sorted(error.worker_failures.items()):
-            inner = getattr(failure, "_base_exc", failure)  # what the worker's code raised
-            found[rank] = getattr(inner, "health_check_failure", inner)  # why Ray could not reach the worker
+            # What the worker's code raised, or why Ray could not reach the worker.
+            inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
+            found[rank] = inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
     return found
 
 
