@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raytf.driver.ray_train.node_exclusion import Exclusion
-
 from raytf.data.plan import assign
 from raytf.distributed import step_flags
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.supervision.hang_detector import HangDetector
+from raytf.driver.supervision.node_exclusion import Exclusion
 from raytf.driver.supervision.stragglers import Stragglers
 from raytf.runs import ledger
 from raytf.runs.status import Status

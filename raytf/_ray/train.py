@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ray.train._internal.utils import get_address_and_port
+from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError as WorkerGroupStartupFailedError,
 )
@@ -82,8 +83,8 @@ def resources_of_worker(scaling_config: Any) -> dict[str, float]:
 
 def raised_by(failure: Any) -> Any:
     """What a worker's code raised, out of what Ray Train wraps it in; of other failures why Ray could not reach it."""
-    inner = getattr(failure, "_base_exc", failure)
-    return getattr(inner, "health_check_failure", inner)
+    inner = failure._base_exc if isinstance(failure, UserExceptionWithTraceback) else failure
+    return inner.health_check_failure if isinstance(inner, WorkerHealthCheckFailedError) else inner
 
 
 def drop(worker_group: Any) -> None:

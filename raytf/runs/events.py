@@ -57,6 +57,12 @@ class Fault(RunEvent):
     retry: bool = True
     preemption: bool = False
 
+    def fields(self) -> dict[str, Any]:
+        row = super().fields()
+        if self.preemption:  # after which every run goes on
+            del row["retry"]
+        return row
+
     @property
     def text(self) -> str:
         ending = " (preemption)" if self.preemption else "" if self.retry else "; the run ends"

@@ -12,6 +12,7 @@ import pytest
 
 from raytf.driver.graceful_stop import saving_first
 from raytf.testing import Job, environment
+from raytf.training.monitor_client import MonitorClient
 from tests.ray.conftest import PATIENCE
 
 DRIVER = """
@@ -63,7 +64,11 @@ def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, number: 
         assert output.splitlines()[-1] == "KeyboardInterrupt"
         assert code == 128 + signal.SIGINT
     else:
-        assert output.endswith("left: the terminal is gone (SIGHUP), saved\n")
+        # The last line is the one that says how to go on.
+        assert output.endswith(
+            "left: the terminal is gone (SIGHUP), saved\n"
+            "the terminal is gone (SIGHUP): saved; the same command goes on from the last checkpoint\n"
+        )
         assert code == 128 + signal.SIGHUP
 
 
@@ -85,8 +90,10 @@ def test_a_driver_that_is_told_to_stop(tmp_path: Path, ranks: str, result: str |
     if result is None:
         assert "left" not in output
     else:
-        assert f"told to stop (SIGTERM): {result}; the same command goes on from the last checkpoint\n" in output
-        assert output.endswith(f"left: told to stop (SIGTERM), {result}\n")
+        assert output.endswith(
+            f"left: told to stop (SIGTERM), {result}\n"
+            f"told to stop (SIGTERM): {result}; the same command goes on from the last checkpoint\n"
+        )
 
 
 def test_outside_the_main_thread_signals_are_left_alone():
@@ -94,7 +101,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
     seen = []
 
     def run() -> None:
-        with saving_first(None, print, print):
+        with saving_first(MonitorClient(None), print, print):
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=run)
@@ -105,7 +112,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
 
 def test_all_is_as_it_was_after_the_statement():
     before = signal.getsignal(signal.SIGTERM)
-    with saving_first(None, print, print):
+    with saving_first(MonitorClient(None), print, print):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raytf._ray import raylets, state, worker_process
 from raytf.config.resources import fitting
 from raytf.errors import one_line
+from raytf.runs.events import short
 from raytf.training import warm_pool
 
 #: Seconds between two questions to a node: while it lacks processes, and when it has them; and to wait for an answer.
@@ -149,7 +150,9 @@ class Supply:
             self._schedule.answered(node, answer.ready)
             self._runtime_env = answer.runtime_env or self._runtime_env
             if answer.why:
-                self._say_once(node, f"no warm processes on node {node[:8]}, so a restart takes longer: {answer.why}")
+                self._say_once(
+                    node, f"no warm processes on node {short(node)}, so a restart takes longer: {answer.why}"
+                )
 
     def _say_once(self, about: str, text: str) -> None:
         if about not in self._told:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
-from raytf.driver.ray_train.node_exclusion import Launches
 
 from raytf.distributed.gpu import visibility
 from raytf.distributed.gpu.cuda_driver import missing_libraries, trouble
 from raytf.distributed.gpu.visibility import HIDDEN, KINDS
+from raytf.driver.supervision.node_exclusion import Launches
 from raytf.errors import GpuError
 
 
