@@ -9,14 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from raytf.checkpoint.cadence import YOUNG_SECONDS, Cadence, Outage
-from raytf.checkpoint.commit import Event, Phase, Votes, advance
+from raytf.checkpoint.commit import Commit, Event
+from raytf.checkpoint.tier import Phase, Votes
 
 NEVER = 10**9
 
 
 @dataclass
 class Run:
-    """A run of one rank in simulated time, which saves as `raytf.training.checkpointer.Saving` does.
+    """A run of one rank in simulated time, which saves as `raytf.training.checkpointer.Checkpointer` does.
 
     A save's share is on storage after `half` seconds; its manifest as long after the ranks have agreed on that, at the
     end of a call. A fault ends the group, and what it writes. The next group goes on from the state after the
@@ -48,21 +49,35 @@ class Run:
         self._began = self._saved_at = self.now
         self._saved_step: int | None = self.durable or None
         self._restarted_at = self.now if self.step else None
-        self._phase, self._good = Phase.IDLE, 0.0
+        self._commit: Commit[int] = Commit(self, 1)
+        self._good = 0.0
         self._ready_at = self._manifest_at = math.inf
         if self.step > self.durable:
-            self._begin()
-            self._phase = Phase.WRITING
+            self._commit.begin(self.step)
         end = self.now + seconds
         while self.now + self.step_seconds <= end:
             self._call()
         self._advance_storage(end)
         self.now = end
 
-    def _begin(self) -> None:
-        self.begun[-1].append(self.step)
-        self._saved_step, self._saved_at, self._save_step = self.step, self.now, self.step
+    def begin(self, step: int) -> None:
+        self.begun[-1].append(step)
+        self._saved_step, self._saved_at, self._save_step = step, self.now, step
         self._ready_at, self._manifest_at = self.now + self.half, math.inf
+
+    def vote(self, phase: Phase) -> Votes:
+        written = float(phase is Phase.WRITING and self._ready_at <= self.now)
+        return Votes(written=written, committed=float(phase is Phase.COMMITTING and self._manifest_at <= self.now))
+
+    def commit(self) -> bool:
+        self._manifest_at = self.now + self.half
+        return False
+
+    def done(self) -> None:
+        self._good = self.now - self._saved_at
+
+    def abort(self) -> None:
+        raise AssertionError("no save fails here")
 
     def _advance_storage(self, until: float) -> None:
         if self._manifest_at <= until:
@@ -71,19 +86,11 @@ class Run:
     def _call(self) -> None:
         stop = self.step + 1
         due = self.cadence.is_due(stop, self.now, self._saved_step, self._saved_at, self._restarted_at, self._good)
-        want = float(self._phase is Phase.IDLE and due)
-        written = float(self._phase is Phase.WRITING and self._ready_at <= self.now)
-        committed = float(self._phase is Phase.COMMITTING and self._manifest_at <= self.now)
+        votes = Votes(want=float(self._commit.is_idle and due)) + self._commit.votes()
         self.now += self.step_seconds
         self.step = stop
         self._advance_storage(self.now)
-        self._phase, event = advance(self._phase, Votes(want, written, committed, 0.0), 1)
-        if event is Event.BEGIN:
-            self._begin()
-        elif event is Event.COMMIT:
-            self._manifest_at = self.now + self.half
-        elif event is Event.DONE:
-            self._good = self.now - self._saved_at
+        assert self._commit.advance(votes, lambda: stop) is not Event.FAILED
         self.worst = max(self.worst, (self.step - self.durable) * self.step_seconds)
 
 
