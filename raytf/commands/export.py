@@ -12,8 +12,7 @@ import tyro
 from raytf import _process
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.storage.deadline import PREFLIGHT_SECONDS, within
-from raytf.storage.storage import Storage
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)

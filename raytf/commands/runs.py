@@ -13,8 +13,7 @@ from raytf.commands._table import age_text, show, size_text, strict
 from raytf.config.terminal_text import say
 from raytf.runs import inventory
 from raytf.runs.inventory import Run
-from raytf.storage.deadline import PREFLIGHT_SECONDS, within
-from raytf.storage.storage import Storage
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import tyro
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.inference.serving.version_policy import Policy, replicas
-from raytf.storage.deadline import PREFLIGHT_SECONDS, within
-from raytf.storage.storage import Storage
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
 
 #: Where the token is looked for when no flag says where.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raytf.errors import ConfigError, DamagedFileError, StorageError
-from raytf.storage import claims, trees, untrusted_json, uris
+from raytf.storage import claims, untrusted_json, uris
 from raytf.storage.local_names import is_plain
 from raytf.storage.storage import Storage, explain
 
@@ -149,7 +149,7 @@ def download(models: Storage, version: Version, folder: str) -> None:
     Raises:
         StorageError: storage refuses, or the version is gone, or a name in it would lead out of the folder.
     """
-    trees.download(models, version.name, version.sizes, folder, at_once=_WRITERS)
+    models.download(version.name, version.sizes, folder, at_once=_WRITERS)
 
 
 def models_of(uri: str) -> tuple[Storage, str, int | None]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from raytf.errors import DamagedFileError, StorageError, one_line
-from raytf.storage import local_files, local_names, trees, untrusted_json
+from raytf.storage import local_files, local_names, untrusted_json
 from raytf.storage.storage import Storage, explain
 
 STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
@@ -264,7 +264,7 @@ class Folder:
         if self._run.is_local:
             return
         if packed is None:
-            trees.get(self._run, self._name, self.path)
+            self._run.get_tree(self._name, self.path)
             self._uploaded = self._state()
             return
         for relative, data in packed.items():

@@ -16,21 +16,22 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
 from raytf.errors import StorageError
-from raytf.storage import conditional_writes, listing, local_files, local_names, s3, uris
-from raytf.storage.deadline import PREFLIGHT_SECONDS, within
-from raytf.storage.listing import File
-from raytf.storage.refusals import classify, explain
+from raytf.storage import conditional_writes, local_files, local_names, s3, uris
+from raytf.storage.refusals import MEND, classify, explain
 from raytf.storage.s3 import S3, Conditional
 
 T = TypeVar("T")
 
+#: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
+PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
 #: Files that are deleted at the same time where each is a request.
@@ -39,6 +40,21 @@ _DELETES = 8
 _CHECKSUMS = threading.Lock()
 #: Files that are swapped are small ones.
 _VERSIONED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file on storage.
+
+    Attributes:
+        name: relative to the folder that was listed.
+        bytes: its size.
+        modified: seconds of the epoch, by the clock of the store.
+    """
+
+    name: str
+    bytes: int
+    modified: float
 
 
 class Storage:
@@ -272,12 +288,13 @@ class Storage:
         base = self._path(name)
         if self.is_local and not name and self.exists(""):
             return []
-        found = self._do(
-            "list",
-            name,
-            lambda: listing.local_files(base, skipped) if self.is_local else listing.objects(self._fs, base),
-        )
+        found = self._do("list", name, lambda: _walk(base, skipped) if self.is_local else self._list_objects(base))
         return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
+
+    def _list_objects(self, base: str) -> list[File]:
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
+        infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
+        return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
     def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What is below a folder of a local file system, links as such."""
@@ -290,8 +307,19 @@ class Storage:
         """
         base = self._path(name)
         if self.is_local:
-            return self._do("list", name, lambda: sorted(listing.local_names(base, recursive)))
-        return sorted(self._do("list", name, lambda: listing.object_names(self._fs, base, recursive)))
+            return self._do("list", name, lambda: sorted(_names(base, recursive)))
+        # pyarrow lists no folder on GCS that exists only through the objects in it, so there they are looked for.
+        infer = not recursive and isinstance(self._fs, pafs.GcsFileSystem)
+        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
+        infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
+        found = set()
+        for info in infos:
+            relative = _relative(info.path, base)
+            if relative and ".tmp-" not in relative:
+                found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
+        if infer:
+            found = {first + mark for first, mark, _ in (entry.partition("/") for entry in found)}
+        return sorted(found)
 
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
         """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
@@ -330,6 +358,38 @@ class Storage:
                 list(pool.map(self._fs.delete_file, files))
 
         self._do("delete", name, remove)
+
+    def put_tree(self, folder: str, name: str) -> None:
+        """Copy a local folder's files to below `name`."""
+        for base, _, files in os.walk(folder):
+            for file in files:
+                path = os.path.join(base, file)
+                relative = os.path.relpath(path, folder).replace(os.sep, "/")
+                with open(path, "rb") as stream:
+                    self.put(f"{name}/{relative}", stream.read())
+
+    def get_tree(self, name: str, folder: str) -> None:
+        """Copy the files below `name` into a local folder.
+
+        Raises:
+            StorageError: also where a name would lead out of the folder; then nothing is written.
+        """
+        self.download(name, [relative for relative in self.list(name, recursive=True) if relative[-1:] != "/"], folder)
+
+    def download(self, name: str, files: Collection[str], folder: str, at_once: int = 1) -> None:
+        """Copy some of the files below `name` into a local folder; see `get_tree`."""
+        for relative in files:
+            local_names.check_plain(relative, self.locate(name))
+
+        def fetch(relative: str) -> None:
+            data = self.get(f"{name}/{relative}")
+            try:
+                local_files.put_inside(folder, relative, data)
+            except OSError as error:
+                raise explain("write", os.path.join(folder, relative), error) from error
+
+        with ThreadPoolExecutor(at_once) as pool:
+            list(pool.map(fetch, files))
 
     def preflight(self, seconds: float = PREFLIGHT_SECONDS) -> None:
         """List and write a little, so that what is wrong shows before money is spent.
@@ -381,6 +441,46 @@ class Storage:
         assert self._s3 is not None
         self._has_checksums = s3.has_checksums()
         self._fs, self._conditional = self._s3.file_system(), None
+
+
+def _relative(path: str, base: str) -> str:
+    # One slash goes: a key such as `base//etc` has a name of its own, which begins with a slash.
+    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
+
+
+def _walk(base: str, skipped: list[str] | None) -> list[File]:
+    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
+    # names that are no text.
+    found = []
+    for name, entry in local_files.walk(base, True, skipped):
+        if not local_files.is_folder(entry) and (stat := local_files.look(entry)) is not None:
+            found.append(File(name, stat.st_size, stat.st_mtime))
+    return found
+
+
+def _names(base: str, recursive: bool) -> list[str]:
+    found = ((name, local_files.is_folder(entry)) for name, entry in local_files.walk(base, recursive))
+    return [name + ("/" if is_folder else "") for name, is_folder in found if ".tmp-" not in name]
+
+
+def within(seconds: float, call: Callable[[], None], where: str) -> None:
+    """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted."""
+    outcome: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            call()
+            outcome.append(None)
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {MEND['unreachable']}", "unreachable")
+    if outcome[0] is not None:
+        raise outcome[0]
 
 
 def _gcs(options: dict[str, str]) -> pafs.FileSystem:

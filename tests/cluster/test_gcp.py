@@ -244,7 +244,6 @@ OBJECT_USER = re.compile(
 def test_a_run_asks_the_bucket_for_objects_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from gcp_storage_emulator.server import create_server
 
-    from raytf.storage import trees
     from raytf.storage.storage import Storage
 
     with socket.socket() as probe:
@@ -263,8 +262,8 @@ def test_a_run_asks_the_bucket_for_objects_alone(tmp_path: Path, caplog: pytest.
             assert not storage.exists("mnist/none")
             assert storage.list("mnist", recursive=True) == ["first", "model"]
             assert len(storage.files("mnist")) == 2
-            trees.get(storage, "mnist", str(tmp_path))
-            trees.put(storage, str(tmp_path), "copy")
+            storage.get_tree("mnist", str(tmp_path))
+            storage.put_tree(str(tmp_path), "copy")
             for name in ("mnist", "copy", "none"):
                 storage.delete(name)
     finally:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from raytf.errors import StorageError
-from raytf.storage import local_files, trees
+from raytf.storage import local_files
 from raytf.storage.local_names import is_plain
 from raytf.storage.storage import Storage
 
@@ -55,7 +55,7 @@ class Hostile(Storage):
 def fetched(names, target: Path) -> str:
     """Copy what a store lists; why that was refused."""
     try:
-        trees.get(Hostile(names), "tree", str(target))
+        Hostile(names).get_tree("tree", str(target))
     except StorageError as error:
         return str(error)
     return ""

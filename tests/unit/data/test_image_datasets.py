@@ -16,7 +16,6 @@ from raytf.data.sources.detect import is_idx
 from raytf.data.sources.tfrecord_frames import frame
 from raytf.data.sources.writer import Layout, write
 from raytf.errors import DataError
-from raytf.storage import trees
 from raytf.storage.storage import Storage
 from tests.support.data_files import examples, pictures, tfrecords
 
@@ -209,7 +208,7 @@ def test_a_folder_of_parquet_files(tmp_path):
 
 
 def test_parquet_on_s3(s3, tmp_path):
-    trees.put(Storage(s3()), str(parquet_folder(tmp_path / "d", arrays())), "images")
+    Storage(s3()).put_tree(str(parquet_folder(tmp_path / "d", arrays())), "images")
     images = load_images(s3("images"))
     assert (images.train.records, images.classes) == (6, 3)
 
@@ -315,7 +314,7 @@ def test_tfrecords_and_image_folders_on_s3(s3, tmp_path):
     for split in ("train", "test"):
         tfrecords(tmp_path / "t" / split)
         pictures(tmp_path / "i" / split)
-    trees.put(Storage(s3()), str(tmp_path), "d")
+    Storage(s3()).put_tree(str(tmp_path), "d")
     assert load_images(s3("d/t")).train.records == 13
     assert load_images(s3("d/i")).image_shape == (6, 5, 3)
 

@@ -9,7 +9,6 @@ from PIL import Image
 from raytf.data import ImageFolderSource, Spec
 from raytf.data.sources import fingerprint
 from raytf.errors import DataError
-from raytf.storage import trees
 from raytf.storage.storage import Storage
 from tests.support.data_files import pictures
 
@@ -114,7 +113,7 @@ def test_mistakes(tmp_path):
 
 
 def test_s3(s3, tmp_path):
-    trees.put(Storage(s3()), pictures(tmp_path), "d")
+    Storage(s3()).put_tree(pictures(tmp_path), "d")
     source = pickle.loads(pickle.dumps(ImageFolderSource(s3("d"))))
     x, y = source.take(np.array([5, 0, 3]))
     assert (x[:, 0, 0, 0].tolist(), y.tolist(), source.rows_read) == ([50, 0, 30], [1, 0, 1], 3)

@@ -10,10 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raytf.errors import ConfigError, StorageError
-from raytf.storage import trees
-from raytf.storage.deadline import PREFLIGHT_SECONDS, within
-from raytf.storage.refusals import classify
-from raytf.storage.storage import Storage
+from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, classify, within
 from raytf.testing import StorageProxy
 from raytf.testing import storage_proxy as storage_module
 
@@ -137,8 +134,8 @@ def test_trees(storage, tmp_path):
     (source / "sub").mkdir(parents=True)
     (source / "one").write_bytes(b"1")
     (source / "sub" / "two").write_bytes(b"2")
-    trees.put(storage, str(source), "tree")
-    trees.get(storage, "tree", str(target))
+    storage.put_tree(str(source), "tree")
+    storage.get_tree("tree", str(target))
     assert (target / "one").read_bytes() == b"1"
     assert (target / "sub" / "two").read_bytes() == b"2"
 
@@ -547,7 +544,7 @@ def test_an_object_whose_name_leads_elsewhere_is_refused(s3, tmp_path, name):
     target = tmp_path / "base" / "target"
     target.mkdir(parents=True)
     with pytest.raises(StorageError, match="no plain relative name") as refused:
-        trees.get(storage, "tree", str(target))
+        storage.get_tree("tree", str(target))
     assert refused.value.kind == "refused"
     assert ascii(name) in str(refused.value)
     assert "runs/tree" in str(refused.value)
