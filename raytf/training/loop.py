@@ -38,7 +38,7 @@ from raytf.distributed import buckets, factory, memory_needs, ranks, worker_tabl
 from raytf.distributed.devices import Room, computes_on_gpu, free_bytes
 from raytf.distributed.step_flags import LENGTH, Flag, vector
 from raytf.errors import ConfigError, NonFiniteLossError, RunMismatchError, StorageError
-from raytf.inference import architecture, export, model_files
+from raytf.inference import architecture, export
 from raytf.runs.lease import check_owner
 from raytf.runs.restart_phases import Phases
 from raytf.runs.run_log import StepLog, new_attempt, read_attempts, write_attempt
@@ -160,7 +160,7 @@ class Worker:
         #: Where this attempt began: the step, and which tier it is from.
         self._from = (self.state.step, tier)
         if chosen is None and self.rank == 0:  # a run that goes on has heard of it
-            for problem in model_files.obstacles(self.model):
+            for problem in export.obstacles(self.model):
                 self.reporter.say(f"WARNING: {problem}")
         phases.mark("restore")
         # Not sooner: the keeper drops what is no longer needed.
