@@ -77,9 +77,9 @@ class Result:
         """
         with visibility.unseen():
             _process.load_tensorflow()
-        from raytf.inference import export
+        from raytf.inference import trained_model
 
-        return export.load(Storage(self.path), model or self._model)
+        return trained_model.load(Storage(self.path), model or self._model)
 
 
 def load_weights(run: str, model: Any) -> Any:
@@ -97,9 +97,9 @@ def load_weights(run: str, model: Any) -> Any:
     """
     with visibility.unseen():
         _process.load_tensorflow()
-    from raytf.inference import export
+    from raytf.inference import trained_model
 
-    return export.load_weights(Storage(run), model)
+    return trained_model.load_weights(Storage(run), model)
 
 
 def fit(
