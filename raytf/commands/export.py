@@ -12,7 +12,8 @@ import tyro
 from raytf import _process
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 
 @dataclass(frozen=True)

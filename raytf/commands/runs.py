@@ -13,7 +13,8 @@ from raytf.commands._table import age_text, show, size_text, strict
 from raytf.config.terminal_text import say
 from raytf.runs import inventory
 from raytf.runs.inventory import Run
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 
 @dataclass(frozen=True)

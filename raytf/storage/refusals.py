@@ -102,3 +102,8 @@ def classify(error: OSError) -> str:
         if any(sign in text for sign in signs):
             return kind
     return "other"
+
+
+def is_unsupported(error: OSError) -> bool:
+    """Whether a store said that it does not know the request."""
+    return classify(error) == "unsupported"

@@ -15,7 +15,6 @@ PUBLIC = {"raytf/driver/fit.py:fit"}
 TOO_LONG = {
     "raytf/driver/fit.py",
     "raytf/driver/parameter_servers.py",
-    "raytf/storage/storage.py",
     "raytf/training/checkpointer.py",
     "raytf/training/loop.py",
     "raytf/training/step.py",

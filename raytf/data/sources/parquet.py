@@ -223,7 +223,7 @@ def _refuse_nulls(column: Any, name: str, path: str) -> None:
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Tell an outage of storage, which may pass, from data that is damaged."""
-    from raytf.storage.storage import classify
+    from raytf.storage.refusals import classify
 
     try:
         yield

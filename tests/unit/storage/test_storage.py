@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raytf.errors import ConfigError, StorageError
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, classify, within
+from raytf.storage.refusals import classify
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 from raytf.testing import StorageProxy
 from raytf.testing import storage_proxy as storage_module
 
