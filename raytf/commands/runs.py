@@ -22,7 +22,7 @@ class Runs:
     """List runs with their state, steps, metric, checkpoints, size and age."""
 
     storage: tyro.conf.Positional[str] = "~/raytf-runs"
-    """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -31,7 +31,7 @@ class RunSection:
     run: str = "default"
     """Name of the run; the same name on the same storage goes on where that run stopped."""
     storage: str = "~/raytf-runs"
-    """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     status_file: str | None = None
     """Keep the latest status as JSON in this local file, for scripts that watch the run."""
     histograms_every: int = 0

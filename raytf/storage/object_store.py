@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow.fs as pafs
 
 from raytf.storage import conditional_writes
+from raytf.storage.azure import Azure
 from raytf.storage.gcs import Gcs
 from raytf.storage.s3 import S3
 from raytf.storage.uris import Place
@@ -34,4 +35,6 @@ def of(place: Place) -> ObjectStore:
     Raises:
         ConfigError: it cannot be reached without something that is not given.
     """
-    return S3.of(place.options) if place.scheme == "s3" else Gcs(place.options)
+    if place.scheme == "s3":
+        return S3.of(place.options)
+    return Azure.of(place.options) if place.scheme == "az" else Gcs(place.options)

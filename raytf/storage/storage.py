@@ -1,6 +1,7 @@
-"""One way to local folders, S3 and GCS: put, get, list, delete, with errors that say what to mend.
+"""One way to local folders, S3, GCS and Azure: put, get, list, delete, with errors that say what to fix.
 
-A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
+A URI is a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Options follow a question
+mark, as in
 `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
 URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
 and never from the URI (see `places`). Where S3 refuses, they are read anew, so that keys renewed in a file serve a run

@@ -1,4 +1,4 @@
-"""Parquet files on local disk, S3 or GCS, a row group at a time."""
+"""Parquet files on local disk, S3, GCS or Azure, a row group at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPEN_FILES = 64
 
 
 class ParquetSource(BlockSource):
-    """Parquet files on local disk, S3 or GCS, read a row group at a time.
+    """Parquet files on local disk, S3, GCS or Azure, read a row group at a time.
 
     Args:
         uri: a file, or a folder whose *.parquet files are read in the order of their names.

@@ -17,12 +17,12 @@ from raytf.testing import StorageProxy
 from raytf.testing import storage_proxy as storage_module
 
 
-@pytest.fixture(params=["folder", "s3", "gcs"])
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
 def storage(request, tmp_path):
     if request.param == "folder":
         return Storage(str(tmp_path / "runs"))
-    if request.param == "gcs":
-        return Storage(request.getfixturevalue("gcs"))
+    if request.param in ("gcs", "azure"):
+        return Storage(request.getfixturevalue(request.param))
     return Storage(request.getfixturevalue("s3")("runs"))
 
 
