@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -123,15 +124,7 @@ def gcs_endpoint() -> Iterator[str]:
     options = ["start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--default-bucket=raytf"]
     server = subprocess.Popen([command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None, "the GCS server ended"
-                assert time.monotonic() < deadline, "the GCS server did not come up"
-                time.sleep(0.1)
+        _wait_for(server, port, "the GCS server")
         yield f"127.0.0.1:{port}"
     finally:
         server.kill()
@@ -142,6 +135,71 @@ def gcs_endpoint() -> Iterator[str]:
 def gcs(gcs_endpoint: str) -> str:
     """URI of a folder of this test's own on GCS."""
     return f"gs://raytf/{uuid.uuid4().hex[:12]}?endpoint_override={gcs_endpoint}&scheme=http&anonymous=true"
+
+
+#: Of the account that Azurite has for everybody to know.
+_AZURITE_ACCOUNT = "devstoreaccount1"
+_AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@pytest.fixture(scope="session")
+def azure_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of Azurite with a container named `raytf`; credentials for it are in the environment.
+
+    Skipped where Azurite is neither on the path (or named by AZURITE) nor can be installed by npm.
+    """
+    from azure.storage.blob import BlobServiceClient
+
+    program = os.environ.get("AZURITE") or shutil.which("azurite-blob") or _install_azurite(tmp_path_factory)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--blobHost=127.0.0.1", f"--blobPort={port}", "--inMemoryPersistence", "--silent"]
+    command = [program, *options, "--skipApiVersionCheck", "--disableTelemetry"]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AZURE_STORAGE_ACCOUNT", _AZURITE_ACCOUNT)
+        environment.setenv("AZURE_STORAGE_KEY", _AZURITE_KEY)
+        environment.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+        try:
+            _wait_for(server, port, "Azurite")
+            credential = {"account_name": _AZURITE_ACCOUNT, "account_key": _AZURITE_KEY}
+            client = BlobServiceClient(f"http://127.0.0.1:{port}/{_AZURITE_ACCOUNT}", credential=credential)
+            client.create_container("raytf")
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.kill()
+            server.wait(30)
+
+
+def _install_azurite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("Azurite needs npm")
+    folder = tmp_path_factory.mktemp("azurite")
+    install = [npm, "install", "--no-fund", "--no-audit", "--prefix", str(folder), "azurite@3"]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        pytest.skip(f"npm cannot install Azurite: {done.stderr[-200:]}")
+    return str(folder / "node_modules" / ".bin" / "azurite-blob")
+
+
+def _wait_for(server: subprocess.Popen[bytes], port: int, name: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert server.poll() is None, f"{name} ended"
+            assert time.monotonic() < deadline, f"{name} did not come up"
+            time.sleep(0.1)
+
+
+@pytest.fixture
+def azure(azure_endpoint: str) -> str:
+    """URI of a folder of this test's own on Azure."""
+    return f"az://raytf/{uuid.uuid4().hex[:12]}?endpoint_override={azure_endpoint}&scheme=http"
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from raytf.data.sources.writer import Layout, identity_of, open_folder, write
 from raytf.data.validation import Findings, check
 from raytf.errors import ConfigError
 from raytf.storage import uris
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 #: Between lines, where there is no terminal.
 _PLAIN_SECONDS = 5.0

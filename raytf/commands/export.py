@@ -12,7 +12,8 @@ import tyro
 from raytf import _process
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ def main(flags: Export) -> None:
     if flags.to is not None:
         Storage(flags.to).preflight()
     _process.load_tensorflow()
-    from raytf.inference import export  # TensorFlow is not needed for --help
+    from raytf.inference import export, model_files  # TensorFlow is not needed for --help
 
     if flags.format == "onnx":
-        export.check_onnx()
+        model_files.check_onnx()
     said = (lambda text: None) if flags.json else (lambda text: say(f"exporting {text}"))
     done = export.export_run(flags.run, flags.to, flags.step, flags.format, flags.module, flags.trust, said)
     if flags.json:

@@ -24,10 +24,10 @@ class Predict:
     model: tyro.conf.Positional[str]
     """A run with an export (STORAGE/NAME), a folder of versions such as s3://bucket/models/mnist, or one of those."""
     input: tyro.conf.Positional[str]
-    """A file or folder, local, s3:// or gs://: Parquet, CSV, JSONL, TFRecords, images, one .npz, MNIST's IDX files; or
-    digits or mnist for their test images."""
+    """A file or folder, local, s3://, gs:// or az://: Parquet, CSV, JSONL, TFRecords, images, one .npz, MNIST's IDX
+    files; or digits or mnist for their test images."""
     output: tyro.conf.Positional[str]
-    """The file to write: .parquet, .csv or .jsonl; local, s3:// or gs://."""
+    """The file to write: .parquet, .csv or .jsonl; local, s3://, gs:// or az://."""
     version: int | None = None
     """Version of the model; by default the newest."""
     x: tuple[str, ...] = ()

@@ -13,7 +13,8 @@ from raytf.commands._table import age_text, show, size_text, strict
 from raytf.config.terminal_text import say
 from raytf.runs import inventory
 from raytf.runs.inventory import Run
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Runs:
     """List runs with their state, steps, metric, checkpoints, size and age."""
 
     storage: tyro.conf.Positional[str] = "~/raytf-runs"
-    """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     json: bool = False
     """Print JSON instead of a table."""
 

@@ -13,7 +13,8 @@ import tyro
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.inference.serving.version_policy import Policy, replicas
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, within
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 #: Where the token is looked for when no flag says where.
 TOKEN_VARIABLE = "RAYTF_SERVE_TOKEN"

@@ -45,7 +45,7 @@ class Tune:
     name: str = "tune"
     """Name of the search: the folder of its runs in the storage."""
     storage: str = "~/raytf-runs"
-    """Where it is kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    """Where it is kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     tune_seed: int = 0
     """Seed of the values that are tried; the seed of the trials is the job's --seed."""
     try_default: bool = False

@@ -45,7 +45,7 @@ class RunSection:
     run: Annotated[str, InSearch.OWNED] = "default"
     """Name of the run; the same name on the same storage goes on where that run stopped."""
     storage: Annotated[str, InSearch.OWNED] = "~/raytf-runs"
-    """Where runs are kept: a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX."""
+    """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     status_file: Annotated[str | None, InSearch.OWNED] = None
     """Keep the latest status as JSON in this local file, for scripts that watch the run."""
     histograms_every: Annotated[int, Ge(0)] = 0

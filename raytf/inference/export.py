@@ -5,30 +5,28 @@ The end of a run exports its model; later, any checkpoint can be exported, also 
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from raytf.checkpoint import audit, codec, durable, variables
+from raytf import _keras, _tensorflow
+from raytf.checkpoint import audit, durable, variables
 from raytf.checkpoint.audit import Finding, State
 from raytf.checkpoint.variables import weights_sha256
 from raytf.config.objective import Goal
-from raytf.errors import CheckpointError, ConfigError, JobError, ModelError, one_line
-from raytf.inference import architecture, versions
-from raytf.inference.user_model import run_user_code, with_precision
+from raytf.errors import CheckpointError, ConfigError, JobError, one_line
+from raytf.inference import architecture, model_files, trained_model, versions
+from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
 from raytf.runs import run_log
 from raytf.runs.inventory import main_goal
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import attempt
 
-FOLDER, KERAS_FILE, WEIGHTS_FILE = "export", "model.keras", "weights.safetensors"
+FOLDER = "export"
 LAST, BEST = "last", "best"
 _STEP_DIGITS = 15
 
@@ -57,7 +55,7 @@ def obstacles(model: keras.Model) -> list[str]:
     """
     found = []
     try:
-        with quiet():
+        with model_files.quiet():
             _trace(model)
     except Exception as error:  # whatever the model's own code raises
         found.append(
@@ -69,12 +67,9 @@ def obstacles(model: keras.Model) -> list[str]:
 
 def _trace(model: keras.Model) -> None:
     """What of `model.export` can fail before there are files: its function is traced, and made a signature."""
-    from keras.src.export.export_utils import get_input_signature
-    from tensorflow.python.saved_model.signature_serialization import canonicalize_signatures
-
     archive = keras.export.ExportArchive()
-    function = archive.track_and_add_endpoint("serve", model, get_input_signature(model))
-    canonicalize_signatures({"serving_default": function})
+    function = archive.track_and_add_endpoint("serve", model, _keras.input_signature(model))
+    _tensorflow.make_signatures({"serving_default": function})
 
 
 def export(
@@ -108,95 +103,13 @@ def export(
     except JobError as error:
         say(f"the model is not exported for serving: {one_line(error, 300)}")
     try:
-        run.put(KERAS_FILE, _keras_bytes(model))
+        run.put(KERAS_FILE, model_files.keras_bytes(model))
         written["keras"] = run.locate(KERAS_FILE)
     except JobError as error:  # it can be served all the same
-        run.put(WEIGHTS_FILE, _weights_bytes(model))
+        run.put(WEIGHTS_FILE, model_files.weights_bytes(model))
         written["weights"] = run.locate(WEIGHTS_FILE)
         say(f"there is no {KERAS_FILE}, but {WEIGHTS_FILE} for raytf.load_weights: {one_line(error, 300)}")
     return written
-
-
-def load(run: Storage, make: Callable[[], keras.Model] | None = None) -> keras.Model:
-    """The model as a run left it at its end.
-
-    Args:
-        make: the job's model function, for a model that Keras does not make again by itself.
-
-    Raises:
-        ModelError: the run left none, or it cannot be made again.
-    """
-    why = f"the run left no {KERAS_FILE}"
-    if run.exists(KERAS_FILE):
-        try:
-            with _keras_file(run) as file, with_precision(architecture.precision_of(run)):
-                return run_user_code("loading the model", lambda: keras.saving.load_model(file))
-        except JobError as error:
-            why = one_line(error, 300)
-    if make is not None:
-        return load_weights(run, make)
-    raise ModelError(
-        f"{run.locate('')} holds no model that Keras makes again by itself: {why}. Give the function that makes it: "
-        "Result.load_model(model), or raytf.load_weights(run, model)."
-    )
-
-
-def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
-    """A model with the weights that a run ended with, or, where it has not ended, with those of its newest checkpoint.
-
-    Args:
-        model: with the layers of the run's own, or the function that makes it.
-
-    Raises:
-        ModelError: there are no weights, or they are of another model.
-    """
-    with with_precision(architecture.precision_of(run)):
-        made = model if isinstance(model, keras.Model) else run_user_code("the model function", model)
-        if not isinstance(made, keras.Model):
-            raise ModelError(f"the model function returned {type(made).__name__}. Expected a keras.Model.")
-        architecture.call(made, run)
-    result = run_log.read_result(run)
-    try:
-        _put_weights(made, run)
-    except (CheckpointError, JobError) as error:
-        raise ModelError(f"the weights of {run.locate('')} are of another model: {one_line(error, 300)}") from error
-    wanted = (result or {}).get("weights_sha256")
-    if wanted and weights_sha256(made) != wanted:
-        raise ModelError(
-            f"the model with the weights of {run.locate('')} is not what the run ended with (weights_sha256 {wanted}). "
-            "Give the model function of the job."
-        )
-    return made
-
-
-def _put_weights(model: keras.Model, run: Storage) -> None:
-    """Give a model a run's weights, from whatever holds them."""
-    is_over = run_log.read_result(run) is not None
-    if is_over and (data := run.get_or_none(WEIGHTS_FILE)) is not None:
-        _restore(model, codec.decode(data))
-    elif is_over and run.exists(KERAS_FILE):
-        with _keras_file(run) as file:
-            run_user_code("loading the weights", lambda: model.load_weights(file))
-    else:
-        finding = next((f for f in audit.inspect(run) if f.state is State.WHOLE), None)
-        if finding is None:
-            raise ModelError(f"{run.locate('')} holds no weights: it has neither an end nor a whole checkpoint.")
-        _restore(model, durable.load(run, finding.name).tensors)
-
-
-def _restore(model: keras.Model, tensors: dict[str, Any]) -> None:
-    named = variables.weights(model)
-    variables.restore(named, _renamed(tensors, list(named)))
-
-
-@contextlib.contextmanager
-def _keras_file(run: Storage) -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        file = os.path.join(folder, KERAS_FILE)
-        with open(file, "wb") as out:
-            out.write(run.get(KERAS_FILE))
-        architecture.check_archive(file)
-        yield file
 
 
 def export_run(
@@ -253,7 +166,7 @@ def export_run(
         before = _holding(target, notes["weights_sha256"])
         version = before or _publish(model, target, notes)
         return Exported(target.locate(version.name), version.number, finding.step, before is None)
-    data = _keras_bytes(model) if kind == "keras" else _onnx_bytes(model)
+    data = model_files.keras_bytes(model) if kind == "keras" else model_files.onnx_bytes(model)
     return _put_file(target, data, finding.step, kind)
 
 
@@ -346,84 +259,17 @@ def _load(run: Storage, finding: Finding, modules: tuple[str, ...], trust: bool)
     model, optimizer = architecture.rebuild(run, modules, trust)
     named = variables.weights(model, optimizer)
     tensors = durable.load(run, finding.name).tensors
-    variables.restore(named, _renamed(tensors, list(named)))
+    variables.restore(named, trained_model.renamed(tensors, list(named)))
     if optimizer is not None:
         optimizer.finalize_variable_values(model.trainable_variables)
     return model
 
 
-def _renamed(tensors: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """Tensors of model and optimizer by the names that they have here, found by their places.
-
-    The names of an optimizer's hold names of layers, which may be others than in the process that trained.
-    """
-    here = {_place(name): name for name in wanted}
-    parts = {part for part, _ in here}
-    return {here.get(_place(name), name): value for name, value in tensors.items() if _place(name)[0] in parts}
-
-
-def _place(name: str) -> tuple[str, str]:
-    part, _, rest = name.partition("/")
-    return part, rest.partition("/")[0]
-
-
-def _name_inputs(model: keras.Model) -> None:
-    """Call inputs by their layers, so that clients find the same names in every version.
-
-    Keras numbers tensors without a name as they are made in a process; an input's layer is in the configuration.
-    """
-    for tensor in getattr(model, "inputs", None) or []:
-        made_by = getattr(getattr(tensor, "_keras_history", None), "operation", None)
-        if made_by is not None:
-            tensor.name = made_by.name
-
-
 def _publish(model: keras.Model, target: Storage, notes: dict[str, Any]) -> versions.Version:
-    _name_inputs(model)
     with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
         saved = os.path.join(folder, "saved_model")
-        with quiet():
-            run_user_code("model.export", lambda: model.export(saved, format="tf_saved_model", verbose=False))
+        model_files.save(model, saved)
         return versions.publish(saved, target, notes)
-
-
-def _keras_bytes(model: keras.Model) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        file = os.path.join(folder, KERAS_FILE)
-        run_user_code("model.save", lambda: model.save(file))
-        with open(file, "rb") as stream:
-            return stream.read()
-
-
-def _weights_bytes(model: keras.Model) -> bytes:
-    """Its weights by their places, which needs nothing of the model's code."""
-    return codec.encode({name: keras.ops.convert_to_numpy(v) for name, v in variables.weights(model).items()})
-
-
-def _onnx_bytes(model: keras.Model) -> bytes:
-    check_onnx()
-    _name_inputs(model)
-    with tempfile.TemporaryDirectory(prefix="raytf-export-") as folder:
-        file = os.path.join(folder, "model.onnx")
-        with quiet():
-            run_user_code("model.export", lambda: model.export(file, format="onnx", verbose=False))
-        with open(file, "rb") as stream:
-            return stream.read()
-
-
-def check_onnx() -> None:
-    """Refuse ONNX where what writes it is not installed.
-
-    Raises:
-        ConfigError: says what to install.
-    """
-    try:
-        import onnx  # noqa: F401
-        import tf2onnx  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"--format onnx needs {error.name}, which is not installed: pip install -c constraints.txt -e '.[onnx]'"
-        ) from error
 
 
 def _put_file(target: Storage, data: bytes, step: int, kind: str) -> Exported:
@@ -434,16 +280,3 @@ def _put_file(target: Storage, data: bytes, step: int, kind: str) -> Exported:
 
 def _name(run: Storage) -> str:
     return run.locate("").rstrip("/").rpartition("/")[2]
-
-
-@contextlib.contextmanager
-def quiet():
-    """Keras's export prints and TensorFlow logs; neither tells a user of raytf anything."""
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logger.setLevel(level)

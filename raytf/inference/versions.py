@@ -24,7 +24,8 @@ from typing import Any
 from raytf.errors import ConfigError, DamagedFileError, StorageError
 from raytf.storage import claims, untrusted_json, uris
 from raytf.storage.local_names import is_plain
-from raytf.storage.storage import Storage, explain
+from raytf.storage.refusals import explain
+from raytf.storage.storage import Storage
 
 #: What makes a folder a model to TensorFlow Serving.
 GRAPHS = ("saved_model.pb", "saved_model.pbtxt")

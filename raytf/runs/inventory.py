@@ -20,8 +20,9 @@ from raytf.config.objective import Goal
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_log
 from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
+from raytf.storage.listing import File
 from raytf.storage.local_names import is_plain
-from raytf.storage.storage import File, Storage
+from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
 
 #: An owner on another machine lives when it renews its lease within so long.

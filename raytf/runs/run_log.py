@@ -17,7 +17,8 @@ import numpy as np
 
 from raytf.errors import DamagedFileError, StorageError, one_line
 from raytf.storage import local_files, local_names, untrusted_json
-from raytf.storage.storage import Storage, explain
+from raytf.storage.refusals import explain
+from raytf.storage.storage import Storage
 
 STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 

@@ -6,7 +6,7 @@ import errno
 
 from raytf.errors import DamagedFileError, StorageError, one_line
 
-_NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist")
+_NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "bucket does not exist", "ContainerNotFound")
 _SIGNS = (
     ("missing", (*_NO_BUCKET, "NOT_FOUND", "[code: 404]")),
     (
@@ -25,6 +25,7 @@ _SIGNS = (
             "SignatureDoesNotMatch",
             "PERMISSION_DENIED",
             "UNAUTHENTICATED",
+            "HTTP status 401",
             "No credentials",
         ),
     ),
@@ -102,3 +103,8 @@ def classify(error: OSError) -> str:
         if any(sign in text for sign in signs):
             return kind
     return "other"
+
+
+def is_unsupported(error: OSError) -> bool:
+    """Whether a store said that it does not know the request."""
+    return classify(error) == "unsupported"

@@ -119,6 +119,10 @@ class S3:
             retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
         )
 
+    def objects(self) -> Conditional:
+        """Objects by version, by a client that has read the credentials just now."""
+        return Conditional(self)
+
     def client(self) -> Any:
         """boto3's client, likewise."""
         import boto3

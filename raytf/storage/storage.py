@@ -1,6 +1,7 @@
-"""One way to local folders, S3 and GCS: put, get, list, delete, with errors that say what to mend.
+"""One way to local folders, S3, GCS and Azure: put, get, list, delete, with errors that say what to fix.
 
-A URI is a folder, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. Options follow a question mark, as in
+A URI is a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`. Options follow a question
+mark, as in
 `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
 URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
 and never from the URI (see `places`). Where S3 refuses, they are read anew, so that keys renewed in a file serve a run
@@ -18,43 +19,27 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pyarrow.fs as pafs
 
 from raytf.errors import StorageError
-from raytf.storage import conditional_writes, local_files, local_names, s3, uris
-from raytf.storage.refusals import MEND, classify, explain
-from raytf.storage.s3 import S3, Conditional
+from raytf.storage import arrow_objects, conditional_writes, listing, local_files, local_names, object_store, s3, uris
+from raytf.storage.gcs import Gcs
+from raytf.storage.listing import File
+from raytf.storage.object_store import ObjectStore, VersionedObjects
+from raytf.storage.refusals import classify, explain, is_unsupported
+from raytf.storage.s3 import S3
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 
 T = TypeVar("T")
 
-#: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
-PREFLIGHT_SECONDS = 15.0
 #: Between two readings of credentials that a store refused.
 _RENEW_SECONDS = 5.0
-#: Files that are deleted at the same time where each is a request.
-_DELETES = 8
 #: Held where the process's setting about checksums is changed.
 _CHECKSUMS = threading.Lock()
 #: Files that are swapped are small ones.
 _VERSIONED_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class File:
-    """A file on storage.
-
-    Attributes:
-        name: relative to the folder that was listed.
-        bytes: its size.
-        modified: seconds of the epoch, by the clock of the store.
-    """
-
-    name: str
-    bytes: int
-    modified: float
 
 
 class Storage:
@@ -71,23 +56,23 @@ class Storage:
 
     def __init__(self, uri: str, clock: Callable[[], float] = time.monotonic):
         self.uri, self._clock = uri, clock
-        self._s3: S3 | None = None
-        self._conditional: Conditional | None = None
+        self._store: ObjectStore | None = None
+        self._objects: VersionedObjects | None = None
         #: Whether of several writers one wins, for `create` and for `swap`; missing as long as nobody knows.
         self._one_wins: dict[str, bool] = {}
         self._renewed_at = float("-inf")
         place = uris.parse(uri)
         self.is_local = not place.scheme
+        self._has_versions = False
         if self.is_local:
             self.root = os.path.abspath(os.path.expanduser(uri))
             self._fs: pafs.FileSystem = pafs.LocalFileSystem()
             return
         self.root = place.location
-        if place.scheme == "s3":
-            self._s3 = S3.of(place.options)
-            self._build()
-        else:
-            self._fs = _gcs(place.options)
+        self._store = object_store.of(place)
+        #: Whether objects are written by version; credentials of the others are the library's own business.
+        self._has_versions = not isinstance(self._store, Gcs)
+        self._build()
 
     def arrow(self, name: str = "") -> tuple[pafs.FileSystem, str]:
         """The pyarrow file system and the path on it, for libraries that want them."""
@@ -119,7 +104,7 @@ class Storage:
         try:
             self._do("write", name, write)
         except StorageError as error:
-            if self._s3 is None or not s3.is_about_checksums(error):
+            if not isinstance(self._store, S3) or not s3.is_about_checksums(error):
                 raise
             self._put_without_checksums(name, write, error, used)
 
@@ -153,8 +138,8 @@ class Storage:
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
         """The bytes of a file and what tells them from those before and after; None where there is none."""
-        if self._s3 is not None:
-            return self._do("read", name, lambda: self._conditionally().get(self._path(name)))
+        if self._has_versions:
+            return self._do("read", name, lambda: self._versioned().get(self._path(name)))
         try:
             data = self.get(name, _VERSIONED_BYTES)
         except StorageError as error:
@@ -173,7 +158,7 @@ class Storage:
         return self._write_if("swap", name, data, version)
 
     def _write_if(self, what: str, name: str, data: bytes, version: str | None) -> bool:
-        if self._s3 is not None and self._one_wins.get(what, True):
+        if self._has_versions and self._one_wins.get(what, True):
             # A store that nobody has tried may overlook the condition.
             if what not in self._one_wins and self._version_of(name) != version:
                 return False
@@ -181,7 +166,7 @@ class Storage:
                 return self._do(
                     "create" if version is None else "write",
                     name,
-                    lambda: self._conditionally().put(self._path(name), data, version),
+                    lambda: self._versioned().put(self._path(name), data, version),
                 )
             except StorageError as error:
                 if error.kind != "unsupported":
@@ -202,30 +187,29 @@ class Storage:
         Args:
             what: `create` or `swap`; by default both.
         """
-        if self._s3 is None:
+        if not self._has_versions:
             return self.is_local
         if {"create", "swap"} - self._one_wins.keys():
             probe = f".raytf-probe-{uuid.uuid4().hex[:8]}"
             try:
-                found = self._do("write", probe, lambda: self._try_conditions(probe))
+                path = self._path(probe)
+                found = self._do(
+                    "write", probe, lambda: conditional_writes.try_out(self._versioned(), path, is_unsupported)
+                )
             finally:
                 bucket, _, key = self._path(probe).partition("/")
                 keys = conditional_writes.leftovers(key)
-                self._do("delete", probe, lambda: self._conditionally().delete_keys(bucket, keys))
+                self._do("delete", probe, lambda: self._versioned().delete_keys(bucket, keys))
             # What was refused in earnest is not offered again.
             self._one_wins = {"create": found.create, "swap": found.swap, **self._one_wins}
         return all(self._one_wins[one] for one in ([what] if what else ["create", "swap"]))
 
-    def _try_conditions(self, probe: str) -> conditional_writes.Conditions:
-        return conditional_writes.try_out(
-            self._conditionally(), self._path(probe), lambda error: classify(error) == "unsupported"
-        )
-
-    def _conditionally(self) -> Conditional:
-        assert self._s3 is not None
-        if self._conditional is None:
-            self._conditional = Conditional(self._s3)
-        return self._conditional
+    def _versioned(self) -> VersionedObjects:
+        if self._objects is None:
+            assert self._store is not None
+            self._objects = self._store.objects()
+        assert self._objects is not None
+        return self._objects
 
     def get(self, name: str, most: int | None = None) -> bytes:
         """The bytes of a file; StorageError of kind `missing` when it is not there.
@@ -240,16 +224,7 @@ class Storage:
         def read() -> bytes:
             if self.is_local:
                 return local_files.get(self._path(name), most)
-            with self._fs.open_input_stream(self._path(name), buffer_size=1 << 20) as stream:
-                if most is None:
-                    return stream.read()
-                try:
-                    data = stream.read(most + 1)
-                except MemoryError:  # what a manifest says may be more than there is room for
-                    raise local_files.too_large(most, most - 1, self._path(name)) from None
-            if len(data) > most:
-                raise local_files.too_large(len(data), most, self._path(name))
-            return data
+            return arrow_objects.read(self._fs, self._path(name), most)
 
         return self._do("read", name, read)
 
@@ -288,13 +263,10 @@ class Storage:
         base = self._path(name)
         if self.is_local and not name and self.exists(""):
             return []
-        found = self._do("list", name, lambda: _walk(base, skipped) if self.is_local else self._list_objects(base))
+        found = self._do(
+            "list", name, lambda: listing.local(base, skipped) if self.is_local else arrow_objects.files(self._fs, base)
+        )
         return sorted((file for file in found if ".tmp-" not in file.name), key=lambda file: file.name)
-
-    def _list_objects(self, base: str) -> list[File]:
-        selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
-        infos = [info for info in self._fs.get_file_info(selector) if info.type == pafs.FileType.File]
-        return [File(_relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
     def entries(self, name: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
         """What is below a folder of a local file system, links as such."""
@@ -307,19 +279,8 @@ class Storage:
         """
         base = self._path(name)
         if self.is_local:
-            return self._do("list", name, lambda: sorted(_names(base, recursive)))
-        # pyarrow lists no folder on GCS that exists only through the objects in it, so there they are looked for.
-        infer = not recursive and isinstance(self._fs, pafs.GcsFileSystem)
-        selector = pafs.FileSelector(base, allow_not_found=True, recursive=recursive or infer)
-        infos = self._do("list", name, lambda: self._fs.get_file_info(selector))
-        found = set()
-        for info in infos:
-            relative = _relative(info.path, base)
-            if relative and ".tmp-" not in relative:
-                found.add(relative + ("/" if info.type == pafs.FileType.Directory else ""))
-        if infer:
-            found = {first + mark for first, mark, _ in (entry.partition("/") for entry in found)}
-        return sorted(found)
+            return self._do("list", name, lambda: listing.local_names(base, recursive))
+        return self._do("list", name, lambda: arrow_objects.names(self._fs, base, recursive))
 
     def abort_uploads(self, name: str, is_dead: Callable[[str], bool]) -> int:
         """Have a store forget uploads that were begun and never completed, which no list shows and which cost money.
@@ -331,10 +292,10 @@ class Storage:
         Returns:
             How many were forgotten.
         """
-        if self._s3 is None:
+        if not self._has_versions:
             return 0
         base = f"{self._path(name)}/"
-        return self._do("list uploads of", name, lambda: self._conditionally().abort_uploads(base, is_dead))
+        return self._do("list uploads of", name, lambda: self._versioned().abort_uploads(base, is_dead))
 
     def delete(self, name: str) -> None:
         """Delete a file, or a folder with all that is in it; nothing happens when it is not there."""
@@ -344,18 +305,10 @@ class Storage:
             if self.is_local:
                 local_files.delete(self.root, name)
                 return
-            if self._s3 is not None:
-                self._conditionally().delete(path)
+            if self._has_versions:
+                self._versioned().delete(path)
                 return
-            info = self._fs.get_file_info(path)
-            if info.type == pafs.FileType.File:
-                self._fs.delete_file(path)
-                return
-            # File by file: `delete_dir` fails on some GCS implementations.
-            selector = pafs.FileSelector(path, allow_not_found=True, recursive=True)
-            files = [inner.path for inner in self._fs.get_file_info(selector) if inner.type == pafs.FileType.File]
-            with ThreadPoolExecutor(_DELETES) as pool:
-                list(pool.map(self._fs.delete_file, files))
+            arrow_objects.delete(self._fs, path)
 
         self._do("delete", name, remove)
 
@@ -427,7 +380,7 @@ class Storage:
     def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
         """Whether to try once more, with credentials read anew: a file system keeps those that it found in a file."""
         # Any refusal: the answer to a HEAD does not say that it is for a key that has expired.
-        if self._s3 is None or classify(error) != "denied":
+        if not self._has_versions or classify(error) != "denied":
             return False
         if self._fs is used:
             if self._clock() - self._renewed_at < _RENEW_SECONDS:
@@ -437,54 +390,7 @@ class Storage:
         return True
 
     def _build(self) -> None:
-        """Make what talks to S3 anew: it reads credentials and the environment when it is made."""
-        assert self._s3 is not None
+        """Make what talks to the store again: it reads credentials and the environment when it is made."""
+        assert self._store is not None
         self._has_checksums = s3.has_checksums()
-        self._fs, self._conditional = self._s3.file_system(), None
-
-
-def _relative(path: str, base: str) -> str:
-    # One slash goes: a key such as `base//etc` has a name of its own, which begins with a slash.
-    return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
-
-
-def _walk(base: str, skipped: list[str] | None) -> list[File]:
-    # pyarrow's list of a local folder fails when somebody deletes in it at the same time, as a live run does, and on
-    # names that are no text.
-    found = []
-    for name, entry in local_files.walk(base, True, skipped):
-        if not local_files.is_folder(entry) and (stat := local_files.look(entry)) is not None:
-            found.append(File(name, stat.st_size, stat.st_mtime))
-    return found
-
-
-def _names(base: str, recursive: bool) -> list[str]:
-    found = ((name, local_files.is_folder(entry)) for name, entry in local_files.walk(base, recursive))
-    return [name + ("/" if is_folder else "") for name, is_folder in found if ".tmp-" not in name]
-
-
-def within(seconds: float, call: Callable[[], None], where: str) -> None:
-    """Run `call` in a thread and give up on it after some seconds: pyarrow's calls cannot be interrupted."""
-    outcome: list[BaseException | None] = []
-
-    def run() -> None:
-        try:
-            call()
-            outcome.append(None)
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="storage-preflight")
-    thread.start()
-    thread.join(seconds)
-    if not outcome:
-        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {MEND['unreachable']}", "unreachable")
-    if outcome[0] is not None:
-        raise outcome[0]
-
-
-def _gcs(options: dict[str, str]) -> pafs.FileSystem:
-    arguments: dict[str, Any] = dict(options)
-    if "anonymous" in arguments:
-        arguments["anonymous"] = arguments["anonymous"].lower() in ("1", "true", "yes")
-    return pafs.GcsFileSystem(**arguments)
+        self._fs, self._objects = self._store.file_system(), None

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from raytf.errors import ConfigError
 
-EXPECTED = "Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
-_SCHEMES = ("s3", "gs", "gcs")
+EXPECTED = "Expected a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+_SCHEMES = ("s3", "gs", "gcs", "az")
 _OPTIONS = {
     "s3": ("endpoint_override", "scheme", "region"),
     "gs": ("endpoint_override", "scheme", "project_id", "anonymous"),
+    "az": ("endpoint_override", "scheme", "account_name"),
 }
 #: What the value of an option looks like, and how that is said.
 _VALUES = {
@@ -32,12 +33,13 @@ _VALUES = {
     "scheme": (re.compile(r"https?"), "http or https"),
     "region": (re.compile(r"[\w.\-]*"), "a region such as eu-central-1"),
     "project_id": (re.compile(r"[\w.:\-]*"), "a project's name"),
+    "account_name": (re.compile(r"[a-z0-9]{3,24}"), "3 to 24 small letters and digits"),
     "anonymous": (re.compile(r"\w*"), "true or false"),
 }
 #: A folder, whatever follows.
 _EXPLICIT = re.compile(r"/|~|\.{1,2}(/|$)")
 #: A colon before the first slash, a scheme without one, or what looks like a name and a password.
-_LIKE_URI = re.compile(r"[^/:]*:|\s*(s3|gs|gcs|https?)[;.,]?//|(.*/)?[^/]*:[^/]*@", re.IGNORECASE)
+_LIKE_URI = re.compile(r"[^/:]*:|\s*(s3|gs|gcs|az|https?)[;.,]?//|(.*/)?[^/]*:[^/]*@", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]*")
 _SECRET = re.compile(
     r"[^/]*:[^/]*@|(AKIA|ASIA)[A-Z0-9]{16}|(secret|token|passw|access_?-?key|credential|signature)[^/=&]*=",
@@ -51,7 +53,7 @@ class Place:
     """Where a URI leads.
 
     Attributes:
-        scheme: s3 or gs; empty for a folder.
+        scheme: s3, gs or az; empty for a folder.
         location: BUCKET/PREFIX, or the folder as it was given.
         options: after the question mark.
     """
@@ -85,7 +87,7 @@ def parse(uri: str) -> Place:
             f"storage {scheme}://...: the bucket's name may have letters, digits, dots, hyphens and underscores alone. "
             f"Expected {scheme}://BUCKET/PREFIX."
         )
-    family = "s3" if scheme == "s3" else "gs"
+    family = "gs" if scheme == "gcs" else scheme
     return Place(family, location.strip("/"), _options(query, f"{scheme}://{location}", _OPTIONS[family]))
 
 
@@ -119,7 +121,7 @@ def _check_folder(uri: str) -> None:
         if plain.startswith("://"):
             raise ConfigError(f"storage ://...: a scheme that is empty is not known. {EXPECTED}.")
         if _LIKE_URI.match(plain):
-            word = re.match(r"(s3|gs|gcs):/", uri)
+            word = re.match(r"(s3|gs|gcs|az):/", uri)
             such = f", such as {word[0]}..." if word else ""
             hint = f" with two slashes, as in {word[1]}://BUCKET/PREFIX" if word else ""
             raise ConfigError(

@@ -6,13 +6,22 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from raytf.testing import processes
 from raytf.testing.cluster import ElasticCluster
 from raytf.testing.faults import Fault, Kind, Report
 from raytf.testing.job import Job
-from raytf.testing.player import Play
+from raytf.testing.player import Play, PlayLimits
 from raytf.testing.storage_proxy import StorageProxy
+
+
+class LimitArguments(TypedDict, total=False):
+    """`player.PlayLimits` as keyword arguments."""
+
+    most_nodes: int
+    most_starts: int
+    limit_seconds: float
 
 
 class FaultPlan:
@@ -75,9 +84,7 @@ class FaultPlan:
         proxy: StorageProxy | None = None,
         env: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        most_nodes: int = 4,
-        most_starts: int = 10,
-        limit_seconds: float = 900.0,
+        **limits: Unpack[LimitArguments],
     ) -> Report:
         """Start a command, inject the faults, and start it again where one of them ended it.
 
@@ -93,9 +100,7 @@ class FaultPlan:
             proxy: in front of the object store, for STORAGE.
             env: added to the environment of a plain user.
             folder: in which it runs; by default that of the log.
-            most_nodes: that ADD makes.
-            most_starts: of the command.
-            limit_seconds: for all of it.
+            limits: fields of `player.PlayLimits`: most_nodes, most_starts, limit_seconds.
 
         Raises:
             AssertionError: the run does not end in time; with the faults so far and what it printed.
@@ -105,4 +110,4 @@ class FaultPlan:
         def start(log: Path) -> Job:
             return Job(command, log, environment, folder, status_file)
 
-        return Play(start, log, cluster, proxy, most_nodes, most_starts, limit_seconds).through(self.faults)
+        return Play(start, log, cluster, proxy, PlayLimits(**limits)).through(self.faults)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -28,6 +29,21 @@ _TARGET_SECONDS = 60.0
 _BLAME_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
+class PlayLimits:
+    """What a run under faults may come to.
+
+    Attributes:
+        most_nodes: that ADD makes.
+        most_starts: of the command.
+        limit_seconds: for all of it.
+    """
+
+    most_nodes: int = 4
+    most_starts: int = 10
+    limit_seconds: float = 900.0
+
+
 class Play:
     """One run; `FaultPlan.run` says what the arguments are."""
 
@@ -37,17 +53,14 @@ class Play:
         log: Path,
         cluster: ElasticCluster | None,
         proxy: StorageProxy | None,
-        most_nodes: int,
-        most_starts: int,
-        limit_seconds: float,
+        limits: PlayLimits,
     ):
         self._start_job, self._cluster, self._proxy = start, cluster, proxy
-        self._most_nodes, self._most_starts = most_nodes, most_starts
+        self._limits = limits
         self._later: list[tuple[threading.Timer, Callable[[], None]]] = []
         self._doomed: set[str] = set()
         self._injections: list[Injection] = []
         self._began, self._harmed_at = time.monotonic(), float("-inf")
-        self._limit_seconds = limit_seconds
         self._logs = [log]
         self._start()
 
@@ -84,15 +97,15 @@ class Play:
 
     def _goes_on(self) -> bool:
         """Whether the run goes on; starts the command again where a fault ended it."""
-        if time.monotonic() - self._began >= self._limit_seconds:
+        if time.monotonic() - self._began >= self._limits.limit_seconds:
             injections = "\n".join(map(str, self._injections))
             raise AssertionError(
-                f"no end within {self._limit_seconds:.0f} s. Faults:\n{injections}\nOutput:\n{self._output()}"
+                f"no end within {self._limits.limit_seconds:.0f} s. Faults:\n{injections}\nOutput:\n{self._output()}"
             )
         if self._job.is_running:
             return True
         is_blamed = self._harmed_at >= self._started_at - _BLAME_SECONDS
-        if self._job.ended() == 0 or not is_blamed or len(self._logs) >= self._most_starts:
+        if self._job.ended() == 0 or not is_blamed or len(self._logs) >= self._limits.most_starts:
             return False
         self._job.close()
         first = self._logs[0]
@@ -167,7 +180,7 @@ class Play:
             case Kind.NODE | Kind.RAYLET | Kind.DRAIN:
                 return self._hit_node(fault)
             case Kind.ADD:
-                if self._cluster is None or len(self._cluster.nodes) >= self._most_nodes:
+                if self._cluster is None or len(self._cluster.nodes) >= self._limits.most_nodes:
                     return "skipped: there are nodes enough"
                 return f"node {self._cluster.add_node().id[:8]} joined"
             case Kind.CONTROLLER:

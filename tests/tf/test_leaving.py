@@ -15,7 +15,7 @@ from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.driver.result import load_weights
 from raytf.errors import JobError, ModelError
-from raytf.inference import architecture, export, user_model
+from raytf.inference import architecture, export, trained_model, user_model
 from raytf.inference.user_model import run_user_code
 from raytf.storage.storage import Storage
 from tests.tf.test_export import Own, Secretive, Unregistered, checkpoint, sequential, trained, two_inputs
@@ -126,7 +126,7 @@ def test_the_weights_of_the_end_come_back_in_the_models_own_function(tmp_path: P
         variable.assign(np.random.default_rng(1).normal(size=variable.shape))
     run, said = ended(tmp_path, model)
     assert bool(said) == (make in (secretive, nested))
-    assert weights_sha256(export.load(run, make)) == weights_sha256(model)
+    assert weights_sha256(trained_model.load(run, make)) == weights_sha256(model)
     assert weights_sha256(load_weights(run.locate(""), make)) == weights_sha256(model)
     own = make()
     assert load_weights(run.locate(""), own) is own
@@ -136,7 +136,7 @@ def test_the_weights_of_the_end_come_back_in_the_models_own_function(tmp_path: P
 def test_without_the_function_it_is_said_what_to_give(tmp_path: Path):
     run, _ = ended(tmp_path, trained(lambda_layer()))
     with pytest.raises(ModelError, match=r"Result.load_model\(model\), or raytf.load_weights\(run, model\)"):
-        export.load(run)
+        trained_model.load(run)
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path):
@@ -161,6 +161,6 @@ def test_a_model_comes_back_with_the_dtypes_of_its_run(tmp_path: Path):
         model = trained(Own())
         run, _ = ended(tmp_path, model)
     assert precision.of_process() == precision.DEFAULT
-    for loaded in (export.load(run), load_weights(run.locate(""), Own), architecture.rebuild(run)[0]):
+    for loaded in (trained_model.load(run), load_weights(run.locate(""), Own), architecture.rebuild(run)[0]):
         assert {layer.compute_dtype for layer in loaded._flatten_layers()} == {"bfloat16"}
     assert precision.of_process() == precision.DEFAULT

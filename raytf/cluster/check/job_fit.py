@@ -169,7 +169,7 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
             where,
             f"--storage {need.storage} is a folder of one node",
             "Other nodes cannot read it, and it goes with the head: checkpoints are lost.",
-            "Give --storage s3://BUCKET/runs or gs://BUCKET/runs, or a folder that all nodes mount.",
+            "Give --storage s3://BUCKET/runs (or gs://, az://), or a folder that all nodes mount.",
         )
 
 

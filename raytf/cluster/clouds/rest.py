@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
-import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
+
+import requests
+from requests.auth import AuthBase
 
 _SECONDS = 8.0
 #: Pages of a list; a project with more machines than these hold is not one that raytf has started.
@@ -36,10 +35,15 @@ class RestError(Exception):
         return self.status == 403
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    # A token follows a redirect wherever it leads.
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        return None
+@dataclass(frozen=True)
+class _Bearer(AuthBase):
+    """The token as `requests` wants it: a header would lose to what a `.netrc` has for the host."""
+
+    token: str
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self.token}"
+        return request
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Rest:
 
     def post(self, path: str, body: dict[str, Any], **query: str) -> Any:
         """The JSON that an API answers to a question that is too long for an address; never used to change anything."""
-        return self._ask(path, query, json.dumps(body).encode())
+        return self._ask(path, query, body)
 
     def pages(self, path: str, items: str, **query: str) -> list[Any]:
         """All entries of a list that comes in pages, as Google's and Azure's do.
@@ -89,26 +93,35 @@ class Rest:
                 return found
         raise RestError(0, "", f"{path}: more than {_PAGES} pages; what comes after {len(found)} entries was not seen")
 
-    def _ask(self, path: str, query: dict[str, str], body: bytes | None) -> Any:
-        url = f"{self.root}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json", **dict(self.headers)}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(url, body, headers)
+    def _ask(self, path: str, query: dict[str, str], body: dict[str, Any] | None) -> Any:
         try:
-            with urllib.request.build_opener(_NoRedirect).open(request, timeout=_SECONDS) as answer:
-                return json.loads(answer.read() or b"{}")
-        except urllib.error.HTTPError as problem:
-            raise _refusal(problem) from None
-        except (OSError, http.client.HTTPException, ValueError) as problem:
-            host = urllib.parse.urlsplit(self.root).netloc
-            raise RestError(0, "", f"{host}: {getattr(problem, 'reason', problem)}") from None
+            answer = requests.request(
+                "GET" if body is None else "POST",
+                f"{self.root}{path}",
+                params=query,
+                json=body,
+                headers={"Accept": "application/json", **dict(self.headers)},
+                auth=_Bearer(self.token),
+                timeout=_SECONDS,
+                allow_redirects=False,  # a token follows a redirect wherever it leads
+            )
+            if answer.status_code // 100 == 2:
+                return answer.json() if answer.content else {}
+        except (OSError, ValueError) as problem:  # errors of requests are both
+            raise RestError(0, "", f"{urllib.parse.urlsplit(self.root).netloc}: {_cause(problem)}") from None
+        raise _refusal(answer)
 
 
-def _refusal(problem: urllib.error.HTTPError) -> RestError:
+def _cause(problem: Exception) -> object:
+    """What has happened, without the layers of libraries around it."""
+    inner = problem.args[0] if problem.args else problem
+    return getattr(inner, "reason", inner)
+
+
+def _refusal(answer: requests.Response) -> RestError:
     """Google: {"error": {"message", "status", "errors": [{"reason"}]}}; Azure: {"error": {"code", "message"}}."""
     try:
-        said = json.loads(problem.read()).get("error", {})
+        said = answer.json().get("error", {})
         said = said if isinstance(said, dict) else {"message": str(said)}
     except (OSError, ValueError, AttributeError):
         said = {}
@@ -116,4 +129,4 @@ def _refusal(problem: urllib.error.HTTPError) -> RestError:
     errors = [e.get("reason") for e in said.get("errors") or () if isinstance(e, dict) and e.get("reason")]
     words = [said.get("status"), *details, *errors, said.get("code")]
     reason = " ".join(str(word) for word in words if word)
-    return RestError(problem.code, reason, str(said.get("message") or problem.reason))
+    return RestError(answer.status_code, reason, str(said.get("message") or answer.reason))

@@ -16,7 +16,7 @@ from raytf.cluster.probe.queries import no_answer
 from raytf.errors import ConfigError, StorageError, one_line
 
 _KINDS = {Trouble.MISSING: "missing", Trouble.DENIED: "denied", Trouble.REFUSED: "denied"}
-_SCHEMES = ("s3", "gs", "gcs")
+_SCHEMES = ("s3", "gs", "gcs", "az")
 
 
 def parts(storage: str) -> tuple[str, str, str] | None:

@@ -1,4 +1,4 @@
-"""Sources: records that can be read in any order, in memory or in files on local disk, S3 and GCS."""
+"""Sources: records that can be read in any order, in memory or in files on local disk, S3, GCS and Azure."""
 
 from raytf.data.sources.arrays import ArraySource
 from raytf.data.sources.base import Order, Source, Spec, fingerprint

@@ -43,7 +43,7 @@ class _Block:
 
 
 class CsvSource(BlockSource):
-    """CSV files with a line of names, on local disk, S3 or GCS.
+    """CSV files with a line of names, on local disk, S3, GCS or Azure.
 
     They are read through once where the source is made, to find lines and types; a worker then reads its blocks only.
 

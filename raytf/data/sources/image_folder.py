@@ -18,7 +18,7 @@ ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 class ImageFolderSource:
-    """Images in a folder for each class, `FOLDER/CLASS/NAME.jpg`, at any depth below it; local, S3 or GCS.
+    """Images in a folder for each class, `FOLDER/CLASS/NAME.jpg`, at any depth below it; local, S3, GCS or Azure.
 
     Records are x, uint8 [height, width, channels], and y, the class as int64: classes are numbered in the order of
     their names. Records lie in the order of classes and file names. Each image is read by itself, several at a time.

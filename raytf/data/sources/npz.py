@@ -46,7 +46,7 @@ class _Member:
 
 
 class NpzSource(BlockSource):
-    """Arrays of an .npz file on local disk, S3 or GCS, all with the same first dimension.
+    """Arrays of an .npz file on local disk, S3, GCS or Azure, all with the same first dimension.
 
     What `numpy.savez` writes is read in rows. What `numpy.savez_compressed` writes cannot be: each worker unpacks it
     whole into its memory.

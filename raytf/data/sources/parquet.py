@@ -1,4 +1,4 @@
-"""Parquet files on local disk, S3 or GCS, a row group at a time."""
+"""Parquet files on local disk, S3, GCS or Azure, a row group at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPEN_FILES = 64
 
 
 class ParquetSource(BlockSource):
-    """Parquet files on local disk, S3 or GCS, read a row group at a time.
+    """Parquet files on local disk, S3, GCS or Azure, read a row group at a time.
 
     Args:
         uri: a file, or a folder whose *.parquet files are read in the order of their names.
@@ -223,7 +223,7 @@ def _refuse_nulls(column: Any, name: str, path: str) -> None:
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
     """Tell an outage of storage, which may pass, from data that is damaged."""
-    from raytf.storage.storage import classify
+    from raytf.storage.refusals import classify
 
     try:
         yield

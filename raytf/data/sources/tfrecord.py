@@ -28,7 +28,7 @@ _LEAST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 256 << 10, 8 << 20, 256
 
 
 class TFRecordSource(BlockSource):
-    """TFRecord files of tf.train.Example on local disk, S3 or GCS.
+    """TFRecord files of tf.train.Example on local disk, S3, GCS or Azure.
 
     Where records lie is read once and kept in `_raytf_index` beside the files (in ~/.cache/raytf where nobody may write
     there). Each record's CRC-32C is checked whenever it is read.

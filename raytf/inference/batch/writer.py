@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from raytf.errors import ConfigError, DataError, one_line
 from raytf.storage import uris
-from raytf.storage.storage import Storage, explain
+from raytf.storage.refusals import explain
+from raytf.storage.storage import Storage
 
 _ENDINGS = (".parquet", ".csv", ".jsonl")
 

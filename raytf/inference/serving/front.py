@@ -10,23 +10,20 @@ import asyncio
 import contextlib
 import json
 import time
-import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 from starlette.middleware import Middleware
 
-from raytf.inference.serving import connections, memory, rest_api
+from raytf.inference.serving import asgi, connections, memory, rest_api
+from raytf.inference.serving.asgi import App, Receive, Send
 from raytf.inference.serving.errors import Refusal
-from raytf.inference.serving.exchange import AGAIN, FRONT, LARGE, SETTINGS, Sender
+from raytf.inference.serving.exchange import AGAIN, LARGE, SETTINGS, Sender
 from raytf.inference.serving.limits import Limits, Room, in_the_way, is_too_slow
 from raytf.inference.serving.spool import Disk, Spool
 
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-App = Callable[[dict[str, Any], Receive, Send], Awaitable[None]]
 #: Where Ray Serve's proxies look for `middlewares`; the environment variable that tells them so.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
 #: Seconds for which what is known of the served model is not asked again, and for which it is good when nobody answers.
@@ -34,11 +31,6 @@ _FRESH_SECONDS, _STALE_SECONDS = 1.0, 10.0
 #: Longest wait for a replica that is asked for what it has in memory.
 _ASK_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
-#: Bytes of an answer that are given to a connection at once.
-_PART = 64 << 10
-#: Headers of an answer that reach the client.
-_SHOWN = (b"content-type", b"www-authenticate", b"retry-after", b"x-request-id")
-_JSON = (b"content-type", b"application/json")
 
 
 def middlewares() -> list[Middleware]:
@@ -63,16 +55,6 @@ class Served:
     max_body_bytes: int = 32 << 20
     token_sha256: str | None = None
     health: bytes = b""
-
-
-@dataclass
-class Reply:
-    """An answer; `spool` has it where it is not small."""
-
-    status: int
-    data: bytes = b""
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    spool: Spool | None = None
 
 
 @dataclass(eq=False)
@@ -107,7 +89,7 @@ class Front:
         self._large = Room(limits.large)
         self._served = Served()
         self._learning: asyncio.Task[None] | None = None
-        self._asking: asyncio.Task[Reply] | None = None
+        self._asking: asyncio.Task[asgi.Reply] | None = None
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # there are no WebSockets, see wire
@@ -116,20 +98,20 @@ class Front:
             try:
                 reply = await self._reply(scope, receive, spools)
             except Refusal as refusal:
-                reply = _refused(refusal)
+                reply = asgi.refused(refusal)
             except _Gone:
                 return
-            await _give(reply, send)
+            await asgi.give(reply, send)
 
-    async def _reply(self, scope: dict[str, Any], receive: Receive, spools: contextlib.ExitStack) -> Reply:
+    async def _reply(self, scope: dict[str, Any], receive: Receive, spools: contextlib.ExitStack) -> asgi.Reply:
         method, path = scope["method"], scope["path"]
-        headers = _first(scope["headers"])
+        headers = asgi.first_values(scope["headers"])
         if path.startswith("/-/"):  # Ray Serve's own
             return await self._ask(scope, receive, "GET", {})
         if path == rest_api.HEALTH:
             return await self._health()
         served = await self._known(headers.get(b"authorization"))
-        if not rest_api.is_allowed(_text(headers.get(b"authorization")), served.token_sha256):
+        if not rest_api.is_allowed(asgi.decoded(headers.get(b"authorization")), served.token_sha256):
             raise Refusal(
                 HTTPStatus.UNAUTHORIZED, "Expected the header Authorization: Bearer TOKEN, with the right token."
             )
@@ -158,7 +140,7 @@ class Front:
     async def _known(self, token: bytes | None) -> Served:
         now = self._clock()
         age = now - self._served.at
-        wrong = not rest_api.is_allowed(_text(token), self._served.token_sha256)
+        wrong = not rest_api.is_allowed(asgi.decoded(token), self._served.token_sha256)
         if age > _FRESH_SECONDS or (wrong and age > _FRESH_SECONDS / 4):
             if self._learning is None:
                 self._learning = asyncio.create_task(self._learn())
@@ -170,7 +152,7 @@ class Front:
     async def _learn(self) -> None:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
-                reply = await self._ask(_inside(SETTINGS), _nothing, "GET", {})
+                reply = await self._ask(asgi.own_request(SETTINGS), asgi.nothing, "GET", {})
             if reply.status == HTTPStatus.OK:
                 told = json.loads(reply.data)
                 health = told.pop("health").encode()
@@ -180,20 +162,20 @@ class Front:
         finally:
             self._learning = None
 
-    async def _health(self) -> Reply:
+    async def _health(self) -> asgi.Reply:
         """What a replica says; who asks while another one waits for it gets the same answer."""
         if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(_inside(rest_api.HEALTH), _nothing, "GET", {}))
+            self._asking = asyncio.create_task(self._ask(asgi.own_request(rest_api.HEALTH), asgi.nothing, "GET", {}))
             self._asking.add_done_callback(self._asked)
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 return await asyncio.shield(self._asking)
         except TimeoutError:
             if self._served.health and self._clock() - self._served.at < _STALE_SECONDS:
-                return Reply(HTTPStatus.OK, self._served.health, [_JSON])
+                return asgi.Reply(HTTPStatus.OK, self._served.health, [asgi.JSON])
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "No replica answers. Try again in some seconds.") from None
 
-    def _asked(self, task: asyncio.Task[Reply]) -> None:
+    def _asked(self, task: asyncio.Task[asgi.Reply]) -> None:
         self._asking = None
 
     # Bodies
@@ -201,7 +183,7 @@ class Front:
         length = headers.get(b"content-length", b"")
         if length.isdigit():
             rest_api.check_size(int(length) if len(length) < 20 else limit + 1, limit)
-        unpack = _unpacker(headers.get(b"content-encoding"), limit)
+        unpack = asgi.unpacker(headers.get(b"content-encoding"), limit)
         try:
             async with asyncio.timeout(self._limits.body_seconds) as timeout, self._arriving(timeout) as body:
                 while True:
@@ -260,9 +242,9 @@ class Front:
     # Replicas
     async def _ask(
         self, scope: dict[str, Any], receive: Receive, method: str, headers: dict[bytes, bytes], body: bytes = b""
-    ) -> Reply:
+    ) -> asgi.Reply:
         """A request that is small, and whose answer is."""
-        told, reply = False, Reply(HTTPStatus.SERVICE_UNAVAILABLE)
+        told, reply = False, asgi.Reply(HTTPStatus.SERVICE_UNAVAILABLE)
         parts: list[bytes] = []
 
         async def give() -> dict[str, Any]:
@@ -270,7 +252,7 @@ class Front:
             if not told:
                 told = True
                 return {"type": "http.request", "body": body, "more_body": False}
-            return await _until_gone(receive)
+            return await asgi.until_gone(receive)
 
         async def take(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -279,18 +261,20 @@ class Front:
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
-        await self._app(_request(scope, method, headers, len(body)), give, take)
+        await self._app(asgi.inner_request(scope, method, headers, len(body)), give, take)
         reply.data = b"".join(parts)
         return reply
 
     async def _exchange(
         self, scope: dict[str, Any], receive: Receive, headers: dict[bytes, bytes], body: Spool, answer: Spool
-    ) -> Reply:
+    ) -> asgi.Reply:
         """A request that is large, or whose answer is."""
         sender = Sender(body, answer)
         large = {**headers, LARGE.encode(): str(body.size).encode()}
-        inner = asyncio.ensure_future(self._app(_request(scope, "POST", large, body.size), sender.receive, sender.send))
-        gone = asyncio.ensure_future(_until_gone(receive))
+        inner = asyncio.ensure_future(
+            self._app(asgi.inner_request(scope, "POST", large, body.size), sender.receive, sender.send)
+        )
+        gone = asyncio.ensure_future(asgi.until_gone(receive))
         try:
             await asyncio.wait({inner, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not inner.done():
@@ -301,11 +285,11 @@ class Front:
                 task.cancel()
             await asyncio.gather(inner, gone, return_exceptions=True)
         if sender.failed is not None:
-            return Reply(sender.failed[0], sender.failed[1])
+            return asgi.Reply(sender.failed[0], sender.failed[1])
         if sender.status is None:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The replica has ended. Try again in some seconds.")
         answer.rewind()
-        return Reply(sender.status, headers=[_JSON], spool=answer)
+        return asgi.Reply(sender.status, headers=[asgi.JSON], spool=answer)
 
 
 @contextlib.asynccontextmanager
@@ -317,123 +301,3 @@ async def _turn(room: Room, size: int, limits: Limits) -> AsyncIterator[None]:
         except TimeoutError:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "The server is busy. Try again in some seconds.") from None
         yield
-
-
-async def _give(reply: Reply, send: Send) -> None:
-    size = reply.spool.size if reply.spool is not None else len(reply.data)
-    headers = [(name, value) for name, value in reply.headers if name in _SHOWN]
-    if reply.status in _CLOSING:
-        headers.append((b"connection", b"close"))
-    if reply.status == HTTPStatus.UPGRADE_REQUIRED:
-        headers.append((b"upgrade", b"HTTP/1.1"))
-    headers.append((b"content-length", str(size).encode()))
-    await send({"type": "http.response.start", "status": int(reply.status), "headers": headers})
-    if reply.spool is None:
-        for at in range(0, size, _PART):
-            await send({"type": "http.response.body", "body": reply.data[at : at + _PART], "more_body": True})
-    else:
-        while part := reply.spool.read(_PART):
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-#: Answers after which the connection ends: what the client still sends is not read.
-_CLOSING = {
-    HTTPStatus.UNAUTHORIZED,
-    HTTPStatus.REQUEST_TIMEOUT,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    HTTPStatus.UPGRADE_REQUIRED,
-}
-
-
-def _refused(refusal: Refusal) -> Reply:
-    headers = [_JSON]
-    if refusal.status == HTTPStatus.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        headers.append((b"retry-after", b"1"))
-    return Reply(refusal.status, rest_api.failure(str(refusal)), headers)
-
-
-def _unpacker(encoding: bytes | None, limit: int) -> Callable[[bytes], Iterable[bytes]]:
-    """What makes a part of a body what it was before it was compressed, a little at a time.
-
-    Raises:
-        Refusal: it is compressed in another way than by gzip.
-    """
-    if encoding in (None, b"", b"identity"):
-        return lambda data: (data[at : at + _PART] for at in range(0, len(data), _PART))
-    if encoding != b"gzip":
-        shown = encoding.decode("latin-1")[:80]
-        raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Encoding {shown} is not known. Expected gzip.")
-    unzip = zlib.decompressobj(31)
-
-    def unpack(data: bytes) -> Iterable[bytes]:
-        while not unzip.eof:
-            try:
-                part = unzip.decompress(data, _PART)
-            except zlib.error as error:
-                raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is no gzip: {error}") from error
-            yield part
-            data = unzip.unconsumed_tail
-            if len(part) < _PART:
-                break
-
-    return unpack
-
-
-def _request(scope: dict[str, Any], method: str, headers: dict[bytes, bytes], size: int) -> dict[str, Any]:
-    """A request for Ray Serve, which takes orders from headers: no client's own get there."""
-    given = dict(headers)
-    given[b"content-length"] = str(size).encode()
-    given[FRONT.encode()] = b"1"
-    name = _first(scope["headers"]).get(b"x-request-id", b"")
-    if 0 < len(name) <= 128 and name.isascii() and name.decode().isprintable():
-        given[b"x-request-id"] = name
-    return {
-        "type": "http",
-        # From 2.4 on, Starlette leaves the messages of a request to who reads its body.
-        "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": "1.1",
-        "scheme": scope["scheme"],
-        "method": method,
-        "path": scope["path"],
-        "raw_path": scope["raw_path"],
-        "query_string": b"",
-        "root_path": scope["root_path"],
-        "headers": list(given.items()),
-        "client": scope["client"],
-        "server": scope["server"],
-    }
-
-
-def _inside(path: str) -> dict[str, Any]:
-    """A request of the proxy itself."""
-    return {
-        "scheme": "http", "path": path, "raw_path": path.encode(), "root_path": "", "headers": [],
-        "client": ("127.0.0.1", 0), "server": ("127.0.0.1", 0),
-    }  # fmt: skip
-
-
-def _first(headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        found.setdefault(name, value)
-    return found
-
-
-def _text(header: bytes | None) -> str | None:
-    return None if header is None else header.decode("latin-1")
-
-
-async def _until_gone(receive: Receive) -> dict[str, Any]:
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return message
-
-
-async def _nothing() -> dict[str, Any]:
-    """What a request of the proxy itself receives: nothing, ever."""
-    return await asyncio.get_running_loop().create_future()

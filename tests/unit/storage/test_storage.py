@@ -10,17 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from raytf.errors import ConfigError, StorageError
-from raytf.storage.storage import PREFLIGHT_SECONDS, Storage, classify, within
+from raytf.storage.refusals import classify
+from raytf.storage.storage import Storage
+from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 from raytf.testing import StorageProxy
 from raytf.testing import storage_proxy as storage_module
 
 
-@pytest.fixture(params=["folder", "s3", "gcs"])
+@pytest.fixture(params=["folder", "s3", "gcs", "azure"])
 def storage(request, tmp_path):
     if request.param == "folder":
         return Storage(str(tmp_path / "runs"))
-    if request.param == "gcs":
-        return Storage(request.getfixturevalue("gcs"))
+    if request.param in ("gcs", "azure"):
+        return Storage(request.getfixturevalue(request.param))
     return Storage(request.getfixturevalue("s3")("runs"))
 
 

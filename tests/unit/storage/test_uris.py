@@ -94,7 +94,9 @@ def test_what_may_be_a_secret_is_refused_and_not_shown(uri, take, tmp_path, monk
     ],
 )
 def test_what_looks_like_a_uri_is_no_folder(uri):
-    with pytest.raises(ConfigError, match="Expected a folder, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"):
+    with pytest.raises(
+        ConfigError, match="Expected a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"
+    ):
         parse(uri)
 
 

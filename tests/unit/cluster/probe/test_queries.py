@@ -102,6 +102,14 @@ def test_rest(server):
     assert away.value.status == 0
 
 
+def test_a_password_of_the_user_does_not_go_in_place_of_the_token(server, monkeypatch, tmp_path):
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    server.routes["/v1/mine"] = {}
+    assert Rest(f"{server.url}/v1", "t").get("/mine") == {}
+    assert server.asked[-1][2] == "Bearer t"
+
+
 def test_pages(server):
     pages = {"": {"items": [1, 2], "nextPageToken": "n"}, "n": {"items": [3]}}
     server.routes["/v1/list"] = lambda query, _: pages[query.get("pageToken", [""])[0]]
