@@ -163,7 +163,7 @@ def by_copies(arguments: Arguments) -> dict[str, Any]:
         path = f"{folder}/slot"
         Path(path).touch()
         slot = snapshot_slot.Slot(path)
-        share = generations.Share(1, "20260101T000000.000-aaaaaa", 0, 1)
+        share = generations.MemoryShare(1, "20260101T000000.000-aaaaaa", 0, 1)
         waits, seconds = [], []
         for _ in range(arguments.blocks + 1):
             began = time.perf_counter()

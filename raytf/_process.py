@@ -86,7 +86,7 @@ def told_to_stop(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-class Told:
+class EndingSignal:
     """Which signal has ended a command, other than Ctrl-C."""
 
     number: signal.Signals | None = None
@@ -98,7 +98,7 @@ class Told:
 
 
 @contextmanager
-def as_interrupts(told: Told) -> Iterator[None]:
+def as_interrupts(told: EndingSignal) -> Iterator[None]:
     """Have SIGTERM and SIGHUP raise KeyboardInterrupt while the `with` statement lasts, where nobody else handles or
     ignores them; the second of them ends the process. In the main thread alone.
 

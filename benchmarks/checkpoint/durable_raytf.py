@@ -25,10 +25,10 @@ from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import FOLDER
 from raytf.checkpoint.memory import MemoryTier
-from raytf.checkpoint.tier import Attempt
+from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
-from raytf.distributed.group import Alone
-from raytf.distributed.step_flags import Flag, vector
+from raytf.distributed.group import SingleWorkerGroup
+from raytf.distributed.step_flags import StepFlag, vector
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
 from raytf.training.callbacks import Callbacks
@@ -58,14 +58,14 @@ class Run:
         self.folder, self.uri = folder, tempfile.mkdtemp(prefix="raytf-run-", dir=folder)
         model, self.update = build(megabytes)
         named = variables.variables(model)
-        group: Any = Alone(None)  # type: ignore[arg-type]
+        group: Any = SingleWorkerGroup(None)  # type: ignore[arg-type]
         storage, self.state = Storage(self.uri), TrainingState()
         monitor = ray.remote(Monitor).options(num_cpus=0).remote()
         self._monitor = monitor
-        self.snapshots = MemoryTier(self.uri, group, Attempt(_ATTEMPT), 10, monitor, print, (0, 1))
+        self.snapshots = MemoryTier(self.uri, group, GroupAttempt(_ATTEMPT), 10, monitor, print, (0, 1))
         make = functools.partial(variables.Variables, named)
         self.snapshots.reserve(variables.sizes(named), make)
-        self.tier = DurableTier(storage, Attempt(_ATTEMPT), Keep(1), print)
+        self.tier = DurableTier(storage, GroupAttempt(_ATTEMPT), Keep(1), print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
         reporter: Any = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
@@ -90,7 +90,7 @@ class Run:
             time.sleep(0.05)
         self.state.step += 1
         watch = Watch(self.update)
-        flags = vector({Flag.COPY: 1.0})
+        flags = vector({StepFlag.COPY: 1.0})
         self.saving.act(flags)
         watch.goes_on()
         self.snapshots.settle()
@@ -102,7 +102,7 @@ class Run:
         """A save to storage."""
         self.state.step += 1
         watch = Watch(self.update)
-        self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
+        self.saving.act(vector({StepFlag.WANT_SAVE: 1.0}))
         watch.goes_on()
         while self.saving.is_saving:
             self.saving.act(vector(self.saving.save_votes()))

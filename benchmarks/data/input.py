@@ -64,7 +64,7 @@ def batches(kind: str, place: str) -> Iterator[int]:
     import tensorflow as tf
 
     from raytf.data import ArraySource, ParquetSource, TFRecordSource
-    from raytf.data.pipeline import Call, Pipeline
+    from raytf.data.pipeline import CallBatch, Pipeline
     from raytf.data.plan import StepPlan
 
     source: Any
@@ -79,7 +79,7 @@ def batches(kind: str, place: str) -> Iterator[int]:
     plan = StepPlan(source.records, BATCH, 1)
     pipeline = Pipeline(source, plan, range(1), seed=1)
     pipeline.prepare(1, 10)
-    pending: deque[Future[Call]] = deque()
+    pending: deque[Future[CallBatch]] = deque()
     asked = 0
     while True:
         while len(pending) < AHEAD:

@@ -36,7 +36,7 @@ def arrays(records: int) -> tuple[np.ndarray, np.ndarray]:
 def make(folder: Path, records: int) -> None:
     """Write x.npy, y.npy, and folders `parquet` and `tfrecord` as `raytf data convert` does, in four files or so."""
     from raytf.data import ArraySource
-    from raytf.data.sources.writer import Layout, write
+    from raytf.data.sources.writer import FileLayout, write
     from raytf.storage.storage import Storage
 
     images, labels = arrays(records)
@@ -44,7 +44,7 @@ def make(folder: Path, records: int) -> None:
     np.save(folder / "y.npy", labels)
     source = ArraySource(images, labels)
     for to in ("parquet", "tfrecord"):
-        layout = Layout.of(to, source.spec, records, records * 800 // 4, None)  # type: ignore[arg-type]
+        layout = FileLayout.of(to, source.spec, records, records * 800 // 4, None)  # type: ignore[arg-type]
         write(Storage(str(folder / to)), source, layout, "benchmark")
 
 

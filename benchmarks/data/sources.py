@@ -31,7 +31,7 @@ from raytf.data import (
 )
 from raytf.data.order import EpochOrder
 from raytf.data.plan import StepPlan
-from raytf.data.sources.writer import Layout, write
+from raytf.data.sources.writer import FileLayout, write
 from raytf.storage.storage import Storage
 
 BATCH = 512
@@ -44,7 +44,7 @@ def make(folder: Path, records: int) -> dict[str, Callable[[], Source]]:
     y = rng.integers(0, 10, records)
     arrays = ArraySource(x, y)
     for to in ("tfrecord", "parquet"):
-        layout = Layout.of(to, arrays.spec, records, 128 << 20, None)  # type: ignore[arg-type]
+        layout = FileLayout.of(to, arrays.spec, records, 128 << 20, None)  # type: ignore[arg-type]
         write(Storage(str(folder / to)), arrays, layout, "benchmark")
     np.savez(folder / "a.npz", x=x, y=y)
     np.savez_compressed(folder / "b.npz", x=x, y=y)

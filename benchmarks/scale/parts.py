@@ -12,11 +12,11 @@ from raytf.data.plan import assign
 from raytf.distributed import step_flags
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.supervision.hang_detector import HangDetector
-from raytf.driver.supervision.node_exclusion import Exclusion
+from raytf.driver.supervision.node_exclusion import NodeExclusion
 from raytf.driver.supervision.stragglers import Stragglers
 from raytf.runs import ledger
 from raytf.runs.status import Status
-from raytf.training.beat import Activity, Beat
+from raytf.training.beat import Activity, HeartbeatState
 
 
 class Stored:
@@ -45,13 +45,13 @@ def made_shares(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Callable[[], Any]:
-    """`Exact.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
+    """`FixedPointReduction.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
     import tensorflow as tf
 
-    from raytf.distributed.reduction import Exact, packed
-    from raytf.distributed.wire import Layout
+    from raytf.distributed.reduction import FixedPointReduction, packed
+    from raytf.distributed.wire import WireLayout
 
-    exact = Exact(Layout([[1]] * tensors, [tf.float32] * tensors), shards)
+    exact = FixedPointReduction(WireLayout([[1]] * tensors, [tf.float32] * tensors), shards)
     own = assign(shards, world_size)[world_size // 2]
     rows = tf.zeros([len(own), columns + exact.extra])
     summed = [tf.zeros([1], tf.int32)] * tensors
@@ -66,11 +66,11 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     return lambda: step().numpy()
 
 
-def beats(world_size: int, probes: int) -> list[Beat]:
+def beats(world_size: int, probes: int) -> list[HeartbeatState]:
     """One of each rank."""
     node = "0123456789abcdef0123456789abcdef0123456789abcdef0123"
     return [
-        Beat(
+        HeartbeatState(
             group=1,
             rank=rank,
             world_size=world_size,
@@ -132,7 +132,7 @@ def stragglers(world_size: int) -> Callable[[], Any]:
 def excluded(world_size: int) -> Callable[[], Any]:
     """Nodes of one worker each; three of them have faults."""
     nodes = [f"node-{n:05d}" for n in range(world_size)]
-    exclusion = Exclusion()
+    exclusion = NodeExclusion()
     for _ in range(3):
         exclusion.fault(nodes[:3], 0.0)
     return lambda: exclusion.excluded(nodes, 1.0)

@@ -70,9 +70,9 @@ def tensorflow_rank(program: common.Program) -> None:
     set_up(task["cluster"]["worker"], rank, program.threads, quiet=True, exact=False, jit=False)
     import tensorflow as tf
 
-    from raytf.distributed.multi_worker import Group
+    from raytf.distributed.multi_worker import MultiWorkerGroup
 
-    group = Group()
+    group = MultiWorkerGroup()
     known: dict[tuple[str, int], Any] = {}
 
     def function(way: str, count: int) -> Any:

@@ -86,9 +86,9 @@ def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
     from raytf.training.worker import set_up
 
     set_up(addresses, rank, 1, quiet=True, exact=MODES[mode], jit=False)
-    from raytf.distributed.multi_worker import Group
+    from raytf.distributed.multi_worker import MultiWorkerGroup
 
-    group = Group()
+    group = MultiWorkerGroup()
     began = time.perf_counter()
     run = Run(name, group, MODES[mode])
     run(1)

@@ -29,7 +29,7 @@ _PYTHON = 0  # of its enumeration of languages
 _ANSWER_SECONDS, _START_SECONDS = 1.5, 10.0
 
 
-class Answer(enum.Enum):
+class NodeReply(enum.Enum):
     """What a node's raylet says."""
 
     LIVES = "lives"
@@ -37,7 +37,7 @@ class Answer(enum.Enum):
     REFUSES = "refuses"  # nothing listens there any more
 
 
-def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
+def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, NodeReply]:
     """What the raylets of nodes say within 1.5 s, by the nodes' ids; all are asked at once.
 
     A connection alone would not tell: the system accepts it in the name of a raylet that is frozen.
@@ -55,9 +55,9 @@ def ask(nodes: Iterable[dict[str, Any]]) -> dict[str, Answer]:
     for node_id, channel, call in asked:
         error = call.exception()
         if error is None or error.code() not in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
-            found[node_id] = Answer.LIVES
+            found[node_id] = NodeReply.LIVES
         else:
-            found[node_id] = Answer.REFUSES if "refused" in str(error.details()) else Answer.SILENT
+            found[node_id] = NodeReply.REFUSES if "refused" in str(error.details()) else NodeReply.SILENT
         channel.close()
     return found
 

@@ -22,7 +22,7 @@ from raytf.storage.storage import Storage
 _READERS = 2
 
 
-class State(enum.Enum):
+class Worth(enum.Enum):
     """What a folder of a checkpoint is worth."""
 
     WHOLE = "whole"
@@ -32,7 +32,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckpointFinding:
     """What was found of one checkpoint.
 
     Attributes:
@@ -45,13 +45,13 @@ class Finding:
 
     name: str
     step: int
-    state: State
+    state: Worth
     bytes: int
     problems: tuple[str, ...]
     document: CheckpointDocument = field(default_factory=CheckpointDocument)
 
 
-def inspect(run: Storage) -> list[Finding]:
+def inspect(run: Storage) -> list[CheckpointFinding]:
     """All checkpoints, the one to restore first at the top; damage shows as missing files and wrong sizes."""
     folders: dict[str, dict[str, int]] = {}
     for file in run.files(FOLDER, skipped=[]):
@@ -62,7 +62,7 @@ def inspect(run: Storage) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
-def verify(run: Storage, on: Callable[[Finding], None] = lambda finding: None) -> list[Finding]:
+def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda finding: None) -> list[CheckpointFinding]:
     """As `inspect`, with every byte of every share read and decoded.
 
     Args:
@@ -73,8 +73,8 @@ def verify(run: Storage, on: Callable[[Finding], None] = lambda finding: None) -
     """
     verified = []
     for seen in inspect(run):
-        finding: Finding | None = seen
-        if seen.state is State.WHOLE:
+        finding: CheckpointFinding | None = seen
+        if seen.state is Worth.WHOLE:
             finding = _read(run, seen)
         if finding is not None:
             verified.append(finding)
@@ -82,34 +82,34 @@ def verify(run: Storage, on: Callable[[Finding], None] = lambda finding: None) -
     return verified
 
 
-def restorable(findings: list[Finding]) -> Finding | None:
+def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
     """The checkpoint that a resume restores; None where there is none."""
-    whole = {finding.name: finding for finding in findings if finding.state is State.WHOLE}
+    whole = {finding.name: finding for finding in findings if finding.state is Worth.WHOLE}
     order = naming.restore_order(whole)
     return whole[order[0]] if order else None
 
 
-def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
+def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
     """A finding by sizes; None where the checkpoint is deleted at this moment."""
     step, total = naming.split_name(name)[0], sum(sizes.values())
     if manifest.FILE not in sizes:
-        return Finding(name, step, State.UNFINISHED, total, ())
+        return CheckpointFinding(name, step, Worth.UNFINISHED, total, ())
     try:
         body = manifest.read(run, name)
     except CheckpointError as error:
         problem = str(error).removeprefix(f"checkpoint {name}: ").rstrip(".")
-        return Finding(name, step, State.DAMAGED, total, (problem,))
+        return CheckpointFinding(name, step, Worth.DAMAGED, total, (problem,))
     except RunMismatchError as error:
-        return Finding(name, step, State.NEWER, total, (_newer(error),))
+        return CheckpointFinding(name, step, Worth.NEWER, total, (_newer(error),))
     except StorageError as error:
         if error.kind == "missing":
             return None
         if error.kind != "denied":
             raise
-        return Finding(
+        return CheckpointFinding(
             name,
             step,
-            State.DAMAGED,
+            Worth.DAMAGED,
             total,
             (f"{manifest.FILE} cannot be read: access is denied",),
             CheckpointDocument(),
@@ -117,20 +117,20 @@ def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> Finding | None:
     problems = manifest.size_problems(body["shares"], sizes)
     if problems and not run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):
         return None
-    state = State.DAMAGED if problems else State.WHOLE
-    return Finding(name, step, state, total, tuple(problems), CheckpointDocument.parse(body["document"]))
+    state = Worth.DAMAGED if problems else Worth.WHOLE
+    return CheckpointFinding(name, step, state, total, tuple(problems), CheckpointDocument.parse(body["document"]))
 
 
 def _newer(error: RunMismatchError) -> str:
     return str(error).partition(" was ")[2].rstrip(".")
 
 
-def _read(run: Storage, seen: Finding) -> Finding | None:
+def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
     """A finding by every byte; None where the checkpoint is deleted at this moment."""
     try:
         shares = manifest.read(run, seen.name)["shares"]
     except CheckpointError as error:  # damaged in this moment
-        return Finding(seen.name, seen.step, State.DAMAGED, seen.bytes, (str(error),), seen.document)
+        return CheckpointFinding(seen.name, seen.step, Worth.DAMAGED, seen.bytes, (str(error),), seen.document)
     except StorageError as error:
         if error.kind == "missing":
             return None
@@ -163,4 +163,4 @@ def _read(run: Storage, seen: Finding) -> Finding | None:
         return seen
     if not run.exists(f"{FOLDER}/{seen.name}/{manifest.FILE}"):
         return None
-    return Finding(seen.name, seen.step, State.DAMAGED, seen.bytes, problems, seen.document)
+    return CheckpointFinding(seen.name, seen.step, Worth.DAMAGED, seen.bytes, problems, seen.document)

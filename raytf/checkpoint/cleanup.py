@@ -15,8 +15,8 @@ from raytf.checkpoint import manifest, retention
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.manifest import FOLDER
 from raytf.checkpoint.naming import is_of_dead_attempt
-from raytf.checkpoint.tier import Attempt
-from raytf.config.objective import Goal
+from raytf.checkpoint.tier import GroupAttempt
+from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, RunInUseError, RunMismatchError, StorageError
 from raytf.storage.storage import Storage
 
@@ -31,7 +31,7 @@ class Keep:
     """
 
     newest: int
-    goal: Goal | None = None
+    goal: MetricObjective | None = None
 
 
 class Cleanup:
@@ -49,7 +49,7 @@ class Cleanup:
     def __init__(
         self,
         run: Storage,
-        attempt: Attempt,
+        attempt: GroupAttempt,
         keep: Keep,
         say: Callable[[str], None],
         fence: Callable[[], None],

@@ -25,7 +25,7 @@ from raytf.checkpoint.cleanup import Cleanup, Keep
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.durable_writer import DurableSave, DurableWriter
 from raytf.checkpoint.manifest import FOLDER, Checkpoint
-from raytf.checkpoint.tier import Attempt, Phase, Votes
+from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.errors import CheckpointError, DamagedFileError, StorageError
 from raytf.storage.storage import Storage
 
@@ -88,7 +88,7 @@ class DurableTier:
     def __init__(
         self,
         run: Storage,
-        attempt: Attempt,
+        attempt: GroupAttempt,
         keep: Keep,
         say: Callable[[str], None],
         fence: Callable[[], None] = lambda: None,

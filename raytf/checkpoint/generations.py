@@ -9,7 +9,7 @@ from raytf.checkpoint.naming import restore_order, split_name
 
 
 @dataclass(frozen=True)
-class Share:
+class MemoryShare:
     """One rank's share of a snapshot in memory.
 
     Attributes:
@@ -27,7 +27,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Held(Share):
+class HeldShare(MemoryShare):
     """A share that a node holds, and the path under which processes of that node find it."""
 
     path: str = ""
@@ -43,17 +43,17 @@ class Generation:
 
     step: int
     attempt: str
-    holders: dict[str, list[Held]]
+    holders: dict[str, list[HeldShare]]
 
 
-def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str] | None) -> list[Generation]:
+def generations(found: Mapping[str, Collection[HeldShare]], attempts: Collection[str] | None) -> list[Generation]:
     """Snapshots in memory that can be restored, best first: the latest step, then the latest attempt.
 
     Args:
         found: what each node holds.
         attempts: those of this run, where it is known; what others wrote is of a run that was deleted.
     """
-    whole: dict[tuple[int, str], dict[str, list[Held]]] = {}
+    whole: dict[tuple[int, str], dict[str, list[HeldShare]]] = {}
     for node, held in found.items():
         for key in {(h.step, h.attempt) for h in held}:
             shares = {h.share: h for h in held if (h.step, h.attempt) == key}  # both slots of a rank may hold one
@@ -63,7 +63,7 @@ def generations(found: Mapping[str, Collection[Held]], attempts: Collection[str]
     return [Generation(step, attempt, holders) for (step, attempt), holders in sorted(whole.items(), reverse=True)]
 
 
-def is_latest(found: Mapping[str, Collection[Held]], attempts: Collection[str]) -> bool:
+def is_latest(found: Mapping[str, Collection[HeldShare]], attempts: Collection[str]) -> bool:
     """Whether some nodes' answers make it needless to wait for others: they hold a whole copy of the latest attempt.
 
     All nodes of an attempt copy after the same steps, so another one can have one copy more at most, of a few steps.

@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 
 from raytf._process import in_thread
 from raytf.checkpoint import memory_keeper
-from raytf.checkpoint.memory_keeper import Place
+from raytf.checkpoint.memory_keeper import ReservedSlots
 from raytf.errors import one_line
 
 #: Seconds between two questions.
@@ -69,7 +69,7 @@ class Health:
         return now - self._heard_at >= SILENT_SECONDS
 
 
-class Keeping:
+class KeeperClient:
     """Memory for one rank's copies, from this node's keeper.
 
     Args:
@@ -98,7 +98,7 @@ class Keeping:
         self._keeper: Any = None
         #: Path of a slot and what it is; another process with the keeper's number has another file there, or none.
         self._mark: tuple[str, tuple[int, int]] | None = None
-        self._asking: Future[tuple[Any, Place]] | None = None
+        self._asking: Future[tuple[Any, ReservedSlots]] | None = None
         self._question: Any = None
         self._asked_at = self._looked_at = self._since = clock()
         self._health = Health(self._since)
@@ -108,7 +108,7 @@ class Keeping:
         """Ask for memory, without waiting for it."""
         self._asking = in_thread(self._reserve, "raytf-keeping")
 
-    def take(self) -> Place | None:
+    def take(self) -> ReservedSlots | None:
         """The memory, or the reason why there is none: once. None while nobody has answered, and after that."""
         if self._asking is None or not self._asking.done():
             return None
@@ -118,7 +118,7 @@ class Keeping:
             keeper, place = asking.result()
             mark = (place.paths[0], _identity(place.paths[0])) if place.paths else None
         except ray.exceptions.RayError as error:
-            return Place(reason=one_line(error, 300))
+            return ReservedSlots(reason=one_line(error, 300))
         except OSError:  # it has died since
             self.is_lost = True
             return None
@@ -133,7 +133,7 @@ class Keeping:
         self._deaths = self._deaths + 1 if lived < STEADY_SECONDS else 1
         wait = pause(self._deaths)
 
-        def later() -> tuple[Any, Place]:
+        def later() -> tuple[Any, ReservedSlots]:
             time.sleep(wait)
             return self._reserve()
 
@@ -196,7 +196,7 @@ class Keeping:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(self._mark[0].split("/")[2]), signal.SIGKILL)
 
-    def _reserve(self) -> tuple[Any, Place]:
+    def _reserve(self) -> tuple[Any, ReservedSlots]:
         """Memory of this node's keeper, which is started where there is none; waits for it."""
         for n in range(_TRIES):
             try:

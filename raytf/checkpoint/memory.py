@@ -16,11 +16,11 @@ from ray.actor import ActorHandle
 from raytf.checkpoint import cadence, generations, memory_keeper, snapshot_slot
 from raytf.checkpoint.codec import shares
 from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.keeper_client import Keeping
+from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.state_source import Extras
-from raytf.checkpoint.tier import Attempt, Phase, Votes
-from raytf.checkpoint.variables import MakeSource, Source, Values
+from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
+from raytf.checkpoint.variables import MakeSource, TensorSource, TensorValues
 from raytf.distributed.group import Ranks
 
 #: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
@@ -66,7 +66,7 @@ class MemoryTier:
         self,
         run_uri: str,
         group: Ranks,
-        attempt: Attempt,
+        attempt: GroupAttempt,
         every_steps: int | None,
         monitor: ActorHandle,
         say: Callable[[str], None],
@@ -75,8 +75,8 @@ class MemoryTier:
         self._run_uri, self._group, self._attempt, self._every, self._say = run_uri, group, attempt, every_steps, say
         self._monitor = monitor
         self._share, self._shares = place_on_node(group) if place is None else place
-        self._keeping: Keeping | None = None
-        self._source: Source | None = None
+        self._keeping: KeeperClient | None = None
+        self._source: TensorSource | None = None
         self._slots: list[snapshot_slot.Slot] = []
         #: Has the newest copy count, beside training.
         self._sealer, self._sealing = ThreadPoolExecutor(1, thread_name_prefix="raytf-seal"), Future[None]()
@@ -137,7 +137,7 @@ class MemoryTier:
         if self._every == 0:
             return
         self._source = make(shares(sizes, self._shares)[self._share])
-        self._keeping = Keeping(self._run_uri, self._attempt.name, self._source.nbytes, self._monitor)
+        self._keeping = KeeperClient(self._run_uri, self._attempt.name, self._source.nbytes, self._monitor)
         self._keeping.begin()
 
     def look(self) -> None:
@@ -194,7 +194,7 @@ class MemoryTier:
         if self._share == 0 and self._slow[0] != document.epochs:
             self._slow = (document.epochs, json.dumps(document.slow()).encode())
         own = {_LOG: save.rows, _RANK_ZERO: self._rank_zero} if self._share == 0 else {}
-        share, text = generations.Share(step, self._attempt.name, self._share, self._shares), self._slow[1]
+        share, text = generations.MemoryShare(step, self._attempt.name, self._share, self._shares), self._slow[1]
         try:
             self._sealing.result()
             if step == self.copied:
@@ -255,7 +255,7 @@ class MemoryTier:
         """Wait until this rank's newest copy counts, which it does soon after it was made."""
         wait([self._sealing])
 
-    def _seal_soon(self, slot: snapshot_slot.Slot, fill: Callable[[], None], values: Values) -> None:
+    def _seal_soon(self, slot: snapshot_slot.Slot, fill: Callable[[], None], values: TensorValues) -> None:
         if values.is_held and not values.is_here:
             # From the device beside the next steps, which do not change what is held.
             self._sealing = self._sealer.submit(self._seal, slot, fill)

@@ -23,10 +23,10 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf._ray import raylets
-from raytf._ray.raylets import Answer
+from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import snapshot_slot
 from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.generations import Generation, Held, generations
+from raytf.checkpoint.generations import Generation, HeldShare, generations
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.errors import CheckpointError
 
@@ -41,7 +41,7 @@ _READ_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ReservedSlots:
     """Memory for one rank: two slots, as paths on the node; or the reason why there are none."""
 
     paths: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class Keeper:
         self._seen_at = time.monotonic()
         threading.Thread(target=self._watch, daemon=True, name="raytf-keeper").start()
 
-    def reserve(self, attempt: str, state_bytes: int, monitor: ActorHandle) -> Place:
+    def reserve(self, attempt: str, state_bytes: int, monitor: ActorHandle) -> ReservedSlots:
         """Memory for two snapshots of one rank's share of the state.
 
         What earlier attempts left is dropped, but for the newest snapshot that is whole, which `tidy` drops.
@@ -80,7 +80,7 @@ class Keeper:
             owed = sum(max(0, promised - os.fstat(fd).st_size) for _, fd, promised in self._slots.values())
             free = raylets.free_bytes() - _LEAVE_BYTES - owed
             if 2 * state_bytes > free:
-                return Place(
+                return ReservedSlots(
                     reason=f"two copies of {state_bytes / 2**20:,.0f} MiB do not fit into the node's free memory"
                 )
             paths = []
@@ -89,7 +89,7 @@ class Keeper:
                 path = f"/proc/{os.getpid()}/fd/{fd}"
                 self._slots[path] = (attempt, fd, state_bytes)
                 paths.append(path)
-            return Place(tuple(paths))
+            return ReservedSlots(tuple(paths))
 
     def tidy(self, attempt: str) -> bool:
         """Drop what earlier attempts left, once this one has a whole snapshot; whether nothing of it is left."""
@@ -99,7 +99,7 @@ class Keeper:
                 self._drop({path for path, (owner, *_) in self._slots.items() if owner != attempt})
             return all(owner == attempt for owner, *_ in self._slots.values())
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldShare]:
         """What there is, share by share."""
         with self._lock:
             return self._held()
@@ -123,12 +123,12 @@ class Keeper:
         """Call a function here: this process runs already, where a task's would have to start first."""
         return function(*arguments)
 
-    def _held(self) -> list[Held]:
+    def _held(self) -> list[HeldShare]:
         found = []
         for path, (_, fd, _) in self._slots.items():
             share = snapshot_slot.head(_mapped(fd))
             if share is not None:
-                found.append(Held(share.step, share.attempt, share.share, share.shares, share.bytes, path))
+                found.append(HeldShare(share.step, share.attempt, share.share, share.shares, share.bytes, path))
         return found
 
     def _newest(self) -> set[str]:
@@ -181,8 +181,8 @@ def keeper_on(run_uri: str, node: str) -> Any:
 
 
 def survey(
-    run_uri: str, seconds: float = SURVEY_SECONDS, is_enough: Callable[[dict[str, list[Held]]], bool] | None = None
-) -> dict[str, list[Held]]:
+    run_uri: str, seconds: float = SURVEY_SECONDS, is_enough: Callable[[dict[str, list[HeldShare]]], bool] | None = None
+) -> dict[str, list[HeldShare]]:
     """What the nodes of the cluster hold of a run, by node; without nodes that do not answer in time.
 
     Args:
@@ -197,13 +197,13 @@ def survey(
         # A node that is busy holds as much as any other; one that is frozen is not waited for.
         silent = {asked[answer] for answer in late}
         heard = raylets.ask(node for node in ray.nodes() if node["NodeID"] in silent and node["Alive"])
-        busy = [answer for answer in late if heard.get(asked[answer]) is Answer.LIVES]
+        busy = [answer for answer in late if heard.get(asked[answer]) is NodeReply.LIVES]
         done += ray.wait(busy, num_returns=len(busy), timeout=_BUSY_SECONDS)[0] if busy else []
     return _answers(done, asked)
 
 
-def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[Held]]:
-    found: dict[str, list[Held]] = {}
+def _answers(done: Collection[Any], asked: Mapping[Any, str]) -> dict[str, list[HeldShare]]:
+    found: dict[str, list[HeldShare]] = {}
     for answer in done:
         with contextlib.suppress(ray.exceptions.RayError):  # it has just died
             found[asked[answer]] = ray.get(answer)

@@ -19,7 +19,7 @@ from raytf.errors import ReplicaError
 _PIECE = 64 << 20
 
 
-class Ranks(Protocol):
+class ReplicaRanks(Protocol):
     """The part of a strategy's Group that replicas need."""
 
     rank: int
@@ -48,7 +48,7 @@ class Replicas:
 
     def __init__(
         self,
-        group: Ranks,
+        group: ReplicaRanks,
         named: Mapping[str, Any],
         digest: Callable[[], int],
         is_exact: bool,
@@ -96,7 +96,7 @@ class Replicas:
         places = [f"rank {rank} ({everyone[rank][1]})" for rank in verdict.apart]
         return self._act(verdict, places, step)
 
-    def _act(self, verdict: replica_agreement.Verdict, places: Sequence[str], step: int) -> bool:
+    def _act(self, verdict: replica_agreement.ReplicaVerdict, places: Sequence[str], step: int) -> bool:
         where, since = " and ".join(places), "the start" if self.agreed is None else f"step {self.agreed}"
         is_mended = verdict.donor is not None and not self._is_exact
         if verdict.donor is None:

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint import tensor_stream
-from raytf.checkpoint.generations import Share
-from raytf.checkpoint.tensor_stream import Remote, Tensor
+from raytf.checkpoint.generations import MemoryShare
+from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
 from raytf.errors import CheckpointError
 
 _HEADER = struct.Struct("<8sQIIQQQI")
@@ -54,15 +54,15 @@ class Slot:
         self._fd = os.open(path, os.O_RDWR)
         self._memory: mmap.mmap | None = None
         self._size = 0
-        self._copied: tuple[Share, int, int, int] | None = None
+        self._copied: tuple[MemoryShare, int, int, int] | None = None
 
-    def write(self, share: Share, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
+    def write(self, share: MemoryShare, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
         """Replace what the slot holds: `copy` and `seal`."""
         size = self.copy(share, tensors, live, slow)
         self.seal()
         return size
 
-    def copy(self, share: Share, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
+    def copy(self, share: MemoryShare, tensors: Mapping[str, Tensor], live: dict[str, Any], slow: bytes) -> int:
         """Copy what the slot is to hold, which then holds nothing until `seal`; the bytes that it takes.
 
         Args:
@@ -111,7 +111,7 @@ class Slot:
         return self._memory
 
 
-def head(memory: Any) -> Share | None:
+def head(memory: Any) -> MemoryShare | None:
     """What a slot holds, by its header and text alone; None where that is nothing, or nothing whole.
 
     Args:
@@ -127,10 +127,10 @@ def head(memory: Any) -> Share | None:
     text = bytes(memory[data_end:text_end])
     if zlib.crc32(text) != crc:
         return None
-    return Share(step, json.loads(text.partition(b"\n")[0])["attempt"], share, shares, text_end)
+    return MemoryShare(step, json.loads(text.partition(b"\n")[0])["attempt"], share, shares, text_end)
 
 
-def parse(memory: Any) -> tuple[Share, dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
+def parse(memory: Any) -> tuple[MemoryShare, dict[str, np.ndarray], dict[str, Any], dict[str, Any]]:
     """A slot's share, tensors (copies), live and slow values, verified.
 
     Raises:
@@ -166,9 +166,9 @@ def _view(memory: Any, dtype: np.dtype, shape: Any, begin: int) -> np.ndarray:
 
 def copy_all(targets: Sequence[np.ndarray], sources: Sequence[Tensor]) -> None:
     """Copy tensors, many bytes by several threads; those of a device are fetched one at a time."""
-    here = [(t, s) for t, s in zip(targets, sources, strict=True) if not isinstance(s, Remote)]
+    here = [(t, s) for t, s in zip(targets, sources, strict=True) if not isinstance(s, DeviceTensor)]
     _copy_arrays(here, sum(source.nbytes for _, source in here) >= _MANY)
-    remote = [(t, s) for t, s in zip(targets, sources, strict=True) if isinstance(s, Remote)]
+    remote = [(t, s) for t, s in zip(targets, sources, strict=True) if isinstance(s, DeviceTensor)]
     tensor_stream.fill(remote, lambda to, of: _copy_arrays([(to, of)], of.nbytes >= _MANY))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from raytf.checkpoint.training_state import TrainingState
 
 if TYPE_CHECKING:  # it loads TensorFlow
-    from raytf.checkpoint.variables import Source
+    from raytf.checkpoint.variables import TensorSource
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class StateSource(Protocol):
         """Values of each variable, by name."""
         ...
 
-    def variables(self, names: Sequence[str]) -> Source:
+    def variables(self, names: Sequence[str]) -> TensorSource:
         """Where the values of some variables are."""
         ...
 

@@ -13,7 +13,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Remote:
+class DeviceTensor:
     """A tensor that is not in the host's memory.
 
     Attributes:
@@ -35,12 +35,12 @@ class Remote:
 
 
 #: A tensor, wherever it is.
-Tensor = np.ndarray | Remote
+Tensor = np.ndarray | DeviceTensor
 #: Of a process, one thread at a time fetches: copies to a node's memory and to a file may be made at once.
 _TURN = threading.Lock()
 
 
-def fill(pairs: Sequence[tuple[np.ndarray, Remote]], copy: Callable[[np.ndarray, np.ndarray], None]) -> None:
+def fill(pairs: Sequence[tuple[np.ndarray, DeviceTensor]], copy: Callable[[np.ndarray, np.ndarray], None]) -> None:
     """Fetch tensors and copy each to where it belongs; the next one is on its way meanwhile.
 
     At any time there are at most two of them in the host's memory, whatever other threads do.

@@ -36,7 +36,7 @@ class Votes:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class GroupAttempt:
     """One start of the worker group, as one of its ranks sees it.
 
     Attributes:

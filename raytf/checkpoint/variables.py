@@ -15,7 +15,7 @@ import tensorflow as tf
 from raytf import _keras
 from raytf._process import in_thread
 from raytf.checkpoint.snapshot_slot import copy_all
-from raytf.checkpoint.tensor_stream import Remote, Tensor
+from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
 from raytf.errors import CheckpointError
 
 
@@ -60,7 +60,7 @@ def is_on_host(named: Mapping[str, keras.Variable]) -> bool:
 
 
 @dataclass(frozen=True)
-class Values:
+class TensorValues:
     """The values of some tensors as they are now.
 
     Attributes:
@@ -74,7 +74,7 @@ class Values:
     is_here: bool
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Where the values of a state's tensors are.
 
     Attributes:
@@ -84,11 +84,11 @@ class Source(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def now(self) -> Values: ...
+    def now(self) -> TensorValues: ...
 
 
 #: A source of the tensors with some names.
-MakeSource = Callable[[Sequence[str]], Source]
+MakeSource = Callable[[Sequence[str]], TensorSource]
 
 
 class Variables:
@@ -124,12 +124,12 @@ class Variables:
     def nbytes(self) -> int:
         return sum(_bytes(variable) for variable in self._variables.values())
 
-    def now(self) -> Values:
+    def now(self) -> TensorValues:
         """The present values."""
         if not self._far or self._may_hold(sum(_bytes(self._variables[name]) for name in self._far)):
             held = dict(zip(self._variables, self._read(), strict=True))
-            return Values({n: self._held(held, n) for n in self._variables}, True, not self._far)
-        return Values({n: self._live(n) for n in self._variables}, False, False)
+            return TensorValues({n: self._held(held, n) for n in self._variables}, True, not self._far)
+        return TensorValues({n: self._live(n) for n in self._variables}, False, False)
 
     def _held(self, held: dict[str, Any], name: str) -> Tensor:
         if name not in self._far:
@@ -152,8 +152,8 @@ def _bytes(value: Any) -> int:
     return int(np.prod(value.shape, dtype=np.int64)) * value.dtype.size
 
 
-def _remote(value: Any, fetch: Callable[[], np.ndarray]) -> Remote:
-    return Remote(np.dtype(value.dtype.as_numpy_dtype), tuple(value.shape), fetch)
+def _remote(value: Any, fetch: Callable[[], np.ndarray]) -> DeviceTensor:
+    return DeviceTensor(np.dtype(value.dtype.as_numpy_dtype), tuple(value.shape), fetch)
 
 
 class Copies:
@@ -168,7 +168,7 @@ class Copies:
         filling: ends when the copies that were taken last are whole.
     """
 
-    def __init__(self, source: Source):
+    def __init__(self, source: TensorSource):
         self._source = source
         self._spare: dict[str, np.ndarray] = {}
         self._names: list[str] = []
@@ -198,7 +198,7 @@ class Copies:
             self._spare = {name: tensors[name] for name in self._names}
 
 
-def _copy(targets: dict[str, np.ndarray], values: Values) -> None:
+def _copy(targets: dict[str, np.ndarray], values: TensorValues) -> None:
     copy_all(list(targets.values()), list(values.tensors.values()))
 
 

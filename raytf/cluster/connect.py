@@ -14,7 +14,7 @@ import ray
 from raytf import _process
 from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
-from raytf.cluster.ray_watch import Vigil
+from raytf.cluster.ray_watch import RayWatch
 from raytf.errors import ClusterError, one_line
 
 
@@ -82,7 +82,7 @@ def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -
             own.over()
         raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error
     try:
-        with Vigil(own.begun() if own else local_ray.signs_of_cluster()):
+        with RayWatch(own.begun() if own else local_ray.signs_of_cluster()):
             yield own is not None
     finally:
         ray.shutdown()

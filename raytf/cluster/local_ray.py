@@ -16,7 +16,7 @@ import ray
 
 from raytf._ray import state, worker_process
 from raytf.cluster import ray_watch, scratch
-from raytf.cluster.orphaned_processes import MARK, Guard
+from raytf.cluster.orphaned_processes import MARK, OrphanGuard
 
 _NICENESS = "RAY_worker_niceness"
 #: Characters of a folder for temporary files in which sockets still have a path that the system takes.
@@ -29,14 +29,14 @@ class OwnRay:
 
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
-        self._guard: Guard | None = None
+        self._guard: OrphanGuard | None = None
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """A Ray that is started within it listens on the loopback only, and its processes carry a mark."""
         keep_token_private()
         with contextlib.suppress(OSError):
-            self._guard = Guard(self._mark)
+            self._guard = OrphanGuard(self._mark)
         variables = {MARK: self._mark}
         # A process that gives itself a title would write it over its environment, and the mark.
         variables["SPT_NOENV"] = "1"
@@ -66,8 +66,8 @@ class OwnRay:
             self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
         return [
-            ray_watch.Neighbour("the GCS of this driver's Ray", gcs, False),
-            ray_watch.Neighbour("the raylet of this driver's Ray", raylet, True),
+            ray_watch.WatchedProcess("the GCS of this driver's Ray", gcs, False),
+            ray_watch.WatchedProcess("the raylet of this driver's Ray", raylet, True),
         ]
 
     def over(self) -> None:
@@ -116,10 +116,10 @@ def signs_of_cluster() -> list[ray_watch.Sign]:
     socket_name = f"--raylet_socket_name={node.raylet_socket_name}"
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] == "raylet" and socket_name in (process.info["cmdline"] or ()):
-            found.append(ray_watch.Neighbour("the raylet of this driver's node", process.pid, True))
+            found.append(ray_watch.WatchedProcess("the raylet of this driver's node", process.pid, True))
     config = state.system_config()
     seconds = float(config.get("gcs_rpc_server_reconnect_timeout_s", ray_watch.RECONNECT_SECONDS))
-    return [*found, ray_watch.Port("the cluster's GCS", node.gcs_address, ray_watch.patience(seconds))]
+    return [*found, ray_watch.WatchedPort("the cluster's GCS", node.gcs_address, ray_watch.patience(seconds))]
 
 
 def keep_token_private() -> None:

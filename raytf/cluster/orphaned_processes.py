@@ -24,7 +24,7 @@ _LOOK_SECONDS, _GRACE_SECONDS, _END_SECONDS = 0.5, 3.0, 60.0
 _PR_SET_PDEATHSIG = 1
 
 
-class Guard:
+class OrphanGuard:
     """The program, as its driver sees it.
 
     Args:

@@ -64,7 +64,7 @@ def farewell(call: Farewell) -> Iterator[None]:
         _farewells.remove(call)
 
 
-class Neighbour:
+class WatchedProcess:
     """A process of this machine.
 
     Args:
@@ -100,7 +100,7 @@ class Neighbour:
             self.handle = -1
 
 
-class Port:
+class WatchedPort:
     """A port that may be closed for a while.
 
     Args:
@@ -135,7 +135,7 @@ def patience(reconnect_seconds: float) -> float:
     return max(reconnect_seconds - _RESERVE_SECONDS, reconnect_seconds / 2)
 
 
-class Vigil:
+class RayWatch:
     """Looks after the processes without which this one cannot go on; a context manager.
 
     When one has died, the farewells are called and this process ends with exit code 75 and a line on standard error;
@@ -152,7 +152,7 @@ class Vigil:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="raytf-vigil")
 
-    def __enter__(self) -> Vigil:
+    def __enter__(self) -> RayWatch:
         self._thread.start()
         return self
 
@@ -162,13 +162,13 @@ class Vigil:
         self._stop.set()
         self._thread.join(5)
         for sign in self._signs:
-            if isinstance(sign, Neighbour):
+            if isinstance(sign, WatchedProcess):
                 sign.close()
 
     def _watch(self) -> None:
         handles = select.poll()
         for sign in self._signs:
-            if isinstance(sign, Neighbour) and sign.handle >= 0:
+            if isinstance(sign, WatchedProcess) and sign.handle >= 0:
                 handles.register(sign.handle, select.POLLIN)
         while not self._stop.is_set():
             handles.poll(_LOOK_SECONDS * 1000)  # at once, before Ray shows what it thinks of it

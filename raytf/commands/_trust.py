@@ -6,7 +6,7 @@ import sys
 
 from raytf.cluster.check.document import parse
 from raytf.cluster.clouds import ssh_hosts
-from raytf.cluster.clouds.platform import Place, place_of
+from raytf.cluster.clouds.platform import Platform, place_of
 from raytf.config.terminal_text import say
 
 
@@ -19,7 +19,7 @@ def trusted(text: str, name: str) -> bool:
     """
     documents, _ = parse(text)
     document = documents[0] if documents else None
-    command = "" if document is None or place_of(document) is not Place.HOSTS else ssh_hosts.proxy_of(document)
+    command = "" if document is None or place_of(document) is not Platform.HOSTS else ssh_hosts.proxy_of(document)
     if not command or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     say(f"{name} wants to run on this machine, to reach its hosts: {command}", sys.stderr)

@@ -13,8 +13,8 @@ import tyro
 
 from raytf.cluster.check import inputs, job_fit, local_environment, run, zones
 from raytf.cluster.check.cost import Cost
-from raytf.cluster.check.finding import Finding, Severity, place
-from raytf.cluster.check.run import Report
+from raytf.cluster.check.finding import ConfigFinding, Severity, place
+from raytf.cluster.check.run import CheckReport
 from raytf.commands._table import show
 from raytf.commands._trust import trusted
 from raytf.config.terminal_text import say
@@ -55,7 +55,7 @@ class Checked:
         spot: node type -> US dollars an hour of spot, now.
     """
 
-    report: Report
+    report: CheckReport
     notes: tuple[str, ...] = ()
     spot: tuple[tuple[str, float], ...] = ()
 
@@ -73,7 +73,7 @@ def main(flags: Check) -> None:
     for name, text in texts.items():
         report = run.check(text, here, need, flags.working_dir if name == first else None)
         done[name] = Checked(report) if flags.offline else _online(name, text, here, need, report, flags.trust)
-    done |= {name: Checked(Report((inputs.unreadable(said),), None)) for name, said in unread.items()}
+    done |= {name: Checked(CheckReport((inputs.unreadable(said),), None)) for name, said in unread.items()}
     if flags.json:
         print(json.dumps([_document(name, checked) for name, checked in done.items()], indent=1))
     else:
@@ -88,7 +88,12 @@ def main(flags: Check) -> None:
 
 
 def _online(
-    name: str, text: str, here: local_environment.Surroundings, need: job_fit.Need | None, offline: Report, trust: bool
+    name: str,
+    text: str,
+    here: local_environment.Surroundings,
+    need: job_fit.JobNeeds | None,
+    offline: CheckReport,
+    trust: bool,
 ) -> Checked:
     from raytf.cluster.probe import run as online  # boto3 and pyarrow are not needed for --help
 
@@ -99,7 +104,7 @@ def _online(
     )
 
 
-def exit_code(report: Report) -> int:
+def exit_code(report: CheckReport) -> int:
     """2 for errors, 1 for warnings, else 0: what is still to be filled in is no mistake."""
     return 2 if report.of(Severity.ERROR) else 1 if report.of(Severity.WARNING) else 0
 
@@ -124,7 +129,7 @@ def _print(name: str, checked: Checked) -> None:
         say(f"    mend:  {f.mend}")
     counts = [(len(report.of(s)), s.value) for s in (Severity.ERROR, Severity.WARNING)]
     text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n) or "nothing found"
-    open_ones: list[Finding] = report.of(Severity.FILL_IN)
+    open_ones: list[ConfigFinding] = report.of(Severity.FILL_IN)
     say(f"{name}: {text}" + (f", {len(open_ones)} to fill in" if open_ones else ""))
     for note in checked.notes:
         say(f"    {note}")

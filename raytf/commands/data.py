@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
 from raytf.data.image_datasets import open_splits
-from raytf.data.sources.detect import Reading
-from raytf.data.sources.writer import Layout, identity_of, open_folder, write
-from raytf.data.validation import Findings, check
+from raytf.data.sources.detect import ReadOptions
+from raytf.data.sources.writer import FileLayout, identity_of, open_folder, write
+from raytf.data.validation import DataFindings, check
 from raytf.errors import ConfigError
 from raytf.storage import uris
 from raytf.storage.storage import Storage
@@ -48,10 +48,10 @@ class Columns:
     fit: Literal["crop", "stretch"] = "crop"
     """How an image of another shape gets its size: cut from its middle, or distorted."""
 
-    def reading(self) -> Reading:
+    def reading(self) -> ReadOptions:
         """For sources."""
         names = tuple(name.strip() for name in self.x.split(",") if name.strip())
-        return Reading(names, self.y, self.sample_weight or None, self.image_size, self.channels, self.fit)
+        return ReadOptions(names, self.y, self.sample_weight or None, self.image_size, self.channels, self.fit)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Convert:
 
 
 @dataclass(frozen=True)
-class Check:
+class DataCheck:
     """Read all data: find corrupt records, print shapes, dtypes and counts of labels. The exit code is 1 when something
     is damaged."""
 
@@ -85,7 +85,7 @@ class Check:
 
 
 def main(
-    flags: Annotated[Convert, tyro.conf.subcommand("convert")] | Annotated[Check, tyro.conf.subcommand("check")],
+    flags: Annotated[Convert, tyro.conf.subcommand("convert")] | Annotated[DataCheck, tyro.conf.subcommand("check")],
 ) -> None:
     """Convert data to TFRecord or Parquet, and find what is damaged in them."""
     if isinstance(flags, Convert):
@@ -109,7 +109,7 @@ def convert(flags: Convert) -> None:
     plans = []
     for split, source in sources.items():
         block = None if flags.block_kb is None else flags.block_kb << 10
-        layout = Layout.of(flags.to, source.spec, source.records, flags.file_mb << 20, block)
+        layout = FileLayout.of(flags.to, source.spec, source.records, flags.file_mb << 20, block)
         folder = destination.child(split) if split else destination
         identity = identity_of(source, layout)
         open_folder(folder, source, layout, identity).begin()
@@ -127,7 +127,7 @@ def convert(flags: Convert) -> None:
         say(f"{folder.locate('')}: {source.records:,} records in {count}, {size_text(size)}{rate}")
 
 
-def examine(flags: Check) -> bool:
+def examine(flags: DataCheck) -> bool:
     """Run `raytf data check`; whether something is damaged."""
     _answers(flags.src)
     console = Console(stderr=True, highlight=False)
@@ -175,14 +175,14 @@ def bar(what: str, total: int, console: Console) -> Iterator[Callable[[int], Non
         yield lambda done: progress.update(task, completed=done)
 
 
-def _document(found: Findings) -> dict[str, Any]:
+def _document(found: DataFindings) -> dict[str, Any]:
     document = asdict(found)
     document["labels"] = {str(k): v for k, v in sorted(found.labels.items())}
     document["problems"] = [{"place": place, "why": why} for place, why in found.problems]
     return document
 
 
-def _print(found: Findings) -> None:
+def _print(found: DataFindings) -> None:
     title = f"{found.split}: " if found.split else ""
     files = f" in {found.files} file{'' if found.files == 1 else 's'}, {size_text(found.bytes)}" if found.files else ""
     say(f"{title}{found.kind}, {found.records:,} good records{files}")

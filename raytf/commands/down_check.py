@@ -11,7 +11,7 @@ import tyro
 from raytf.cluster.check import inputs, local_environment
 from raytf.cluster.check.machines import PRICES_OF
 from raytf.cluster.leftovers import report
-from raytf.cluster.leftovers.resource import HOURS, Left
+from raytf.cluster.leftovers.resource import HOURS, Leftovers
 from raytf.commands._table import show
 from raytf.commands._trust import trusted
 from raytf.config.terminal_text import say
@@ -46,14 +46,14 @@ def main(flags: DownCheck) -> None:
     here = local_environment.here()
     unread: dict[str, str] = {}
     texts = inputs.read(flags.files, unread, flags.trust)
-    found = {name: Left(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
+    found = {name: Leftovers(place=_NOWHERE, unseen=[said]) for name, said in unread.items()}
     for name, text in texts.items():
         try:
             found[name] = report.look(name, text, here, flags.trust or trusted(text, name))
         except ConfigError as problem:
             if len(texts) + len(unread) == 1:
                 raise
-            found[name] = Left(place=_NOWHERE, unseen=[f"it: {problem}"])
+            found[name] = Leftovers(place=_NOWHERE, unseen=[f"it: {problem}"])
     if flags.json:
         rows = [_document(name, left) for name, left in found.items()]
         print(json.dumps(rows, indent=1))
@@ -63,18 +63,18 @@ def main(flags: DownCheck) -> None:
     sys.exit(max(exit_code(left, flags.everything) for left in found.values()))
 
 
-def exit_code(left: Left, everything: bool = False) -> int:
+def exit_code(left: Leftovers, everything: bool = False) -> int:
     """2 where something could not be looked at, 1 where something is left, else 0."""
     if left.unseen:
         return 2
     return 1 if (left.things if everything else left.costly) else 0
 
 
-def _usd(left: Left) -> float:
+def _usd(left: Leftovers) -> float:
     return round(sum(thing.usd or 0.0 for thing in left.things), 5)
 
 
-def _document(name: str, left: Left) -> dict[str, object]:
+def _document(name: str, left: Leftovers) -> dict[str, object]:
     return {
         "file": name,
         "place": left.place,
@@ -86,7 +86,7 @@ def _document(name: str, left: Left) -> dict[str, object]:
     }
 
 
-def _print(name: str, left: Left) -> None:
+def _print(name: str, left: Leftovers) -> None:
     rows = [
         (f"    {t.kind}", t.name, t.state, "?" if t.usd is None else f"{t.usd:.4f}", t.note)
         for t in sorted(left.things, key=lambda t: t.is_free)

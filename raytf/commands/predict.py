@@ -72,7 +72,7 @@ def main(flags: Predict) -> None:
     from raytf.inference.batch import predict  # Ray is not needed for --help
     from raytf.inference.batch.columns import Options
 
-    plan = predict.Plan(
+    plan = predict.PredictionPlan(
         flags.model,
         flags.input,
         flags.output,

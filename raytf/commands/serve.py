@@ -107,9 +107,9 @@ def main(flags: Serve) -> None:
         policy = Policy(0, (named,), named)
     _check_versions(models, policy)
     from raytf.inference.serving import application  # Ray is not needed for --help
-    from raytf.inference.serving.replica import Settings
+    from raytf.inference.serving.replica import ReplicaSettings
 
-    settings = Settings(
+    settings = ReplicaSettings(
         models.uri if not models.is_local else models.root,
         name,
         policy,
@@ -120,7 +120,7 @@ def main(flags: Serve) -> None:
         int(flags.max_body_mb * 2**20),
         digest,
     )
-    plan = application.Plan(
+    plan = application.ServingPlan(
         settings,
         flags.host,
         flags.port,

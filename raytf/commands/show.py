@@ -15,7 +15,7 @@ from rich.text import Text
 from raytf.commands._table import strict
 from raytf.config.terminal_text import visible
 from raytf.runs import history, restart_phases
-from raytf.runs.history import Happening, History
+from raytf.runs.history import History, HistoryEvent
 from raytf.runs.status import clock_text
 from raytf.runs.timeline import CATEGORIES
 
@@ -163,9 +163,9 @@ def _events(run: History) -> Table:
     return table
 
 
-def _in_groups(happenings: list[Happening]) -> Iterator[list[Happening]]:
+def _in_groups(happenings: list[HistoryEvent]) -> Iterator[list[HistoryEvent]]:
     """Saves that follow each other together, all else alone."""
-    group: list[Happening] = []
+    group: list[HistoryEvent] = []
     for h in happenings:
         if group and (h.kind != "save" or group[-1].kind != "save"):
             yield group

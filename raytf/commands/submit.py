@@ -88,7 +88,7 @@ def _run(flags: Submit, address: str, limits: Any, runtime_env: dict[str, Any], 
     server = reach(address)
     if flags.working_dir:
         runtime_env["working_dir"] = str(working_dir.pack(flags.working_dir, scratch))
-    outside = submission.Outside(_say, _show, time.monotonic, time.sleep, random.random)
+    outside = submission.Environment(_say, _show, time.monotonic, time.sleep, random.random)
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     folder = os.path.abspath(os.path.expanduser(flags.working_dir)) if flags.working_dir else ""
     origin = submission.origin_of(who, folder, runtime_env["env_vars"])
@@ -118,14 +118,14 @@ def _how(address: str, name: str) -> str:
 
 
 def _limits(flags: Submit) -> Any:
-    from raytf.cluster.jobs.resubmission import Limits
+    from raytf.cluster.jobs.resubmission import ResubmissionLimits
 
     text = flags.max_resubmits
     if text != "unlimited" and not text.isdecimal():
         raise ConfigError(f"--max-resubmits {text}: expected a number such as 20, or unlimited.")
     if not flags.head_seconds > 0:
         raise ConfigError(f"--head-seconds {flags.head_seconds:g}: expected a number above 0.")
-    return Limits(None if text == "unlimited" else int(text), flags.head_seconds)
+    return ResubmissionLimits(None if text == "unlimited" else int(text), flags.head_seconds)
 
 
 def _say(message: str) -> None:

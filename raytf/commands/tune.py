@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
 
@@ -77,7 +77,7 @@ def main(flags: Tune) -> None:
     _check(flags)
     TrainConfig.of(run=flags.name, storage=flags.storage).check()
     try:
-        goal = Goal.of(flags.metric)
+        goal = MetricObjective.of(flags.metric)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--keep-best", "--metric")) from None
     search = tuner.Search(

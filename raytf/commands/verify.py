@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from raytf.checkpoint import audit, manifest
-from raytf.checkpoint.audit import Finding, State
+from raytf.checkpoint.audit import CheckpointFinding, Worth
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
@@ -42,7 +42,7 @@ def main(flags: Verify) -> None:
         print(json.dumps(_document(findings, chosen), indent=1))
     else:
         _print(findings, chosen)
-    sys.exit(1 if chosen is None or any(f.state in (State.DAMAGED, State.NEWER) for f in findings) else 0)
+    sys.exit(1 if chosen is None or any(f.state in (Worth.DAMAGED, Worth.NEWER) for f in findings) else 0)
 
 
 def _check_that_it_is_a_run(run: Storage) -> None:
@@ -59,21 +59,21 @@ def _check_that_it_is_a_run(run: Storage) -> None:
         )
 
 
-def _document(findings: list[Finding], chosen: Finding | None) -> dict[str, Any]:
+def _document(findings: list[CheckpointFinding], chosen: CheckpointFinding | None) -> dict[str, Any]:
     rows = [{k: v for k, v in asdict(f).items() if k != "document"} | {"state": f.state.value} for f in findings]
     return {"checkpoints": rows, "restores": None if chosen is None else chosen.name}
 
 
-def _print(findings: list[Finding], chosen: Finding | None) -> None:
+def _print(findings: list[CheckpointFinding], chosen: CheckpointFinding | None) -> None:
     rows = [(f.name, str(f.step), size_text(f.bytes), f.state.value, "; ".join(f.problems)) for f in findings]
     if rows:
         show(("checkpoint", "step", "size", "state", "problems"), rows)
-    newer = next((f for f in findings if f.state is State.NEWER), None)
+    newer = next((f for f in findings if f.state is Worth.NEWER), None)
     if newer is not None and (chosen is None or newer.step >= chosen.step):
         say(f"a resume is refused: checkpoint {newer.name} was {newer.problems[0]}")
     elif chosen is not None:
         say(f"a resume restores step {chosen.step} from {chosen.name}")
-    elif any(f.state is State.DAMAGED for f in findings):
+    elif any(f.state is Worth.DAMAGED for f in findings):
         say("a resume restores nothing: no checkpoint is whole")
     else:
         say("a resume begins anew: there is no complete checkpoint")

@@ -43,7 +43,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     asked = os.environ.get(DESCRIBE)
     called = main if asked is None else _telling(main, asked)
-    told = _process.Told()
+    told = _process.EndingSignal()
     try:
         try:
             with _process.as_interrupts(told):

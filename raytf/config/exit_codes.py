@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from raytf.errors import GpuError, HangError, JobError, NonFiniteLossError, RaytfError, ReplicaError, WorkerLostError
 
 
-class Then(enum.Enum):
+class AfterEnding(enum.Enum):
     """What `raytf submit` does after an ending."""
 
     DONE = "ends with 0"
@@ -34,38 +34,40 @@ class Ending:
 
     what: str
     code: int
-    then: Then
+    then: AfterEnding
 
 
-FINISHED = Ending("the run has finished, now or before", 0, Then.DONE)
+FINISHED = Ending("the run has finished, now or before", 0, AfterEnding.DONE)
 FAILED = Ending(
-    "the job failed: its own code raised, workers die or hang again and again, the loss is not finite", 1, Then.FAILED
+    "the job failed: its own code raised, workers die or hang again and again, the loss is not finite",
+    1,
+    AfterEnding.FAILED,
 )
 REFUSED = Ending(
     "something has to be changed first: a flag, the data, the model, storage that denies or is full, a cluster that is "
     "too small",
     2,
-    Then.REFUSED,
+    AfterEnding.REFUSED,
 )
 AGAIN = Ending(
     "the same command may do it later: Ray failed, storage cannot be reached, another process owns the run",
     75,
-    Then.AGAIN,
+    AfterEnding.AGAIN,
 )
-HUNG_UP = Ending("SIGHUP, as of a terminal that is closed; the run saves first", 128 + signal.SIGHUP, Then.AGAIN)
+HUNG_UP = Ending("SIGHUP, as of a terminal that is closed; the run saves first", 128 + signal.SIGHUP, AfterEnding.AGAIN)
 INTERRUPTED = Ending(
     "SIGINT, as of Ctrl-C; the run saves first, and a second one does not wait for that",
     128 + signal.SIGINT,
-    Then.STOPPED,
+    AfterEnding.STOPPED,
 )
-UNREAD = Ending("nobody reads what the job itself prints (as after `head`)", 128 + signal.SIGPIPE, Then.AGAIN)
+UNREAD = Ending("nobody reads what the job itself prints (as after `head`)", 128 + signal.SIGPIPE, AfterEnding.AGAIN)
 TERMINATED = Ending(
     "SIGTERM, as of `ray job stop` or a pod's end; the run saves first, and a second one does not wait for that",
     128 + signal.SIGTERM,
-    Then.AGAIN,
+    AfterEnding.AGAIN,
 )
-KILLED = Ending("SIGKILL, as of a machine whose memory is used up", 128 + signal.SIGKILL, Then.AGAIN)
-CRASHED = Ending("any other signal, as of a defect in native code", 128 + signal.SIGSEGV, Then.AGAIN)
+KILLED = Ending("SIGKILL, as of a machine whose memory is used up", 128 + signal.SIGKILL, AfterEnding.AGAIN)
+CRASHED = Ending("any other signal, as of a defect in native code", 128 + signal.SIGSEGV, AfterEnding.AGAIN)
 
 #: All of them, as in docs/guides/endings.md.
 ENDINGS = (FINISHED, FAILED, REFUSED, AGAIN, HUNG_UP, INTERRUPTED, UNREAD, TERMINATED, KILLED, CRASHED)

@@ -16,14 +16,14 @@ _LARGE = ("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "sc
 
 
 @dataclass(frozen=True)
-class Goal:
+class MetricObjective:
     """A metric, and whether its largest value is the best."""
 
     metric: str
     is_largest: bool
 
     @classmethod
-    def of(cls, text: str) -> Goal:
+    def of(cls, text: str) -> MetricObjective:
         """From `max:METRIC`, `min:METRIC`, or a METRIC whose name tells.
 
         Raises:

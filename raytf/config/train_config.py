@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from raytf.config import setting, strategy_rules
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
     BatchSection,
     CheckpointSection,
@@ -156,7 +156,7 @@ class TrainConfig:
             raise ConfigError(f"--storage is empty. {uris.EXPECTED}.")
         uris.parse(self.run.storage)
         if self.checkpoints.keep_best is not None:
-            Goal.of(self.checkpoints.keep_best)
+            MetricObjective.of(self.checkpoints.keep_best)
         self._check_shards()
 
     def _check_run(self) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from raytf.data.sources import ArraySource, CsvSource, ParquetSource, Source, Spec, TFRecordSource
 from raytf.data.sources.base import refuse_other_classes
-from raytf.data.sources.detect import Reading, files_of, is_idx, kind_of, open_source, splits_of
+from raytf.data.sources.detect import ReadOptions, files_of, is_idx, kind_of, open_source, splits_of
 from raytf.data.sources.image_folder import ImageFolderSource
 from raytf.errors import DataError, RaytfError
 from raytf.storage import uris
@@ -137,7 +137,7 @@ def _from_path(data: str, size: tuple[int, int] | None) -> Images:
     return _from_parquet(data)
 
 
-def open_splits(data: str, reading: Reading | None = None) -> dict[str, Source]:
+def open_splits(data: str, reading: ReadOptions | None = None) -> dict[str, Source]:
     """What lies at a path or URI, by the names of its parts; one without a name where it has no parts.
 
     Args:
@@ -147,7 +147,7 @@ def open_splits(data: str, reading: Reading | None = None) -> dict[str, Source]:
         DataError: nothing there that can be read.
         StorageError: storage refuses.
     """
-    reading = reading or Reading()
+    reading = reading or ReadOptions()
     if data in ("auto", "mnist", "digits"):
         images = load_images(data)
         return {"train": images.train, "test": images.test}

@@ -25,7 +25,7 @@ _ROWS_STEPS, _ROWS_BYTES = 16, 4 << 20
 
 
 @dataclass(frozen=True)
-class Call:
+class CallBatch:
     """The input of one call into TensorFlow: K steps of this worker's L shards.
 
     Attributes:
@@ -116,7 +116,7 @@ class Pipeline:
         ids = np.arange(min(records, self.source.records))
         return self._finish(self.source.take(ids), np.zeros(2, np.int32))
 
-    def submit(self, start: int, stop: int) -> Future[Call]:
+    def submit(self, start: int, stop: int) -> Future[CallBatch]:
         """Begin to gather global steps [start, stop), all of one epoch."""
         return self._pool.submit(self._gather, start, stop)
 
@@ -135,7 +135,7 @@ class Pipeline:
             self._order = epoch, EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
         return self._order[1]
 
-    def _gather(self, start: int, stop: int) -> Call:
+    def _gather(self, start: int, stop: int) -> CallBatch:
         epoch, inside = self.plan.locate(start)
         order, b, steps = self._epoch_order(epoch), self.plan.micro_batch_size, stop - start
         full = self.plan.is_full(inside)
@@ -155,7 +155,7 @@ class Pipeline:
             self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
         self._read_ahead(order, (inside + steps) * b)
-        return Call(start, stop, self._send(shaped), local, full, model_seeds[:, :, :-1], records)
+        return CallBatch(start, stop, self._send(shaped), local, full, model_seeds[:, :, :-1], records)
 
     def _full_rows(self, order: EpochOrder, inside: int, steps: int) -> list[np.ndarray]:
         """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.

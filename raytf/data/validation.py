@@ -16,7 +16,7 @@ from raytf.data import tree
 from raytf.data.image_datasets import open_splits, part
 from raytf.data.sources import CsvSource, Source, csv, image_folder, tfrecord_frames
 from raytf.data.sources.base import Spec, other_class
-from raytf.data.sources.detect import Kind, Reading, files_of, kind_of, open_source, splits_of
+from raytf.data.sources.detect import Kind, ReadOptions, files_of, kind_of, open_source, splits_of
 from raytf.data.sources.file_set import Files
 from raytf.data.sources.image_decoder import Decoder
 from raytf.data.sources.parquet import explained, leaves_of, refuse_others
@@ -37,7 +37,7 @@ Progress = Callable[[float], object]
 
 
 @dataclass
-class Findings:
+class DataFindings:
     """What a part of the data holds.
 
     Attributes:
@@ -89,14 +89,14 @@ class Findings:
         self.problems.append((place, text.removeprefix(place).lstrip(": ") if text[len(place) :][:1] in ": " else text))
 
 
-def check(data: str, reading: Reading | None = None, progress: Progress = lambda share: None) -> list[Findings]:
+def check(data: str, reading: ReadOptions | None = None, progress: Progress = lambda share: None) -> list[DataFindings]:
     """Read all records of all parts of what lies at a path or URI.
 
     Raises:
         DataError: there is nothing that can be read at all.
         StorageError: storage refuses.
     """
-    reading = reading or Reading()
+    reading = reading or ReadOptions()
     if data in ("auto", "mnist", "digits"):
         return _sources(data, data, reading, progress)
     names = files_of(data)
@@ -104,7 +104,7 @@ def check(data: str, reading: Reading | None = None, progress: Progress = lambda
     if kind in ("idx", "npz") and not splits_of(names):
         return _sources(data, kind, reading, progress)
     splits = splits_of(names) or [""]
-    found: list[Findings] = []
+    found: list[DataFindings] = []
     first = data
     for i, split in enumerate(splits):
         uri = part(data, split) if split else data
@@ -120,8 +120,8 @@ def check(data: str, reading: Reading | None = None, progress: Progress = lambda
     return found
 
 
-def _check(uri: str, split: str, kind: Kind, reading: Reading, progress: Progress) -> Findings:
-    found = Findings(split, kind)
+def _check(uri: str, split: str, kind: Kind, reading: ReadOptions, progress: Progress) -> DataFindings:
+    found = DataFindings(split, kind)
     if kind == "tfrecord":
         _tfrecords(uri, found, reading, progress)
     elif kind == "parquet":
@@ -137,7 +137,7 @@ def _check(uri: str, split: str, kind: Kind, reading: Reading, progress: Progres
     return found
 
 
-def _tfrecords(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
+def _tfrecords(uri: str, found: DataFindings, reading: ReadOptions, progress: Progress) -> None:
     files = Files(uri, is_wanted=is_tfrecord)
     found.files, found.bytes = len(files.names), sum(files.sizes)
     schema = None
@@ -185,7 +185,7 @@ class _Examples:
     """Looks into records that are whole."""
 
     def __init__(
-        self, found: Findings, names: list[str], known: Any, label: str | None, reading: Reading, by_raytf: bool
+        self, found: DataFindings, names: list[str], known: Any, label: str | None, reading: ReadOptions, by_raytf: bool
     ):
         self._found, self._names, self._known, self._label = found, names, known, label
         self._reading, self._by_raytf = reading, by_raytf
@@ -226,7 +226,7 @@ class _Examples:
         self._found.see(self._names, leaves, self._label)
 
 
-def _parquet(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
+def _parquet(uri: str, found: DataFindings, reading: ReadOptions, progress: Progress) -> None:
     import pyarrow.parquet as pq
 
     files = Files(uri, (".parquet",))
@@ -287,7 +287,7 @@ def _changed(schema: Schema, files: Files) -> Iterator[tuple[str, str]]:
             yield files.locate(i), "its bytes are not those that were written (CRC-32C)"
 
 
-def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
+def _images(uri: str, found: DataFindings, reading: ReadOptions, progress: Progress) -> None:
     files = Files(uri, image_folder.ENDINGS)
     found.files, found.bytes = len(files.names), sum(files.sizes)
     tops = sorted({name.partition("/")[0] for name in files.names if "/" in name})
@@ -322,7 +322,7 @@ def _images(uri: str, found: Findings, reading: Reading, progress: Progress) -> 
         progress(stop / len(files.names))
 
 
-def _csv(uri: str, found: Findings, reading: Reading, progress: Progress) -> None:
+def _csv(uri: str, found: DataFindings, reading: ReadOptions, progress: Progress) -> None:
     files = Files(uri, csv.ENDINGS)
     found.files, found.bytes = len(files.names), sum(files.sizes)
     try:
@@ -354,17 +354,17 @@ def _csv(uri: str, found: Findings, reading: Reading, progress: Progress) -> Non
             found.blame(error, file)
 
 
-def _sources(data: str, kind: str, reading: Reading, progress: Progress) -> list[Findings]:
+def _sources(data: str, kind: str, reading: ReadOptions, progress: Progress) -> list[DataFindings]:
     """Formats whose source tells what is wrong when it is made."""
     try:
         sources = open_splits(data, reading)
     except DataError as error:
-        found = Findings("", kind)
+        found = DataFindings("", kind)
         found.blame(error, data)
         return [found]
     every = []
     for i, (split, source) in enumerate(sources.items()):
-        found = Findings(split, kind)
+        found = DataFindings(split, kind)
         files = getattr(source, "_files", None)
         if isinstance(files, Files):
             found.files, found.bytes = len(files.names), sum(files.sizes)
@@ -377,7 +377,7 @@ def _sources(data: str, kind: str, reading: Reading, progress: Progress) -> list
     return every
 
 
-def _read(source: Source, found: Findings, progress: Progress) -> None:
+def _read(source: Source, found: DataFindings, progress: Progress) -> None:
     """All records of a source, a stretch at a time."""
     from raytf.data.sources.writer import named
 

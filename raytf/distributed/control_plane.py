@@ -51,7 +51,7 @@ class Ring:
             return tf.bitcast(self._all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
 
 
-class Control:
+class ControlPlane:
     """This rank among all, over CPUs; each rank must make the same calls in the same order.
 
     Args:

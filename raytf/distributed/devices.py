@@ -95,7 +95,7 @@ def computes_on_gpu(devices: Devices) -> bool:
     return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
 
 
-class Room:
+class DeviceRoom:
     """Whether the device of this process has memory for the values of a state beside those of its variables.
 
     It is looked at once, at the first copy: later numbers would count what is held.

@@ -12,7 +12,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from raytf.distributed.blocks import Blocks
-from raytf.distributed.wire import Layout, Words
+from raytf.distributed.wire import WireLayout, WireWords
 
 
 class Encoding(Protocol):
@@ -55,7 +55,7 @@ class EachTensor:
         ranges: of tensors that travel together, in order; none has compressed ones and others.
     """
 
-    def __init__(self, layout: Layout, compressed: int, most: float, words: Words, ranges: Sequence[range]):
+    def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
         self.shapes, self.small, self.parts = layout.shapes, compressed, list(ranges)
         self._most, self._words = most, words
 
@@ -86,7 +86,7 @@ class EachTensor:
 class InBlocks:
     """All of a range in one vector of blocks. See `EachTensor`."""
 
-    def __init__(self, layout: Layout, compressed: int, most: float, words: Words, ranges: Sequence[range]):
+    def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
         self._most, self._words, self._ranges = most, words, list(ranges)
         self._blocks = [Blocks([layout.shapes[i] for i in part]) for part in self._ranges]
         self.shapes: list[tuple[int, ...]] = [each.shape for each in self._blocks]
@@ -118,7 +118,7 @@ def _largest(values: tf.Tensor) -> tf.Tensor:
     return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values)) if all(values.shape) else tf.constant(0.0)
 
 
-def _whole(product: tf.Tensor, is_small: bool, most: float, words: Words) -> tf.Tensor:
+def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) -> tf.Tensor:
     if is_small:
         # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
         product = tf.clip_by_value(tf.round(product), -most, most)

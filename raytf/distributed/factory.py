@@ -36,4 +36,4 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
         case _:
             from raytf.distributed import multi_worker
 
-            return multi_worker.Group(section.communication, promised=gpus)
+            return multi_worker.MultiWorkerGroup(section.communication, promised=gpus)

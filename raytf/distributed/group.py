@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.distributed.devices import Devices
-from raytf.distributed.routes import Route
+from raytf.distributed.routes import SumRoute
 
 
 class Ranks(Protocol):
@@ -45,14 +45,14 @@ class Group(Ranks, Protocol):
     devices: Devices
 
     @property
-    def route(self) -> Route | None: ...
+    def route(self) -> SumRoute | None: ...
 
     def all_reduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums of tensors of one dtype over all workers; may be traced."""
         ...
 
 
-class Alone:
+class SingleWorkerGroup:
     """A group of one worker with some devices.
 
     Args:
@@ -60,7 +60,7 @@ class Alone:
     """
 
     rank, world_size = 0, 1
-    route: Route | None = None
+    route: SumRoute | None = None
 
     def __init__(self, devices: Devices):
         self.devices = devices

@@ -1,6 +1,6 @@
 """The strategies of one process: one device, mirrored, central storage and TPU.
 
-All make a group of one worker (`raytf.distributed.group.Alone`); they differ in the devices and in where weights live.
+All make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and in where weights live.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from raytf import _tensorflow
 from raytf.distributed.devices import LocalDevices
-from raytf.distributed.group import Alone
-from raytf.distributed.wire import Layout
+from raytf.distributed.group import SingleWorkerGroup
+from raytf.distributed.wire import WireLayout
 from raytf.errors import ClusterError, one_line
 
 
@@ -31,7 +31,7 @@ def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
                 flat.append(tf.concat([tf.reshape(t, [-1]) for t in tensors], 0))
         reduced = strategy.extended.reduce_to(tf.distribute.ReduceOp.SUM, _tensorflow.per_replica(flat), home)
         total = strategy.experimental_local_results(reduced)[0]
-        return Layout([t.shape for t in parts[0]]).split(tf.ensure_shape(total, flat[0].shape))
+        return WireLayout([t.shape for t in parts[0]]).split(tf.ensure_shape(total, flat[0].shape))
 
     return LocalDevices(names, home, add)
 
@@ -42,7 +42,7 @@ def compute_devices() -> Sequence[str]:
     return [device.name for device in found]
 
 
-def central_storage() -> Alone:
+def central_storage() -> SingleWorkerGroup:
     """Weights and optimizer in the host's memory, work on all GPUs (or logical CPU devices).
 
     For models that do not fit a GPU together with the optimizer's slots and the sums of gradients: a GPU has a copy of
@@ -51,10 +51,10 @@ def central_storage() -> Alone:
     """
     home = tf.config.list_logical_devices("CPU")[0].name
     strategy = tf.distribute.experimental.CentralStorageStrategy(compute_devices(), home)
-    return Alone(devices_of(strategy, home))
+    return SingleWorkerGroup(devices_of(strategy, home))
 
 
-def mirrored() -> Alone:
+def mirrored() -> SingleWorkerGroup:
     """All GPUs of one machine, or logical CPU devices in their place.
 
     Each device computes its shards from a copy of the weights of its own. A step copies the weights that it changes,
@@ -64,16 +64,16 @@ def mirrored() -> Alone:
     place of once. Keras would also see a strategy then; see `raytf.distributed`.
     """
     names = compute_devices()
-    return Alone(devices_of(tf.distribute.MirroredStrategy(names), home=names[0]))
+    return SingleWorkerGroup(devices_of(tf.distribute.MirroredStrategy(names), home=names[0]))
 
 
-def one_device() -> Alone:
+def one_device() -> SingleWorkerGroup:
     """The first GPU of one worker, else its CPU. No sum, no copies; to debug, and for small models."""
     name = compute_devices()[0]
-    return Alone(devices_of(tf.distribute.OneDeviceStrategy(name), home=name))
+    return SingleWorkerGroup(devices_of(tf.distribute.OneDeviceStrategy(name), home=name))
 
 
-def tpu() -> Alone:
+def tpu() -> SingleWorkerGroup:
     """The TPU cores of one machine, each as a device. Tried here only as far as the error that none is there.
 
     Ray gives the worker all chips of a node (its resource `TPU`), and TPUClusterResolver finds those of this machine.
@@ -90,4 +90,4 @@ def tpu() -> Alone:
             f"--strategy tpu: TensorFlow finds no TPU on this worker's machine ({one_line(error, 200)}). Run on a TPU "
             "VM with a TensorFlow for TPUs, or take another --strategy."
         ) from None
-    return Alone(devices_of(strategy, home=strategy.extended.worker_devices[0]))
+    return SingleWorkerGroup(devices_of(strategy, home=strategy.extended.worker_devices[0]))

@@ -33,7 +33,7 @@ def held(state: int, ranks: int, keeps_best: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Needs:
+class MemoryNeeds:
     """Host memory that a run's state needs on one node, in bytes.
 
     Attributes:
@@ -90,7 +90,7 @@ class Needs:
         )
 
 
-def refusal(needs: Needs, node_bytes: int, wants_slots: bool) -> str | None:
+def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | None:
     """Why a run cannot begin on a node; None where it can.
 
     Where copies in memory were not asked for and do not fit, the run goes without: its keeper says so.

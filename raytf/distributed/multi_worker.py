@@ -28,12 +28,12 @@ import tensorflow as tf
 from raytf import _tensorflow
 from raytf.config.sections import Communication
 from raytf.distributed import routes
-from raytf.distributed.control_plane import Control
+from raytf.distributed.control_plane import ControlPlane
 from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.gpu import nvml
 from raytf.distributed.host_allreduce import HostSum, host_identity
 from raytf.distributed.reduction import packed
-from raytf.distributed.routes import Path, Route, Seat
+from raytf.distributed.routes import RankSeat, SumPath, SumRoute
 from raytf.errors import GpuError, WorkerLostError
 
 #: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
@@ -57,7 +57,7 @@ def own_gpu() -> tuple[str, str] | None:
     return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
 
-class Group:
+class MultiWorkerGroup:
     """This worker's place among the workers, and their sum.
 
     Reads TF_CONFIG, which Ray Train's backend has set; create it before any TensorFlow operation.
@@ -93,13 +93,13 @@ class Group:
             # The strategy would configure the same service with TensorFlow's time.
             _tensorflow.watch_workers(self.world_size, _HEARTBEAT_TIMEOUT_MS)
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        self.route: Route | None = None
-        self._control: Control | None = None
+        self.route: SumRoute | None = None
+        self._control: ControlPlane | None = None
         seat = _seat(host(), promised, gpu())
         if self.world_size == 1:
             _check_gpus([seat], 0)
             return
-        self._control = Control(self.rank, self.world_size, f"/job:worker/replica:0/task:{self.rank}/device:CPU:0")
+        self._control = ControlPlane(self.rank, self.world_size, f"/job:worker/replica:0/task:{self.rank}/device:CPU:0")
         self._take_route(communication, seat)
 
     @property
@@ -116,14 +116,14 @@ class Group:
     @property
     def uses_collective(self) -> bool:
         """Whether gradients are added by the strategy's collective, on the devices that compute: GPUs, if any."""
-        if self._control is None or self.route is None or self.route.path is Path.HOST:
+        if self._control is None or self.route is None or self.route.path is SumPath.HOST:
             return False
-        return self.route.path is not Path.CPU or self._control.hosts == self.world_size
+        return self.route.path is not SumPath.CPU or self._control.hosts == self.world_size
 
     def _strategy_sum(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.route is not None
         experimental = tf.distribute.experimental
-        name = {Path.NCCL: "NCCL", Path.RING: "RING"}.get(self.route.path, "AUTO")
+        name = {SumPath.NCCL: "NCCL", SumPath.RING: "RING"}.get(self.route.path, "AUTO")
         # With the call: the strategy has to be there before the path is known.
         options = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation[name])
         return self.strategy.run(_replica_sum, args=(tensor, options))
@@ -144,15 +144,15 @@ class Group:
         """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
         return arrays if self._control is None else self._control.broadcast(arrays)
 
-    def _take_route(self, communication: Communication, seat: Seat) -> None:
+    def _take_route(self, communication: Communication, seat: RankSeat) -> None:
         """Tell all workers where this one computes, and go the way that follows from what they say."""
         assert self._control is not None
-        seats = [Seat.of_row(row) for row in self._control.gather(seat.to_row())]
+        seats = [RankSeat.of_row(row) for row in self._control.gather(seat.to_row())]
         _check_gpus(seats, self.rank)
         self.route = routes.choose(communication, seats)
-        if self.route.path is not Path.RING:
+        if self.route.path is not SumPath.RING:
             self._control.share_memory([s.host for s in seats], [s.token for s in seats])
-        if self.route.path is Path.NCCL:
+        if self.route.path is SumPath.NCCL:
             within(NCCL_SECONDS, self._connect)
 
     def _connect(self) -> None:
@@ -192,15 +192,15 @@ _WITHOUT_NCCL = (
 )
 
 
-def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> Seat:
+def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> RankSeat:
     token = secrets.token_hex(16)
     # One that shares nothing is alone on a host of its own.
     shared = token if host is None else sha256(host.encode()).hexdigest()
     identity, kind = gpu or (None, "")
-    return Seat(shared, token, platform.node(), promised, identity, kind)
+    return RankSeat(shared, token, platform.node(), promised, identity, kind)
 
 
-def _check_gpus(seats: Sequence[Seat], rank: int) -> None:
+def _check_gpus(seats: Sequence[RankSeat], rank: int) -> None:
     """Refuse a group in which a rank lacks its GPU.
 
     Raises:

@@ -8,7 +8,7 @@ from raytf.errors import RaytfError
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """A worker's place.
 
     Attributes:
@@ -22,10 +22,10 @@ class Place:
     local_size: int
 
 
-_place: Place | None = None
+_place: RankInfo | None = None
 
 
-def take(place: Place | None) -> None:
+def take(place: RankInfo | None) -> None:
     """This process is that worker from now on; None for none."""
     global _place
     _place = place
@@ -52,7 +52,7 @@ def local_size() -> int:
     return _find("local_size").local_size
 
 
-def _find(name: str) -> Place:
+def _find(name: str) -> RankInfo:
     if _place is None:
         raise RaytfError(
             f"raytf.{name}() was called outside of a worker, where there is no rank. Call it in the model function, "

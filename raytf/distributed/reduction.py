@@ -5,7 +5,7 @@ a matrix with one row a logical shard for loss and metrics, and a few flags. Row
 arrives bit for bit, and all ranks add the V rows in the same order.
 
 Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
-last bit: after 50 steps losses may differ in the fourth digit. `Exact` therefore adds integers. Each tensor has an
+last bit: after 50 steps losses may differ in the fourth digit. `FixedPointReduction` therefore adds integers. Each tensor has an
 exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of them cannot
 overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it pre-rounding). The
 exponent follows the largest value of the step before, with head-room, so that no worker has to wait for a maximum
@@ -34,7 +34,7 @@ import tensorflow as tf
 from raytf.distributed import buckets
 from raytf.distributed.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
-from raytf.distributed.wire import HOST, AllReduce, Layout, Words, pack, zeros
+from raytf.distributed.wire import HOST, AllReduce, WireLayout, WireWords, pack, zeros
 
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
 #: comes down only when it leaves more than `_SLACK`: noise would otherwise outgrow it again and again.
@@ -69,7 +69,7 @@ class Reduction(Protocol):
         extra: columns that `encode` appends to a shard's row.
     """
 
-    layout: Layout
+    layout: WireLayout
     shapes: list[tuple[int, ...]]
     dtype: tf.DType
     extra: int
@@ -99,7 +99,7 @@ class Reduction(Protocol):
         ...
 
 
-class Float:
+class FloatReduction:
     """Plain float addition: one pass, and last bits that depend on the number of workers.
 
     Args:
@@ -110,7 +110,7 @@ class Float:
 
     extra = 0
 
-    def __init__(self, layout: Layout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
+    def __init__(self, layout: WireLayout, dtype: tf.DType = tf.float32, overlap: Overlap | None = None):
         self.layout, self.dtype, self.shapes = layout, dtype, layout.shapes
         sizes = [size * dtype.size for size in layout.sizes]
         self._overlap, self._parts = overlap, [] if overlap is None else buckets.cut(sizes, overlap.bytes)
@@ -144,7 +144,7 @@ class Float:
         return Reduced(tensors, tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32), finite)
 
 
-class Exact:
+class FixedPointReduction:
     """Integer addition in fixed point: the same bits for every number of workers and every order.
 
     Args:
@@ -158,10 +158,10 @@ class Exact:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: WireLayout,
         total_shards: int,
         compressed: int = 0,
-        words: Words = HOST,
+        words: WireWords = HOST,
         overlap: Overlap | None = None,
     ):
         self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
@@ -231,7 +231,7 @@ class Exact:
         # What is not finite makes all of its tensor so.
         steps = tf.where(finite, power_of_two(used - self._bits), largest)
         if is_packed:
-            sums = words.unpack(sums, Layout(self.shapes), encoding.small)
+            sums = words.unpack(sums, WireLayout(self.shapes), encoding.small)
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
@@ -242,7 +242,7 @@ class Exact:
             return own
         small = len(own) if self._encoding.parts[place].stop <= self._encoding.small else 0
         sums, _ = self._words.add(all_reduce, own, small, [])
-        return self._words.unpack(sums, Layout([t.shape for t in own]), small)
+        return self._words.unpack(sums, WireLayout([t.shape for t in own]), small)
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
@@ -251,7 +251,7 @@ def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Te
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if len(tensors) == 1:
             return [all_reduce(tensors[0])]
-        return Layout([t.shape for t in tensors]).split(all_reduce(pack(tensors)))
+        return WireLayout([t.shape for t in tensors]).split(all_reduce(pack(tensors)))
 
     return reduce
 
@@ -265,7 +265,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def everyones(
-    all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int, words: Words = HOST
+    all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int, words: WireWords = HOST
 ) -> tf.Tensor:
     """[V, M] float32 rows of all shards, bit for bit, on every worker.
 

@@ -41,7 +41,7 @@ def all_equal(sums: np.ndarray, world_size: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplicaVerdict:
     """What becomes of replicas that are not equal.
 
     Attributes:
@@ -53,11 +53,11 @@ class Verdict:
     donor: int | None
 
 
-def judge(hashes: Sequence[int]) -> Verdict | None:
+def judge(hashes: Sequence[int]) -> ReplicaVerdict | None:
     """Who is right: more than half of the ranks, where their hashes are equal. None where all are equal."""
     (most, count), *others = Counter(hashes).most_common()
     if not others:
         return None
     if 2 * count <= len(hashes):
-        return Verdict(tuple(range(len(hashes))), None)
-    return Verdict(tuple(r for r, value in enumerate(hashes) if value != most), list(hashes).index(most))
+        return ReplicaVerdict(tuple(range(len(hashes))), None)
+    return ReplicaVerdict(tuple(r for r, value in enumerate(hashes) if value != most), list(hashes).index(most))

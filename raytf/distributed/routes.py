@@ -22,7 +22,7 @@ _PART = "MIG-"
 _LONGEST = 80
 
 
-class Path(enum.Enum):
+class SumPath(enum.Enum):
     """How a vector of gradients becomes the sum over all ranks."""
 
     CPU = "cpu"  # as without GPUs: in the memory of each host, and between hosts over gRPC
@@ -32,7 +32,7 @@ class Path(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSeat:
     """Where a rank computes, as it says itself.
 
     Attributes:
@@ -56,7 +56,7 @@ class Seat:
         return json.dumps({k: _short(v) if isinstance(v, str) else v for k, v in asdict(self).items()}).encode()
 
     @classmethod
-    def of_row(cls, row: bytes) -> Seat:
+    def of_row(cls, row: bytes) -> RankSeat:
         """What `to_row` has made."""
         return cls(**json.loads(row))
 
@@ -66,10 +66,10 @@ def _short(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Route:
+class SumRoute:
     """The path, and why it was chosen; no reason where nobody has a GPU and nothing else was asked for."""
 
-    path: Path
+    path: SumPath
     why: str = ""
 
     def __str__(self) -> str:
@@ -77,19 +77,19 @@ class Route:
 
 
 _WAYS = {
-    Path.CPU: "over the hosts' memory",
-    Path.HOST: "over the hosts' memory",
-    Path.RING: "over TensorFlow's gRPC ring",
-    Path.NCCL: "over NCCL",
+    SumPath.CPU: "over the hosts' memory",
+    SumPath.HOST: "over the hosts' memory",
+    SumPath.RING: "over TensorFlow's gRPC ring",
+    SumPath.NCCL: "over NCCL",
 }
 
 
-def without_gpu(seats: Sequence[Seat]) -> list[int]:
+def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
     """Ranks that were promised a GPU, or a part of one, and have none."""
     return [rank for rank, seat in enumerate(seats) if seat.promised and seat.gpu is None]
 
 
-def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
+def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
     """The path for a group of ranks that have the GPUs they were promised; every rank finds the same.
 
     Args:
@@ -105,7 +105,7 @@ def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
         if communication == "nccl":
             raise ConfigError(strategy_rules.NCCL_WITHOUT_GPU)
         why = "" if communication == "auto" else is_asked
-        return Route({"auto": Path.CPU, "host": Path.HOST, "ring": Path.RING}[communication], why)
+        return SumRoute({"auto": SumPath.CPU, "host": SumPath.HOST, "ring": SumPath.RING}[communication], why)
     if len(with_gpu) < len(seats):
         odd = next(rank for rank, seat in enumerate(seats) if seat.gpu is None)
         raise ConfigError(
@@ -116,11 +116,11 @@ def choose(communication: Communication, seats: Sequence[Seat]) -> Route:
     if communication == "nccl" and obstacle:
         raise ConfigError(f"{is_asked}: {obstacle}. Leave it out, or give --communication host.")
     if communication == "auto":
-        return Route(Path.HOST, obstacle) if obstacle else Route(Path.NCCL, _equipped(with_gpu, seats))
-    return Route(Path(communication), is_asked)
+        return SumRoute(SumPath.HOST, obstacle) if obstacle else SumRoute(SumPath.NCCL, _equipped(with_gpu, seats))
+    return SumRoute(SumPath(communication), is_asked)
 
 
-def _against_nccl(seats: Sequence[Seat]) -> str:
+def _against_nccl(seats: Sequence[RankSeat]) -> str:
     """Why NCCL cannot add what these ranks have; empty where it can."""
     gpu, ranks = Counter(seat.gpu for seat in seats).most_common(1)[0]
     if ranks > 1:
@@ -130,7 +130,7 @@ def _against_nccl(seats: Sequence[Seat]) -> str:
     return f"{part.node} gives parts of a GPU (MIG), which NCCL does not join" if part else ""
 
 
-def _equipped(gpus: Sequence[str], seats: Sequence[Seat]) -> str:
+def _equipped(gpus: Sequence[str], seats: Sequence[RankSeat]) -> str:
     kinds = Counter(seat.kind or "GPU" for seat in seats)
     names = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f"each of {len(gpus)} workers has a GPU of its own ({names})"

@@ -10,7 +10,7 @@ import numpy as np
 from raytf.distributed import replica_agreement
 
 
-class Flag(enum.IntEnum):
+class StepFlag(enum.IntEnum):
     """Places in the vector of flags."""
 
     WANT_SAVE = 0
@@ -26,18 +26,18 @@ class Flag(enum.IntEnum):
 
 
 #: Of the vector: the flags, and the bits of a hash of the weights after them.
-LENGTH = len(Flag) + replica_agreement.BITS
+LENGTH = len(StepFlag) + replica_agreement.BITS
 
 
-def vector(given: Mapping[Flag, float], weights_hash: int = 0) -> np.ndarray:
+def vector(given: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
     """Flags and a hash as they are added over the ranks, float32 [LENGTH]; 0 for what is not given."""
     flags = np.zeros(LENGTH, np.float32)
     for flag, value in given.items():
         flags[flag] = value
-    flags[len(Flag) :] = replica_agreement.bits_of(weights_hash)
+    flags[len(StepFlag) :] = replica_agreement.bits_of(weights_hash)
     return flags
 
 
 def agree(sums: np.ndarray, world_size: int) -> bool:
     """Whether all ranks told the same hash, given their vectors added up."""
-    return replica_agreement.all_equal(sums[len(Flag) :], world_size)
+    return replica_agreement.all_equal(sums[len(StepFlag) :], world_size)

@@ -21,7 +21,7 @@ import tensorflow as tf
 AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]] | None
 
 
-class Layout:
+class WireLayout:
     """Shapes and dtypes of the tensors that travel, in order."""
 
     def __init__(self, shapes: Sequence[Sequence[int]] = (), dtypes: Sequence[tf.DType] = ()):
@@ -33,7 +33,7 @@ class Layout:
         return [tf.reshape(p, s) for p, s in zip(_split(vector, self.sizes), self.shapes, strict=True)]
 
 
-class Words(Protocol):
+class WireWords(Protocol):
     """A way to hold whole numbers of 32 bits, sign included.
 
     Attributes:
@@ -77,7 +77,7 @@ class Words(Protocol):
         """
         ...
 
-    def unpack(self, sums: list[tf.Tensor], layout: Layout, small: int) -> list[tf.Tensor]:
+    def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
         """The sums of `add`'s tensors, of which each has its shape where it was not sent as it is."""
         ...
 
@@ -107,10 +107,10 @@ class _HostWords:
         sums = all_reduce([*sent, *others])
         return sums[: len(sent)], sums[len(sent) :]
 
-    def unpack(self, sums: list[tf.Tensor], layout: Layout, small: int) -> list[tf.Tensor]:
+    def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
         if not small:
             return sums
-        joined = Layout(layout.shapes[:small])
+        joined = WireLayout(layout.shapes[:small])
         return [*joined.split(part(sums[0], joined.size)), *sums[1:]]
 
 
@@ -144,8 +144,8 @@ class _DeviceWords:
         beside = _take(sums[end:], [t.shape.num_elements() for t in others])
         return [sums[:end]], [tf.reshape(b, o.shape) for b, o in zip(beside, others, strict=True)]
 
-    def unpack(self, sums: list[tf.Tensor], layout: Layout, small: int) -> list[tf.Tensor]:
-        joined = Layout(layout.shapes[:small])
+    def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
+        joined = WireLayout(layout.shapes[:small])
         sizes = [*([-(-joined.size // 2)] if small else []), *layout.sizes[small:]]
         blocks = _take(tf.ensure_shape(sums[0], [_even_size(sizes)]), sizes)
         begin = joined.split(part(blocks.pop(0), joined.size)) if small else []
@@ -153,9 +153,9 @@ class _DeviceWords:
 
 
 #: int32, for CPUs and for whatever else adds it.
-HOST: Words = _HostWords()
+HOST: WireWords = _HostWords()
 #: uint32 and int64, for GPUs; it works wherever TensorFlow does.
-DEVICE: Words = _DeviceWords()
+DEVICE: WireWords = _DeviceWords()
 
 
 def zeros(shape: Sequence[int] | tf.TensorShape, dtype: tf.DType) -> tf.Tensor:

@@ -21,7 +21,7 @@ _WIDTH = 200
 _GIB = 2**30
 
 
-class Ranks(Protocol):
+class TableRanks(Protocol):
     """The part of a strategy's Group that is needed here."""
 
     rank: int
@@ -30,7 +30,7 @@ class Ranks(Protocol):
     def sum(self, values: np.ndarray) -> np.ndarray: ...
 
 
-def show(group: Ranks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
+def show(group: TableRanks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
     """Tell the user of all workers; every rank must call it.
 
     Args:
@@ -50,7 +50,7 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def gather(group: Ranks, data: bytes) -> list[bytes]:
+def gather(group: TableRanks, data: bytes) -> list[bytes]:
     """Each rank's bytes, on every rank."""
     longest = np.zeros(group.world_size, np.int32)
     longest[group.rank] = len(data)

@@ -22,7 +22,7 @@ from raytf.runs import ledger, metrics, timeline
 from raytf.runs.display import Display
 from raytf.runs.events import Driver, RunEvent
 from raytf.runs.lease import Lease
-from raytf.runs.metrics import Figures, Metrics
+from raytf.runs.metrics import Metrics, RunFigures
 from raytf.runs.status import Status, StatusFile
 from raytf.storage.storage import Storage
 from raytf.training.monitor_client import MonitorClient
@@ -33,12 +33,12 @@ _POLL_SECONDS, _READ_SECONDS, _LAST_READ_SECONDS = 0.3, 30.0, 5.0
 _FLUSH_SECONDS = 3.0
 
 
-class Book(ledger.Ledger):
+class RunLedger(ledger.Ledger):
     """The ledger of this driver, and the figures of the run."""
 
     def __init__(self, run: Storage):
         super().__init__(run)
-        self.figures = Figures()
+        self.figures = RunFigures()
         self._has_earlier = False
 
     def add(self, events: Iterable[ledger.Event]) -> None:
@@ -72,9 +72,9 @@ def _beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def booked(run: Storage) -> Iterator[Book]:
+def booked(run: Storage) -> Iterator[RunLedger]:
     """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
-    book = Book(run)
+    book = RunLedger(run)
     book.note(Driver("started", os.getpid(), socket.gethostname()))
 
     def write(stop: threading.Event) -> None:
@@ -92,7 +92,7 @@ def booked(run: Storage) -> Iterator[Book]:
         book.flush()
 
 
-def add_times(document: dict[str, Any], run: Storage, book: Book) -> None:
+def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
     """Where the run's time went, and its goodput; not where the ledger cannot be read."""
     book.flush()
     with contextlib.suppress(StorageError):
@@ -131,7 +131,7 @@ def _is_another() -> bool:
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 
-class Ear:
+class MonitorReader:
     """Reads a Monitor: everything once, whatever becomes of a question or of the Monitor's process.
 
     Args:
@@ -139,7 +139,7 @@ class Ear:
         book: the ledger, to which its events go.
     """
 
-    def __init__(self, monitor: MonitorClient, book: Book):
+    def __init__(self, monitor: MonitorClient, book: RunLedger):
         self._monitor, self._book = monitor, book
         self._lock = threading.Lock()
         self._told = self._noted = 0
@@ -162,7 +162,7 @@ class Ear:
 
 
 @contextlib.contextmanager
-def listening(ear: Ear, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
+def listening(ear: MonitorReader, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
     """What workers and controller say reaches the user, the status file and the ledger."""
 
     def show(seconds: float = _READ_SECONDS) -> None:
@@ -195,7 +195,7 @@ def listening(ear: Ear, display: Display, status_file: StatusFile, lease: Lease)
 
 
 @contextlib.contextmanager
-def exported(run: str, monitor: MonitorClient, book: Book) -> Iterator[None]:
+def exported(run: str, monitor: MonitorClient, book: RunLedger) -> Iterator[None]:
     """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
 
     def export(stop: threading.Event) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 _HEAD = struct.Struct("<QQI")
 
 
-class Memo:
+class CrashSafeMemory:
     """What a process writes and another one, or the next in its place, reads. Can be sent to another process.
 
     Args:
@@ -53,11 +53,11 @@ class Memo:
 
 
 @contextmanager
-def held() -> Iterator[Memo]:
+def held() -> Iterator[CrashSafeMemory]:
     """A memo that other processes of this machine and user may read and write while the `with` statement lasts."""
     files = [os.memfd_create("raytf-memo") for _ in range(2)]
     try:
-        yield Memo([f"/proc/{os.getpid()}/fd/{file}" for file in files])
+        yield CrashSafeMemory([f"/proc/{os.getpid()}/fd/{file}" for file in files])
     finally:
         for file in files:
             os.close(file)

@@ -14,12 +14,12 @@ import ray
 from raytf.checkpoint import memory_keeper
 from raytf.cluster import ray_watch
 from raytf.config import precision
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.driver import inputs, preflight
-from raytf.driver.background import Book, Ear, add_times, booked, exported, listening, monitoring
+from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import connected
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.parameter_server import run as servers
@@ -33,7 +33,7 @@ from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
 from raytf.storage.storage import Storage
 from raytf.training import finished_run, run_identity
-from raytf.training.job import Job, Sources
+from raytf.training.job import Sources, TrainingJob
 from raytf.training.monitor_client import MonitorClient
 
 
@@ -53,7 +53,7 @@ class _Session:
     display: Display
     status_file: StatusFile
     lease: Lease
-    book: Book
+    book: RunLedger
 
 
 def fit(
@@ -94,7 +94,7 @@ def fit(
     config = config or TrainConfig()
     own = precision.of_process()
     _refuse(config, own, model, train, validation, validation_freq)
-    given = inputs.Given.of(train, validation, test)
+    given = inputs.RunData.of(train, validation, test)
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()
@@ -105,7 +105,7 @@ def fit(
     preflight.compare_strategy(stored, config)
     config = _with_shards_of(stored, config)
     plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
-    job = Job(
+    job = TrainingJob(
         model=model,
         config=config,
         sources=None,
@@ -140,7 +140,7 @@ def _refuse(
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
     best = config.checkpoints.keep_best
-    if validation is None and best is not None and Goal.of(best).metric.startswith("val_"):
+    if validation is None and best is not None and MetricObjective.of(best).metric.startswith("val_"):
         raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
     if not callable(model) or hasattr(model, "compile"):
         raise ModelError(
@@ -160,7 +160,7 @@ def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
 
 
 def _finish(
-    job: Job, sources: Sources, stored: dict[str, str], run: Storage, status_file: StatusFile
+    job: TrainingJob, sources: Sources, stored: dict[str, str], run: Storage, status_file: StatusFile
 ) -> dict[str, Any]:
     """Train to the end, unless the run has come to it before.
 
@@ -196,7 +196,7 @@ def _finish(
         return document
 
 
-def _train(job: Job, sources: Sources, local: bool, session: _Session) -> dict[str, Any]:
+def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -> dict[str, Any]:
     """Train on the Ray that this process is connected to.
 
     Args:
@@ -208,7 +208,7 @@ def _train(job: Job, sources: Sources, local: bool, session: _Session) -> dict[s
     _check_sendable(job)
     with monitoring(run_log.attempt_names(run)) as monitor:
         job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
-        ear = Ear(monitor, book)
+        ear = MonitorReader(monitor, book)
 
         def leave(why: str) -> None:
             with contextlib.suppress(ray.exceptions.RayError):
@@ -231,7 +231,9 @@ def _train(job: Job, sources: Sources, local: bool, session: _Session) -> dict[s
     return document
 
 
-def _run(job: Job, run: Storage, resources: dict[str, float], say: Callable[[str], None]) -> dict[str, Any] | None:
+def _run(
+    job: TrainingJob, run: Storage, resources: dict[str, float], say: Callable[[str], None]
+) -> dict[str, Any] | None:
     """Train with who trains this strategy; what it raises is for people."""
     try:
         if job.config.strategy.has_servers:
@@ -242,7 +244,7 @@ def _run(job: Job, run: Storage, resources: dict[str, float], say: Callable[[str
         raise ClusterError(text, passes=True) from None
 
 
-def _check_sendable(job: Job) -> None:
+def _check_sendable(job: TrainingJob) -> None:
     try:
         ray.cloudpickle.dumps(job)
     except Exception as error:
@@ -252,7 +254,7 @@ def _check_sendable(job: Job) -> None:
         ) from error
 
 
-def _for_gpus(job: Job, sources: Sources, each: float) -> Job:
+def _for_gpus(job: TrainingJob, sources: Sources, each: float) -> TrainingJob:
     """The job of a new run, with fewer logical shards where its workers compute on GPUs and nobody said how many."""
     config = job.config
     if not each or config.batch.logical_shards is not None or config.strategy.has_servers:

@@ -78,7 +78,7 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
     for number in ours:
         signal.signal(number, ours[number])
     others = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    ending = _Ending(asked, threading.Event(), others, monitor, say, leave)
+    ending = _GracefulEnd(asked, threading.Event(), others, monitor, say, leave)
     thread = threading.Thread(target=ending.watch, args=(reader,), daemon=True)
     thread.start()
     try:
@@ -97,7 +97,7 @@ def _nothing(number: int, frame: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _Ending:
+class _GracefulEnd:
     """Saves and ends the process when it is told to.
 
     Attributes:

@@ -21,13 +21,13 @@ _NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
 
 
 @dataclass(frozen=True)
-class Given:
+class RunData:
     """Data of a run by name: sources, Ray Datasets that are still to be written, None."""
 
     parts: dict[str, Any]
 
     @classmethod
-    def of(cls, train: Any, validation: Any, test: Any) -> Given:
+    def of(cls, train: Any, validation: Any, test: Any) -> RunData:
         """For arguments of `fit`.
 
         Raises:

@@ -98,7 +98,7 @@ def on_workers(
         def start() -> Any:
             return options.remote(sent, threads)
 
-        crew = _Crew(start, parts, min(section.worker_range[1], len(parts)), say)
+        crew = _WorkerPool(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
             with _interruptible():
                 return crew.run(on_answer)
@@ -163,7 +163,7 @@ class _Worker:
 
 
 @dataclass
-class Parts(Generic[Answer]):
+class PartQueue(Generic[Answer]):
     """What is to be done, who does it, and what came of it. No Ray here.
 
     Attributes:
@@ -212,7 +212,7 @@ class Parts(Generic[Answer]):
         self.waiting.appendleft(number)
 
 
-class _Crew:
+class _WorkerPool:
     """Workers and the parts that they compute.
 
     Args:
@@ -224,7 +224,7 @@ class _Crew:
 
     def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
         self._start, self._work, self._say = start, work, say
-        self._parts: Parts[Any] = Parts(len(work))
+        self._parts: PartQueue[Any] = PartQueue(len(work))
         self._began = time.monotonic()
         self._fruitless = 0
         #: What is being waited for -> (worker, its name, number of its part); no number for one that starts.

@@ -207,7 +207,7 @@ def check_archive(file: str) -> None:
     _refuse(config, file, trust=True)  # code is refused by Keras's safe mode, unless the process has turned that off
 
 
-def _more(found: list[untrusted_model.Suspect]) -> str:
+def _more(found: list[untrusted_model.UntrustedPart]) -> str:
     return f" (and {len(found) - 1} more such)" if len(found) > 1 else ""
 
 

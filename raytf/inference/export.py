@@ -15,9 +15,9 @@ import keras
 
 from raytf import _keras, _tensorflow
 from raytf.checkpoint import audit, durable, variables
-from raytf.checkpoint.audit import Finding, State
+from raytf.checkpoint.audit import CheckpointFinding, Worth
 from raytf.checkpoint.variables import weights_sha256
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, ConfigError, JobError, one_line
 from raytf.inference import architecture, model_files, trained_model, versions
 from raytf.inference.model_files import KERAS_FILE, WEIGHTS_FILE
@@ -170,7 +170,7 @@ def export_run(
     return _put_file(target, data, finding.step, kind)
 
 
-def choose(findings: list[Finding], step: str) -> Finding:
+def choose(findings: list[CheckpointFinding], step: str) -> CheckpointFinding:
     """The checkpoint to export.
 
     Args:
@@ -181,7 +181,7 @@ def choose(findings: list[Finding], step: str) -> Finding:
         ConfigError: there is none such.
         CheckpointError: it is damaged.
     """
-    good = [finding for finding in findings if finding.state is State.WHOLE]
+    good = [finding for finding in findings if finding.state is Worth.WHOLE]
     if not good:
         raise ConfigError("the run has no whole checkpoint yet. `raytf verify RUN` says what it has.")
     if step == LAST:
@@ -204,11 +204,11 @@ def choose(findings: list[Finding], step: str) -> Finding:
     )
 
 
-def _best(good: list[Finding]) -> Finding:
+def _best(good: list[CheckpointFinding]) -> CheckpointFinding:
     kept = next((f.document.best for f in good if f.document.best), None)
     if kept is not None:
         # Which end of the metric is good, the flag said; the checkpoint that was kept has this very value.
-        value = Goal(kept[0], is_largest=True).value_at
+        value = MetricObjective(kept[0], is_largest=True).value_at
         found = next((f for f in good if value(f.step, f.document.history) == kept[1]), None)
         if found is not None:
             return found
@@ -224,7 +224,7 @@ def _best(good: list[Finding]) -> Finding:
     return next(finding for finding in good if finding.name == name)
 
 
-def _is_final(findings: list[Finding], result: dict[str, Any] | None) -> bool:
+def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) -> bool:
     """Whether the run's end is newer than its checkpoints: then it has the weights that callbacks restored."""
     return result is not None and all(finding.step <= result["steps"] for finding in findings)
 
@@ -255,7 +255,7 @@ def _holding(target: Storage, digest: str | None) -> versions.Version | None:
     return newest if newest is not None and digest and newest.notes.get("weights_sha256") == digest else None
 
 
-def _load(run: Storage, finding: Finding, modules: tuple[str, ...], trust: bool) -> keras.Model:
+def _load(run: Storage, finding: CheckpointFinding, modules: tuple[str, ...], trust: bool) -> keras.Model:
     model, optimizer = architecture.rebuild(run, modules, trust)
     named = variables.weights(model, optimizer)
     tensors = durable.load(run, finding.name).tensors

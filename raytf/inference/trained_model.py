@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from raytf.checkpoint import audit, codec, durable, variables
-from raytf.checkpoint.audit import State
+from raytf.checkpoint.audit import Worth
 from raytf.checkpoint.variables import weights_sha256
 from raytf.errors import CheckpointError, JobError, ModelError, one_line
 from raytf.inference import architecture
@@ -82,7 +82,7 @@ def _put_weights(model: keras.Model, run: Storage) -> None:
         with _keras_file(run) as file:
             run_user_code("loading the weights", lambda: model.load_weights(file))
     else:
-        finding = next((f for f in audit.inspect(run) if f.state is State.WHOLE), None)
+        finding = next((f for f in audit.inspect(run) if f.state is Worth.WHOLE), None)
         if finding is None:
             raise ModelError(f"{run.locate('')} holds no weights: it has neither an end nor a whole checkpoint.")
         _restore(model, durable.load(run, finding.name).tensors)

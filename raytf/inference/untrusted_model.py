@@ -24,7 +24,7 @@ _KERAS = ("keras", "keras_hub", "keras_cv", "keras_nlp", "builtins")
 
 
 @dataclass(frozen=True)
-class Suspect:
+class UntrustedPart:
     """Something in a configuration.
 
     Attributes:
@@ -40,7 +40,7 @@ class Suspect:
         return bool(self.mend)
 
 
-def find(config: Any) -> list[Suspect]:
+def find(config: Any) -> list[UntrustedPart]:
     """All of them, wherever they are: in wrappers, nested models, losses, initializers ... Those that read files, which
     nobody can trust, come first.
 
@@ -78,19 +78,19 @@ def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
             waiting += [(inner, near) for inner in reversed(value.values())]
 
 
-def _look(part: dict[str, Any], near: str) -> Iterator[Suspect]:
+def _look(part: dict[str, Any], near: str) -> Iterator[UntrustedPart]:
     kind, config = part["class_name"], part.get("config")
     config = config if isinstance(config, dict) else {}
     layer = near or f"a {kind}"
     if kind == "TFSMLayer":
         place = f" in {_short(config.get('filepath'))}"
         mend = "Build that layer from layers of Keras, or let the run finish: its end exports the model as it is."
-        yield Suspect(f"{layer}, which loads a SavedModel{place}, and that is code", mend)
+        yield UntrustedPart(f"{layer}, which loads a SavedModel{place}, and that is code", mend)
     elif kind in _LOOKUPS and isinstance(config.get("vocabulary"), str):
         mend = "Give the layer its vocabulary as a list, which is kept with the model."
-        yield Suspect(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", mend)
+        yield UntrustedPart(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", mend)
     elif kind in _CODE:
-        yield Suspect(f"{layer}, whose configuration holds {_CODE[kind]}")
+        yield UntrustedPart(f"{layer}, whose configuration holds {_CODE[kind]}")
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ from raytf.runs.ledger import Event
 TIERS = {"durable": "checkpoint", "memory": "snapshot"}
 
 
-class Ages:
+class CopyAges:
     """Goes through a run's events in order.
 
     Attributes:

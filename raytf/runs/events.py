@@ -38,7 +38,7 @@ class RunEvent:
 
 
 @dataclass(frozen=True)
-class Fault(RunEvent):
+class FaultEvent(RunEvent):
     """An attempt ended.
 
     Attributes:
@@ -199,7 +199,7 @@ class Drain(RunEvent):
 
 
 @dataclass(frozen=True)
-class Notice(RunEvent):
+class NoticeEvent(RunEvent):
     """The cloud takes a node away."""
 
     kind: ClassVar[str] = "notice"
@@ -239,7 +239,7 @@ class WorkerLost(RunEvent):
 
 
 @dataclass(frozen=True)
-class Attempt(RunEvent):
+class AttemptEvent(RunEvent):
     """A group has come to its first step, and where it began."""
 
     kind: ClassVar[str] = "attempt"
@@ -305,7 +305,7 @@ class Driver(RunEvent):
 _KINDS: dict[str, type[RunEvent]] = {
     event.kind: event
     for event in (
-        Fault,
+        FaultEvent,
         Hang,
         Slow,
         Exclude,
@@ -313,10 +313,10 @@ _KINDS: dict[str, type[RunEvent]] = {
         Resize,
         Waiting,
         Drain,
-        Notice,
+        NoticeEvent,
         GroupStart,
         WorkerLost,
-        Attempt,
+        AttemptEvent,
         Save,
         SaveFailed,
         Driver,

@@ -37,7 +37,7 @@ _QUIET = ("progress", "phase", "group")
 
 
 @dataclass(frozen=True)
-class Happening:
+class HistoryEvent:
     """Something that happened, in words.
 
     Attributes:
@@ -56,7 +56,7 @@ class Happening:
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartRecord:
     """A start of a group of workers that came to its first step; the run's first one too.
 
     Attributes:
@@ -108,8 +108,8 @@ class History:
     seconds: dict[str, float]
     spans: list[Span]
     events: list[Event]
-    happenings: list[Happening]
-    restarts: list[Restart]
+    happenings: list[HistoryEvent]
+    restarts: list[RestartRecord]
     metrics: dict[str, float]
     samples_per_second: float | None
     problems: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ def _rate(events: Sequence[Event], result: dict[str, Any] | None) -> float | Non
     return rates[len(rates) // 2] if rates else None
 
 
-def _happenings(events: Sequence[Event]) -> Iterator[Happening]:
+def _happenings(events: Sequence[Event]) -> Iterator[HistoryEvent]:
     before: Event | None = None
     is_open = False
     for event in events:
@@ -246,10 +246,10 @@ def _happenings(events: Sequence[Event]) -> Iterator[Happening]:
             if event.get("state") == "started" and is_open and before is not None:
                 gap = event["time"] - before["time"]
                 text = f"the driver died; another one started {gap:.1f} s after its last word"
-                yield Happening(before["time"], "driver", "fault", _step(before), text)
+                yield HistoryEvent(before["time"], "driver", "fault", _step(before), text)
             is_open = event.get("state") == "started"
         if kind not in _QUIET:
-            yield Happening(event["time"], kind, _sort(event), _step(event), describe(event))
+            yield HistoryEvent(event["time"], kind, _sort(event), _step(event), describe(event))
         before = event
 
 
@@ -264,7 +264,7 @@ def _step(event: Event) -> int | None:
     return None if step is None else int(step)
 
 
-def _restarts(events: Sequence[Event]) -> Iterator[Restart]:
+def _restarts(events: Sequence[Event]) -> Iterator[RestartRecord]:
     cause, early = "", {}
     highest, is_first, is_open = 0, True, False
     started: float | None = None
@@ -285,7 +285,7 @@ def _restarts(events: Sequence[Event]) -> Iterator[Restart]:
             step = int(event.get("from_step") or 0)
             phases = {**early, **{k: float(v) for k, v in event.get("phases", {}).items()}}
             tier, workers = str(event.get("tier", "")), int(event.get("world_size") or 0)
-            yield Restart(
+            yield RestartRecord(
                 event["time"], cause or "start", is_first, workers, tier, step, max(0, highest - step), phases
             )
             cause, early, is_first = "", {}, False

@@ -16,11 +16,11 @@ from typing import Any
 
 from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, ConfigError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import ledger, run_log
 from raytf.runs.lease import LEASE_FILE, RENEW_SECONDS, Lease, parse, process_start
-from raytf.storage.listing import File
+from raytf.storage.listing import StoredFile
 from raytf.storage.local_names import is_plain
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import SMALL, attempt
@@ -32,7 +32,7 @@ _READERS = 8
 _LOOKS = 3
 
 
-class State(enum.Enum):
+class RunState(enum.Enum):
     """What has become of a run so far."""
 
     RUNNING = "running"
@@ -58,7 +58,7 @@ class Run:
     """
 
     name: str
-    state: State
+    state: RunState
     step: int | None
     checkpoints: int
     metric: str | None
@@ -70,7 +70,7 @@ class Run:
     problems: tuple[str, ...] = ()
 
 
-def state_of(lives: bool | None, result: dict[str, Any] | None, step: int | None, is_damaged: bool = False) -> State:
+def state_of(lives: bool | None, result: dict[str, Any] | None, step: int | None, is_damaged: bool = False) -> RunState:
     """What a run does.
 
     Args:
@@ -80,13 +80,13 @@ def state_of(lives: bool | None, result: dict[str, Any] | None, step: int | None
         is_damaged: whether a file of it is.
     """
     if lives:
-        return State.RUNNING
+        return RunState.RUNNING
     if is_damaged:
-        return State.DAMAGED
+        return RunState.DAMAGED
     # A result with fewer steps than a checkpoint is of a run that went on since.
     if result is not None and (step is None or result["steps"] >= step):
-        return State.FINISHED
-    return State.STOPPED if lives is None else State.FAILED
+        return RunState.FINISHED
+    return RunState.STOPPED if lives is None else RunState.FAILED
 
 
 def survey(
@@ -103,13 +103,13 @@ def survey(
     Raises:
         StorageError: storage refuses.
     """
-    folders: dict[str, list[File]] = {}
+    folders: dict[str, list[StoredFile]] = {}
     unread: list[str] = []
     for file in storage.files(skipped=unread):
         name, _, inner = file.name.partition("/")
         # A name that no URI can hold is none of a run: --run takes none such.
         if inner and is_plain(name) and (storage.is_local or not set("?#@%") & set(name)):
-            folders.setdefault(name, []).append(File(inner, file.bytes, file.modified))
+            folders.setdefault(name, []).append(StoredFile(inner, file.bytes, file.modified))
     names = [name for name in sorted(folders) if any(_is_of_a_run(file.name) for file in folders[name])]
     problems = {name: _places(folders[name], name, unread) for name in names}
     leases = [n for n in names if any(_is_in(f.name, LEASE_FILE) for f in folders[n])]
@@ -118,7 +118,7 @@ def survey(
         return list(pool.map(lambda n: _read(storage.child(n), n, folders[n], lives.get(n), problems[n]), names))
 
 
-def main_goal(history: list[dict[str, Any]]) -> Goal | None:
+def main_goal(history: list[dict[str, Any]]) -> MetricObjective | None:
     """What to judge a run by: a metric whose name tells which values are good; of the validation where there is one,
     and rather not the loss.
 
@@ -128,7 +128,7 @@ def main_goal(history: list[dict[str, Any]]) -> Goal | None:
     goals = []
     for name in dict.fromkeys(name for entry in history for name, value in entry.items() if isinstance(value, float)):
         with contextlib.suppress(ConfigError):  # seconds or a learning rate, say
-            goals.append(Goal.of(name))
+            goals.append(MetricObjective.of(name))
     ranked = sorted(goals, key=lambda g: (not g.metric.startswith("val_"), g.metric.endswith("loss")))
     return ranked[0] if ranked else None
 
@@ -141,7 +141,7 @@ def _is_in(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}/")
 
 
-def _places(files: list[File], name: str, unread: list[str]) -> list[str]:
+def _places(files: list[StoredFile], name: str, unread: list[str]) -> list[str]:
     """What lies where something else is expected, and folders of a run that cannot be read."""
     there = {file.name for file in files}
     folders = (run_log.ATTEMPTS, manifest.FOLDER, run_log.STEPS, ledger.FOLDER)
@@ -150,7 +150,7 @@ def _places(files: list[File], name: str, unread: list[str]) -> list[str]:
     return wrong + [f"{folder or 'its folder'}: access is denied" for folder in mine]
 
 
-def _read(run: Storage, name: str, files: list[File], lives: bool | None, problems: list[str]) -> Run:
+def _read(run: Storage, name: str, files: list[StoredFile], lives: bool | None, problems: list[str]) -> Run:
     mark = f"/{manifest.FILE}"
     complete = [f.name.removesuffix(mark).removeprefix(f"{manifest.FOLDER}/") for f in files if f.name.endswith(mark)]
     complete = naming.restore_order([n for n in complete if "/" not in n and naming.split_name(n)[0] >= 0])
@@ -183,7 +183,7 @@ def _read(run: Storage, name: str, files: list[File], lives: bool | None, proble
 
 
 def _newest(
-    run: Storage, files: list[File], complete: list[str], problems: list[str]
+    run: Storage, files: list[StoredFile], complete: list[str], problems: list[str]
 ) -> tuple[int | None, CheckpointDocument]:
     """Step and document of the newest checkpoint that is whole by the sizes of its files; of older ones, too, what is
     wrong is added to the problems."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from raytf.runs.copy_age import Ages
+from raytf.runs.copy_age import CopyAges
 from raytf.runs.ledger import Event
 from raytf.runs.timeline import CATEGORIES, Timeline, account, goodput
 
@@ -48,7 +48,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-class Figures:
+class RunFigures:
     """What the metrics of a run are, out of its events alone. One thread may add while another one looks.
 
     Args:
@@ -62,7 +62,7 @@ class Figures:
         self._counts: dict[tuple[str, str], float] = {}
         self._cause, self._starts = "", 0
         self._latest: Event | None = None
-        self._ages = Ages()
+        self._ages = CopyAges()
 
     def add(self, events: Iterable[Event]) -> None:
         """Note what happened, in order; it counts from the next `update` on."""
@@ -148,7 +148,7 @@ class Metrics:
         figures: of the run.
     """
 
-    def __init__(self, run: str, figures: Figures):
+    def __init__(self, run: str, figures: RunFigures):
         from ray.util import metrics
 
         self._figures = figures

@@ -29,7 +29,7 @@ class Phases:
         return dict(self._seconds)
 
 
-class Restart:
+class RestartPhases:
     """The parts of one start of a group, as the driver's clock sees them.
 
     Before a group there may be a fault, which was noticed some time after the last sign of life.

@@ -241,7 +241,7 @@ def parse_result(data: bytes, where: str) -> dict[str, Any]:
     return untrusted_json.parse(data, where, _RESULT)
 
 
-class Folder:
+class MirroredFolder:
     """A local folder whose files end up below a name in the run's folder.
 
     On local storage it is that folder itself; for an object store a temporary one, and `upload` copies what changed.

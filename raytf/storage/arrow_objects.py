@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.fs as pafs
 
 from raytf.storage import local_files
-from raytf.storage.listing import File, relative
+from raytf.storage.listing import StoredFile, relative
 
 #: Files that are deleted at the same time where each is a request.
 _DELETES = 8
@@ -34,11 +34,11 @@ def read(system: pafs.FileSystem, path: str, most: int | None) -> bytes:
     return data
 
 
-def files(system: pafs.FileSystem, base: str) -> list[File]:
+def files(system: pafs.FileSystem, base: str) -> list[StoredFile]:
     """All objects below BUCKET/PREFIX; none where there is no such folder."""
     selector = pafs.FileSelector(base, allow_not_found=True, recursive=True)
     infos = [info for info in system.get_file_info(selector) if info.type == pafs.FileType.File]
-    return [File(relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
+    return [StoredFile(relative(i.path, base), i.size, (i.mtime_ns or 0) / 1e9) for i in infos]
 
 
 def names(system: pafs.FileSystem, base: str, recursive: bool) -> list[str]:

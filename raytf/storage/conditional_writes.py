@@ -41,7 +41,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class _Race:
+class _WriteRace:
     """What came of several writers of one object: the bodies of those that were told that they have written."""
 
     winners: list[bytes]
@@ -100,7 +100,7 @@ def leftovers(path: str) -> list[str]:
     return [f"{path}-{number}" for number in range(MOST_ROUNDS)]
 
 
-def _race(store: Objects, pool: ThreadPoolExecutor, target: str, version: str | None) -> _Race:
+def _race(store: Objects, pool: ThreadPoolExecutor, target: str, version: str | None) -> _WriteRace:
     line = threading.Barrier(WRITERS)
 
     def write(body: bytes) -> bool | OSError:
@@ -114,4 +114,4 @@ def _race(store: Objects, pool: ThreadPoolExecutor, target: str, version: str | 
     outcomes = list(pool.map(write, bodies))
     winners = [body for body, outcome in zip(bodies, outcomes, strict=True) if outcome is True]
     found = store.get(target) if winners else None
-    return _Race(winners, [o for o in outcomes if isinstance(o, OSError)], found and found[0])
+    return _WriteRace(winners, [o for o in outcomes if isinstance(o, OSError)], found and found[0])

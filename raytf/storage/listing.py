@@ -8,7 +8,7 @@ from raytf.storage import local_files
 
 
 @dataclass(frozen=True)
-class File:
+class StoredFile:
     """A file on storage.
 
     Attributes:
@@ -28,7 +28,7 @@ def relative(path: str, base: str) -> str:
     return path[len(base.rstrip("/")) + 1 :].removesuffix("/")
 
 
-def local(base: str, skipped: list[str] | None) -> list[File]:
+def local(base: str, skipped: list[str] | None) -> list[StoredFile]:
     """All files below a local folder.
 
     Args:
@@ -39,7 +39,7 @@ def local(base: str, skipped: list[str] | None) -> list[File]:
     found = []
     for name, entry in local_files.walk(base, True, skipped):
         if not local_files.is_folder(entry) and (stat := local_files.look(entry)) is not None:
-            found.append(File(name, stat.st_size, stat.st_mtime))
+            found.append(StoredFile(name, stat.st_size, stat.st_mtime))
     return found
 
 

@@ -11,7 +11,7 @@ from raytf.storage import conditional_writes
 from raytf.storage.azure import Azure
 from raytf.storage.gcs import Gcs
 from raytf.storage.s3 import S3
-from raytf.storage.uris import Place
+from raytf.storage.uris import StorageUri
 
 
 class VersionedObjects(conditional_writes.Objects, Protocol):
@@ -29,7 +29,7 @@ class ObjectStore(Protocol):
     def objects(self) -> VersionedObjects | None: ...
 
 
-def of(place: Place) -> ObjectStore:
+def of(place: StorageUri) -> ObjectStore:
     """The store of a URI that is not a folder.
 
     Raises:

@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 from raytf.errors import StorageError
 from raytf.storage import arrow_objects, conditional_writes, listing, local_files, local_names, object_store, s3, uris
 from raytf.storage.gcs import Gcs
-from raytf.storage.listing import File
+from raytf.storage.listing import StoredFile
 from raytf.storage.object_store import ObjectStore, VersionedObjects
 from raytf.storage.refusals import classify, explain, is_unsupported
 from raytf.storage.s3 import S3
@@ -254,7 +254,7 @@ class Storage:
         info = self._do("look up", name, lambda: self._fs.get_file_info(self._path(name)))
         return info.type == pafs.FileType.File
 
-    def files(self, name: str = "", skipped: list[str] | None = None) -> list[File]:
+    def files(self, name: str = "", skipped: list[str] | None = None) -> list[StoredFile]:
         """All files below a folder, at any depth, by name; a missing folder is empty, and so is a root that is a file.
 
         Args:

@@ -49,7 +49,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True)
-class Place:
+class StorageUri:
     """Where a URI leads.
 
     Attributes:
@@ -63,7 +63,7 @@ class Place:
     options: dict[str, str]
 
 
-def parse(uri: str) -> Place:
+def parse(uri: str) -> StorageUri:
     """What a URI means.
 
     Raises:
@@ -74,7 +74,7 @@ def parse(uri: str) -> Place:
     scheme, mark, rest = uri.partition("://")
     if not mark or scheme not in _SCHEMES:
         _check_folder(uri)
-        return Place("", uri, {})
+        return StorageUri("", uri, {})
     if "#" in rest:
         raise ConfigError(f"storage {scheme}://...: a # is in it. Expected {scheme}://BUCKET/PREFIX?OPTION=VALUE.")
     location, _, query = rest.partition("?")
@@ -88,7 +88,7 @@ def parse(uri: str) -> Place:
             f"Expected {scheme}://BUCKET/PREFIX."
         )
     family = "gs" if scheme == "gcs" else scheme
-    return Place(family, location.strip("/"), _options(query, f"{scheme}://{location}", _OPTIONS[family]))
+    return StorageUri(family, location.strip("/"), _options(query, f"{scheme}://{location}", _OPTIONS[family]))
 
 
 def is_folder(uri: str) -> bool:

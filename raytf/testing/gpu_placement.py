@@ -43,7 +43,7 @@ _OF_SHAPES = {"BroadcastGradientArgs": {"s0", "s1", "r0", "r1"}, "Sum": {"reduct
 _REFUSED = {tf.int32, tf.bfloat16}
 
 
-class Finding(NamedTuple):
+class PlacementFinding(NamedTuple):
     """Something in a graph that a GPU would not do on the device.
 
     Attributes:
@@ -60,7 +60,7 @@ class Finding(NamedTuple):
     tensor: str
 
 
-def findings(function: Any, at_least: int, unknown: int | None = None) -> list[Finding]:
+def findings(function: Any, at_least: int, unknown: int | None = None) -> list[PlacementFinding]:
     """What a GPU would keep in host memory of tensors so large, and all that it has no kernel for, however small.
 
     Args:
@@ -74,7 +74,7 @@ def findings(function: Any, at_least: int, unknown: int | None = None) -> list[F
         for problem, tensors in _problems(op, lambda tensor: _size(tensor, unknown) >= at_least):
             largest = max(tensors, key=lambda t: _size(t, unknown), default=None)
             told = "" if largest is None else f"{largest.dtype.name} {largest.shape}"
-            found.append(Finding(problem, op.type, op.name, within, told))
+            found.append(PlacementFinding(problem, op.type, op.name, within, told))
     return found
 
 

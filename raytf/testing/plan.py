@@ -12,7 +12,7 @@ from raytf.testing import processes
 from raytf.testing.cluster import ElasticCluster
 from raytf.testing.faults import Fault, Kind, Report
 from raytf.testing.job import Job
-from raytf.testing.player import Play, PlayLimits
+from raytf.testing.player import FaultPlayer, PlayLimits
 from raytf.testing.storage_proxy import StorageProxy
 
 
@@ -110,4 +110,4 @@ class FaultPlan:
         def start(log: Path) -> Job:
             return Job(command, log, environment, folder, status_file)
 
-        return Play(start, log, cluster, proxy, PlayLimits(**limits)).through(self.faults)
+        return FaultPlayer(start, log, cluster, proxy, PlayLimits(**limits)).through(self.faults)

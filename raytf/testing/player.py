@@ -44,7 +44,7 @@ class PlayLimits:
     limit_seconds: float = 900.0
 
 
-class Play:
+class FaultPlayer:
     """One run; `FaultPlan.run` says what the arguments are."""
 
     def __init__(

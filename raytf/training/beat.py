@@ -30,7 +30,7 @@ USUAL = frozenset({Activity.INPUT, Activity.STEP, Activity.COLLECTIVE})
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatState:
     """What a rank says of itself.
 
     Attributes:
@@ -67,15 +67,15 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class LastHeartbeat:
     """The latest beat of a rank, and the seconds since it came."""
 
-    beat: Beat
+    beat: HeartbeatState
     age: float
 
 
 @dataclass(frozen=True)
-class Finding:
+class HangFinding:
     """Ranks that hang.
 
     Attributes:
@@ -85,7 +85,7 @@ class Finding:
         text: says it to people, without names.
     """
 
-    beats: tuple[Beat, ...]
+    beats: tuple[HeartbeatState, ...]
     seconds: float
     where: str
     text: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.training_state import TrainingState
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.sections import CheckpointSection
 from raytf.errors import ConfigError
 
@@ -25,12 +25,12 @@ class CheckpointPolicy:
     """
 
     cadence: Cadence
-    goal: Goal | None = None
+    goal: MetricObjective | None = None
 
     @classmethod
     def of(cls, config: CheckpointSection) -> CheckpointPolicy:
         when = Cadence.of(config.checkpoint_every_steps, config.checkpoint_every_seconds)
-        return cls(when, None if config.keep_best is None else Goal.of(config.keep_best))
+        return cls(when, None if config.keep_best is None else MetricObjective.of(config.keep_best))
 
     def check_goal(self, logs: Mapping[str, float]) -> None:
         """Whether the metric of `--keep-best` is among those of an epoch.

@@ -25,11 +25,11 @@ from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.state_source import StateSource
 from raytf.checkpoint.tier import Votes
 from raytf.checkpoint.variables import Copies
-from raytf.distributed.step_flags import Flag, vector
+from raytf.distributed.step_flags import StepFlag, vector
 from raytf.errors import CheckpointError, brief
 from raytf.runs.status import SaveTrouble, clock_text
 from raytf.training.checkpoint_policy import CheckpointPolicy, Scored
-from raytf.training.heartbeat import Activity, Pulse, WatchedGroup
+from raytf.training.heartbeat import Activity, Heartbeat, WatchedGroup
 from raytf.training.memory_copies import MemoryCopies
 from raytf.training.reporter import Reporter
 
@@ -54,7 +54,7 @@ class Listener:
     """
 
     reporter: Reporter
-    pulse: Pulse
+    pulse: Heartbeat
     logs: Callable[[], dict[str, float]]
 
 
@@ -140,27 +140,27 @@ class Checkpointer:
 
     # -- with each call of the training step ---------------------------------------------------------------------------
 
-    def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[Flag, float]:
+    def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[StepFlag, float]:
         """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
-        flags = self.save_votes() | {Flag.UNSEALED: float(not self._in_memory.is_sealed)}
+        flags = self.save_votes() | {StepFlag.UNSEALED: float(not self._in_memory.is_sealed)}
         # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
         is_held = self._is_best_held()
         # A rank whose memory holds nothing yet has all of them copy.
-        flags[Flag.COPY] = float(self._memory.is_empty and not is_held)
+        flags[StepFlag.COPY] = float(self._memory.is_empty and not is_held)
         if self._group.rank == 0:
-            flags[Flag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
+            flags[StepFlag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
             source = self._source
-            flags[Flag.SHARE] = self._is_news or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+            flags[StepFlag.SHARE] = self._is_news or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
             now = self._clock()
-            flags[Flag.WANT_SAVE] = self._saves.is_idle and self._outage.allows(
+            flags[StepFlag.WANT_SAVE] = self._saves.is_idle and self._outage.allows(
                 now, self._waiting is not None or self._is_due(stop, now)
             )
         return flags
 
-    def save_votes(self) -> dict[Flag, float]:
+    def save_votes(self) -> dict[StepFlag, float]:
         """This rank's flags about the save under way."""
         votes = self._saves.votes()
-        return {Flag.WRITTEN: votes.written, Flag.COMMITTED: votes.committed, Flag.FAILED: votes.failed}
+        return {StepFlag.WRITTEN: votes.written, StepFlag.COMMITTED: votes.committed, StepFlag.FAILED: votes.failed}
 
     def _is_due(self, stop: int, now: float) -> bool:
         saved_at = now if self._saved_step is None and not self._has_stepped else self._saved_at
@@ -175,9 +175,9 @@ class Checkpointer:
             if self._saved_step is None:
                 self._saved_at = self._clock()  # the first steps took as long as they are traced
         self._compare(flags)
-        self._in_memory.hear(float(flags[Flag.UNSEALED]))
-        if flags[Flag.COPY]:
-            self._copy(bool(flags[Flag.SHARE]))
+        self._in_memory.hear(float(flags[StepFlag.UNSEALED]))
+        if flags[StepFlag.COPY]:
+            self._copy(bool(flags[StepFlag.SHARE]))
         self._advance(flags)
         self.stall_seconds += time.perf_counter() - began
 
@@ -240,7 +240,9 @@ class Checkpointer:
     # -- one save ------------------------------------------------------------------------------------------------------
 
     def _advance(self, flags: np.ndarray) -> None:
-        votes = Votes(*(float(flags[f]) for f in (Flag.WANT_SAVE, Flag.WRITTEN, Flag.COMMITTED, Flag.FAILED)))
+        votes = Votes(
+            *(float(flags[f]) for f in (StepFlag.WANT_SAVE, StepFlag.WRITTEN, StepFlag.COMMITTED, StepFlag.FAILED))
+        )
         event = self._saves.advance(votes, lambda: self._ready(self._take_waiting() or self._prepare()))
         save = self._saves.save
         if event is Event.FAILED and save is not None:

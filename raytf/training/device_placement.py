@@ -28,7 +28,7 @@ _PLUMBING = frozenset(
 )
 
 
-class Op(NamedTuple):
+class PlacedOp(NamedTuple):
     """An operation on its device."""
 
     device: str
@@ -72,17 +72,17 @@ class Placement:
 
 
 @contextlib.contextmanager
-def collected() -> Iterator[list[Op]]:
+def collected() -> Iterator[list[PlacedOp]]:
     """A list that has the operations which TensorFlow ran inside of the `with` statement, once that has ended."""
-    ops: list[Op] = []
+    ops: list[PlacedOp] = []
     with _tensorflow.ran_graphs() as graphs:
         yield ops
     for graph in graphs:
         nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-        ops.extend(Op(_short(node.device), node.op, node.name) for node in nodes if node.device)
+        ops.extend(PlacedOp(_short(node.device), node.op, node.name) for node in nodes if node.device)
 
 
-def summary(rank: int, ops: Iterable[Op]) -> list[str]:
+def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
     """A line for each device."""
     found: dict[str, Counter[str]] = {}
     for op in ops:

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from raytf.checkpoint import variables
-from raytf.data.pipeline import Call, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Ranks
@@ -47,7 +47,7 @@ class Evaluator:
         self._plan: StepPlan = pipeline.plan
         self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
-    def _totals(self, call: Call) -> np.ndarray:
+    def _totals(self, call: CallBatch) -> np.ndarray:
         """[K, n] over all shards, by what losses are divided that are divided by data."""
         own, shards = self._step.divisors(call), self._pipeline.shards
         steps, _, count = own.shape
@@ -66,7 +66,7 @@ class Evaluator:
         self._callbacks.run("on_test_begin")
         shards, plan = self._pipeline.shards, self._plan
         rows = np.zeros((len(shards), self._step.micro.row_width), np.float32)
-        pending: deque[Future[Call]] = deque()
+        pending: deque[Future[CallBatch]] = deque()
         asked, total = 0, plan.steps_per_epoch
         while asked < total or pending:
             while asked < total and len(pending) < _PREFETCH:

@@ -26,7 +26,7 @@ from raytf.data.order import step_seeds
 from raytf.data.pipeline import Augment, Pipeline
 from raytf.distributed.gpu import determinism
 from raytf.distributed.group import Ranks
-from raytf.distributed.reduction import Exact
+from raytf.distributed.reduction import FixedPointReduction
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
 from raytf.training.step import TrainStep
@@ -55,7 +55,7 @@ _HELP = {
 _MACHINE_BYTES = 160
 
 
-class Op(NamedTuple):
+class TracedOp(NamedTuple):
     """An operation of a traced graph."""
 
     kind: str
@@ -80,7 +80,7 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
         ExactnessError: names the operation or the machines.
         WorkerLostError: another rank raises an ExactnessError.
     """
-    if not isinstance(step.reduction, Exact):
+    if not isinstance(step.reduction, FixedPointReduction):
         raise ExactnessError(
             "--exact: the model has float64 weights or states, and 32 bits of fixed point would be less than they ask "
             "for. Use float32 (keras.config.set_floatx), or train without --exact."
@@ -123,7 +123,7 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     return {run_identity.FIRST_STEP: found, **settings}
 
 
-def ops_of(traced: Any) -> list[Op]:
+def ops_of(traced: Any) -> list[TracedOp]:
     """All operations of a concrete function and of the functions that it calls."""
     graph = traced.graph.as_graph_def()
     found = [_op(node) for node in graph.node]
@@ -133,7 +133,7 @@ def ops_of(traced: Any) -> list[Op]:
     return found
 
 
-def refuse_inexact(ops: Iterable[Op], where: str, allows_xla: bool = False) -> None:
+def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
     """Refuse operations whose result is no function of their inputs.
 
     Args:
@@ -170,12 +170,12 @@ def machine() -> str:
     return f"{', '.join(sorted(kinds)) or _cpu()}, TensorFlow {tf.__version__}"
 
 
-def _op(node: Any, compiled: bool = False) -> Op:
+def _op(node: Any, compiled: bool = False) -> TracedOp:
     compiled = compiled or ("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
-    return Op(node.op, node.name, compiled)
+    return TracedOp(node.op, node.name, compiled)
 
 
-def _problem(op: Op, allows_xla: bool) -> str | None:
+def _problem(op: TracedOp, allows_xla: bool) -> str | None:
     if op.compiled and not allows_xla:
         return "xla"
     if _PYTHON.search(op.kind):

@@ -25,7 +25,7 @@ from raytf.data.sources import Source
 from raytf.errors import JobError, RaytfError, RunMismatchError, StorageError, one_line
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
-from raytf.training.job import Job, Sources
+from raytf.training.job import Sources, TrainingJob
 
 #: To import TensorFlow and build a model, on a machine that is busy.
 _SECONDS = 600
@@ -41,7 +41,7 @@ def stored(result: Mapping[str, Any]) -> dict[str, str]:
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
-def compare(job: Job, sources: Sources, before: Mapping[str, str], say: Callable[[str], None]) -> None:
+def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Refuse the result of a run that was made otherwise.
 
     Args:
@@ -74,7 +74,7 @@ def compare(job: Job, sources: Sources, before: Mapping[str, str], say: Callable
     _refuse(job, before, now | described, where)
 
 
-def _refuse(job: Job, before: Mapping[str, str], now: Mapping[str, str], where: str = "") -> None:
+def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str], where: str = "") -> None:
     model = ("model ", run_identity.CODE)
     known = {
         key: value for key, value in before.items() if key in now or not key.startswith((*model, *run_identity.DATA))
@@ -107,7 +107,7 @@ def _steady(before: Mapping[str, str], now: dict[str, str], sources: Sources) ->
     return found
 
 
-def describe(job: Job, train: Source) -> dict[str, str]:
+def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     """What is stored of a model, of the one that the job's function makes; `cannot` where no process can build it here.
 
     Raises:
@@ -117,7 +117,7 @@ def describe(job: Job, train: Source) -> dict[str, str]:
     config = job.config
     asked = {
         "model": job.model,
-        "sample": _Sample(len(leaves[0]), train.spec, leaves),
+        "sample": _FirstRecords(len(leaves[0]), train.spec, leaves),
         "compute": config.compute,
         "batch_section": config.batch,
         "class_weight": job.class_weight,
@@ -151,7 +151,7 @@ def describe(job: Job, train: Source) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _FirstRecords:
     """The first records of a source, as one of their own."""
 
     records: int

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 
 from raytf.distributed.gpu import health, visibility
-from raytf.distributed.gpu.faults import Facts, Load, Whose, advise, sort
+from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError, one_line
 
 #: Of TensorFlow's text, in a line for people.
@@ -14,7 +14,7 @@ _TEXT = 400
 
 
 def explain(
-    error: BaseException, trace: str, load: Callable[[], Load], look: Callable[[], Facts] | None = None
+    error: BaseException, trace: str, load: Callable[[], StepLoad], look: Callable[[], FaultFacts] | None = None
 ) -> RaytfError | None:
     """What to raise instead of an error of TensorFlow that is about a GPU; None for any other.
 
@@ -25,7 +25,7 @@ def explain(
         look: facts, likewise; by default NVML is asked.
     """
     text = str(error)
-    if sort(text, Facts()) is None:  # on CPUs, as ever
+    if sort(text, FaultFacts()) is None:  # on CPUs, as ever
         return None
     found = (look or facts)()
     whose = sort(text, found)
@@ -34,39 +34,39 @@ def explain(
         address, node = "of a worker", ""
     said = f"{type(error).__name__}: {one_line(text, _TEXT)}"
     match whose:
-        case Whose.REFUSED:
+        case FaultOwner.REFUSED:
             return UnsupportedError(f"TensorFlow refuses what this run asks of its devices: {said}")
-        case Whose.MEMORY:
+        case FaultOwner.MEMORY:
             return JobError(advise(text, load()), trace)
-        case Whose.CODE:
+        case FaultOwner.CODE:
             return JobError(f"kernels of this job fail on every GPU: {said}", trace)
-        case Whose.PEER:
+        case FaultOwner.PEER:
             return WorkerLostError(one_line(text, 500))
-        case Whose.TAKEN:
+        case FaultOwner.TAKEN:
             return GpuError(f"node {address}: another process is on the GPU of this worker: {said}", node)
-        case Whose.NETWORK:
+        case FaultOwner.NETWORK:
             return GpuError(f"node {address}: NCCL fails between GPUs: {said}", node, is_doubtful=True)
-        case Whose.LAUNCH:
+        case FaultOwner.LAUNCH:
             return GpuError(f"node {address}: a kernel failed on the GPU: {said}", node, is_launch=True)
         case _:
             return GpuError(f"node {address}: its GPU, the driver or a library of CUDA's fails: {said}", node)
 
 
-def facts() -> Facts:
+def facts() -> FaultFacts:
     """What NVML and Ray know, in a worker that has begun to compute."""
     if visibility.given() == []:
-        return Facts(is_told=True)
+        return FaultFacts(is_told=True)
     others = None
     with contextlib.suppress(GpuError):
         counts = [reading.processes for reading in health.read_mine(computes=True)]
         others = max((count for count in counts if count is not None), default=None)
-    return Facts(others, is_divided=visibility.share() < 1)
+    return FaultFacts(others, is_divided=visibility.share() < 1)
 
 
-def load_of(batch: int, shards: int, is_mixed: bool) -> Load:
+def load_of(batch: int, shards: int, is_mixed: bool) -> StepLoad:
     """What a step puts on a GPU of this process."""
     gpu = None
     with contextlib.suppress(GpuError):
         mine = [reading.gpu for reading in health.read_mine()]
         gpu = (mine[0].name, mine[0].memory_bytes) if mine else None
-    return Load(batch, shards, gpu, is_mixed, visibility.share())
+    return StepLoad(batch, shards, gpu, is_mixed, visibility.share())

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from raytf.training.beat import USUAL, Activity, Beat
+from raytf.training.beat import USUAL, Activity, HeartbeatState
 from raytf.training.monitor_client import MonitorClient
 
 BEAT_SECONDS = 1.0
@@ -39,7 +39,7 @@ _LARGE = 1 << 20
 _PROBE_SECONDS, _PROBE_SHARE = 30.0, 400
 
 
-class Pulse:
+class Heartbeat:
     """One rank's sign of life.
 
     Args:
@@ -142,9 +142,9 @@ class Pulse:
                 return  # Ray is going down, and with it this process
             self._stop.wait(BEAT_SECONDS)
 
-    def _now(self) -> Beat:
+    def _now(self) -> HeartbeatState:
         lengths = list(self._lengths)
-        return Beat(
+        return HeartbeatState(
             group=self._group,
             rank=self._rank,
             world_size=self._world_size,
@@ -172,7 +172,7 @@ class WatchedGroup:
         pulse: this rank's.
     """
 
-    def __init__(self, group: Any, pulse: Pulse):
+    def __init__(self, group: Any, pulse: Heartbeat):
         self._group, self._pulse = group, pulse
         self.rank, self.world_size, self.all_reduce = group.rank, group.world_size, group.all_reduce
         self.devices, self.route = group.devices, group.route

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # it imports Ray
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A run, ready to be started.
 
     Attributes:

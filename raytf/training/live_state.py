@@ -47,7 +47,7 @@ class LiveState:
     def sizes(self) -> dict[str, int]:
         return variables.sizes(self.named)
 
-    def variables(self, names: Sequence[str]) -> variables.Source:
+    def variables(self, names: Sequence[str]) -> variables.TensorSource:
         return self.make(names)
 
     def must_be_finite(self) -> Collection[str]:

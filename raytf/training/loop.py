@@ -27,16 +27,16 @@ from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.memory import MemoryTier, place_on_node
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.tier import Attempt
+from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
 from raytf.cluster.preemption import watcher
 from raytf.config import precision
-from raytf.data.pipeline import Call, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan, assign, imbalance
 from raytf.data.sources import Source, fingerprint
 from raytf.distributed import buckets, factory, memory_needs, ranks, worker_table
-from raytf.distributed.devices import Room, computes_on_gpu, free_bytes
-from raytf.distributed.step_flags import LENGTH, Flag, vector
+from raytf.distributed.devices import DeviceRoom, computes_on_gpu, free_bytes
+from raytf.distributed.step_flags import LENGTH, StepFlag, vector
 from raytf.errors import ConfigError, NonFiniteLossError, RunMismatchError, StorageError
 from raytf.inference import architecture, export
 from raytf.runs.lease import check_owner
@@ -50,12 +50,12 @@ from raytf.training.checkpoint_policy import CheckpointPolicy
 from raytf.training.checkpointer import Checkpointer, Listener
 from raytf.training.device_placement import Placement
 from raytf.training.evaluation import Evaluator
-from raytf.training.heartbeat import Activity, Pulse, WatchedGroup
-from raytf.training.job import Job, Sources
+from raytf.training.heartbeat import Activity, Heartbeat, WatchedGroup
+from raytf.training.job import Sources, TrainingJob
 from raytf.training.learning_rate import LearningRate
 from raytf.training.live_state import LiveState
 from raytf.training.reporter import Reporter
-from raytf.training.step import Outcome, TrainStep
+from raytf.training.step import StepOutcome, TrainStep
 from raytf.training.upload import Upload
 
 #: Calls gathered ahead of the one that runs.
@@ -69,7 +69,7 @@ _PARK_SECONDS = 0.1
 _PROBE_SECONDS = 0.05
 
 
-def _begin_attempt(job: Job) -> tuple[str, list[str], int | None]:
+def _begin_attempt(job: TrainingJob) -> tuple[str, list[str], int | None]:
     """A new attempt's name, those before it, and the step of the newest checkpoint on storage where that is known."""
     attempt = new_attempt()
     return attempt, *job.monitor.begin(attempt)
@@ -89,7 +89,7 @@ class Worker:
         phases: of the restart; marked as they end.
     """
 
-    def __init__(self, job: Job, pulse: Pulse, phases: Phases):
+    def __init__(self, job: TrainingJob, pulse: Heartbeat, phases: Phases):
         self.job, self.config, self.pulse, self._phases = job, job.config, pulse, phases
         self.group = WatchedGroup(self._join(), pulse)
         self.rank, self.world_size, self.devices = self.group.rank, self.group.world_size, self.group.devices
@@ -101,7 +101,7 @@ class Worker:
             gpu_probe.check()
         phases.mark("rendezvous")
         place = place_on_node(self.group)
-        ranks.take(ranks.Place(self.rank, self.world_size, *place))
+        ranks.take(ranks.RankInfo(self.rank, self.world_size, *place))
         self.reporter = Reporter(job, self.storage, self.rank, self.workers, self.attempt)
         if self.group.route is not None and self.group.route.why:
             self.reporter.say(str(self.group.route))
@@ -112,7 +112,7 @@ class Worker:
         self.plan = job.plan
         self.shards = assign(self.plan.shards, self.world_size)[self.rank]
         self.pipeline = self._pipeline(self.sources.train, self.plan, training=True)
-        attempt = Attempt(self.attempt, self.rank, self.world_size, tuple(earlier))
+        attempt = GroupAttempt(self.attempt, self.rank, self.world_size, tuple(earlier))
         self.snapshots = MemoryTier(
             job.run_uri,
             self.group,
@@ -167,7 +167,7 @@ class Worker:
         most = memory_needs.held(
             variables.size_of(self.named), self.world_size, self.config.checkpoints.keep_best is not None
         )
-        room = Room(most, free_bytes, self.reporter.say)
+        room = DeviceRoom(most, free_bytes, self.reporter.say)
         self._source = functools.partial(variables.Variables, self.named, may_hold=room)
         self.snapshots.reserve(variables.sizes(self.named), self._source)
         pulse.also(self.snapshots.look)
@@ -239,7 +239,7 @@ class Worker:
         own = {name: variables.size_of({name: v}) for name, v in self.named.items()}
         total, largest = sum(own.values()), max(own.values(), default=0)
         weights = sum(size for name, size in own.items() if name.startswith("model/"))
-        found = memory_needs.Needs(
+        found = memory_needs.MemoryNeeds(
             weights,
             total - weights,
             max(largest, -(-total // self.world_size)),
@@ -376,7 +376,7 @@ class Worker:
     def train(self) -> dict[str, Any] | None:
         """Train to the end of the run; the result on rank 0."""
         total, plan = self.job.total_steps, self.plan
-        pending: deque[Future[Call]] = deque()
+        pending: deque[Future[CallBatch]] = deque()
         asked = self.state.step
         self.pulse.settle(Activity.LOOP, self.state.step)
         self.show("starting")
@@ -404,10 +404,10 @@ class Worker:
             self.pulse.advance(self.state.step, call.stop - call.start, len(self.shards))
             if self.state.step % plan.steps_per_epoch == 0:
                 self._end_epoch(epoch)
-            if outcome.flags[Flag.PROBE]:
+            if outcome.flags[StepFlag.PROBE]:
                 self.pulse.probed(*self.train_step.sample_shard(_PROBE_SECONDS))
             self.saving.act(outcome.flags)
-            if outcome.flags[Flag.PARK]:
+            if outcome.flags[StepFlag.PARK]:
                 self._park()
         self.show("saving")
         self.saving.finish()
@@ -417,7 +417,7 @@ class Worker:
         self.reporter.finish()
         return self._finish()
 
-    def _after_call(self, call: Call, outcome: Outcome, epoch: int, seconds: float) -> None:
+    def _after_call(self, call: CallBatch, outcome: StepOutcome, epoch: int, seconds: float) -> None:
         self.state.step = call.stop
         self.state.imbalance_seconds += (call.stop - call.start) * self._imbalance_per_step
         self.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
@@ -427,8 +427,8 @@ class Worker:
         else:
             self.callbacks.run_batch("on_train_batch_end", last)
         self.state.stopped_early = self.callbacks.stopped
-        if not self.config.compute.steps_per_call and outcome.flags[Flag.CALL_STEPS]:
-            self.call_steps = int(outcome.flags[Flag.CALL_STEPS])
+        if not self.config.compute.steps_per_call and outcome.flags[StepFlag.CALL_STEPS]:
+            self.call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
         self._seconds_per_step = seconds / (call.stop - call.start)
         if not self._trained:
             self._trained = True
@@ -443,7 +443,7 @@ class Worker:
             self.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
             self.show("training")
 
-    def _show_histograms(self, outcome: Outcome) -> None:
+    def _show_histograms(self, outcome: StepOutcome) -> None:
         """Rank 0 writes them where they are due; what a call has told costs nothing that training waits for."""
         every = self.config.run.histograms_every
         if self.rank == 0 and every and self.state.step % every == 0:
@@ -484,7 +484,7 @@ class Worker:
         if best:
             self.saving.keep_best()
 
-    def _check_finite(self, call: Call, outcome: Any) -> None:
+    def _check_finite(self, call: CallBatch, outcome: Any) -> None:
         bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
         if not len(bad):
             return
@@ -505,13 +505,13 @@ class Worker:
     def _flags(self, stop: int) -> np.ndarray:
         """This rank's flags for the call that ends at step `stop`."""
         ends_epoch = stop % self.plan.steps_per_epoch == 0
-        given: dict[Flag, float] = self.saving.votes(stop, self._seconds_per_step, ends_epoch)
+        given: dict[StepFlag, float] = self.saving.votes(stop, self._seconds_per_step, ends_epoch)
         if self.rank == 0:
-            given[Flag.PARK] = self.reporter.is_parking_wanted()
-            given[Flag.PROBE] = self.world_size > 1 and self.pulse.is_probe_due()
+            given[StepFlag.PARK] = self.reporter.is_parking_wanted()
+            given[StepFlag.PROBE] = self.world_size > 1 and self.pulse.is_probe_due()
             if not self.config.compute.steps_per_call and self._seconds_per_step:
                 wanted = max(1.0, min(_CALL_SECONDS / self._seconds_per_step, _MAX_CALL_STEPS))
-                given[Flag.CALL_STEPS] = 2 ** int(np.log2(wanted))
+                given[StepFlag.CALL_STEPS] = 2 ** int(np.log2(wanted))
         return vector(given, self.saving.tell())
 
     def _park(self) -> None:

@@ -27,7 +27,7 @@ from raytf.training import loss_division
 from raytf.training import model as models
 
 
-class Values(NamedTuple):
+class StepValues(NamedTuple):
     """Tensors for a model's trainable weights and layers' states; None for those that are not known."""
 
     weights: list[Any]
@@ -65,7 +65,7 @@ class MicroBatch:
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
     def __call__(
-        self, leaves, seeds, weight: tf.Tensor, values: Values | None = None, factors: tf.Tensor | None = None
+        self, leaves, seeds, weight: tf.Tensor, values: StepValues | None = None, factors: tf.Tensor | None = None
     ) -> tuple[list[tf.Tensor], Any]:
         """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
 
@@ -81,7 +81,7 @@ class MicroBatch:
         row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
         return [*gradients, *updates], tf.concat(row, 0)
 
-    def divisors(self, leaves, seeds, values: Values) -> tf.Tensor:
+    def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
         """[n] by what a shard's losses in `divided` are divided. What else there is of the model, the graph drops."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
@@ -100,21 +100,21 @@ class MicroBatch:
             *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
         ]
 
-    def values(self, known: Values | None = None) -> Values:
+    def values(self, known: StepValues | None = None) -> StepValues:
         """Weights and layers' states as they are, where the present device has them; those not to be read are known.
 
         Args:
             known: of `fixed`.
         """
-        fixed = known or Values([None] * len(self.trainable), [None] * len(self.states))
+        fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
         pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
-        return Values(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
+        return StepValues(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
 
-    def fixed(self) -> Values:
+    def fixed(self) -> StepValues:
         """Those that no step changes, where the present device has them, and None for the others."""
         changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
         groups = self.trainable, self.states
-        return Values(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
+        return StepValues(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
 
     def _compute(self, weights, states, leaves, seeds, part: tf.Tensor, factors: tf.Tensor | None):
         model = self.model
@@ -180,11 +180,11 @@ class MicroBatch:
             updates.append(value if value.dtype.is_floating else value - before)
         return updates
 
-    def layout(self) -> reduction.Layout:
+    def layout(self) -> reduction.WireLayout:
         """What a traced micro-batch returns; integers travel as numbers that float32 holds."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
-        return reduction.Layout([v.shape for v in sent], kinds)
+        return reduction.WireLayout([v.shape for v in sent], kinds)
 
     def apply(self, tensors: list[tf.Tensor]) -> None:
         """Update weights, optimizer and layers' states with reduced tensors."""
@@ -213,7 +213,7 @@ def loop_shards(
     counts: tf.Tensor | None,
     total: tf.Tensor | int,
     plan: StepPlan,
-    values: Values,
+    values: StepValues,
     alike: bool = True,
     factors: tf.Tensor | None = None,
     early: Buckets | None = None,
@@ -282,7 +282,7 @@ def spread_shards(
     counts: tf.Tensor | None,
     total: tf.Tensor | int,
     plan: StepPlan,
-    fixed: Sequence[Values],
+    fixed: Sequence[StepValues],
     alike: bool = True,
     factors: tf.Tensor | None = None,
     early: Buckets | None = None,
@@ -310,7 +310,9 @@ def spread_shards(
         return devices.add(summed), tf.concat(rows, 0)
 
 
-def shard_divisors(micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: Values) -> Any:
+def shard_divisors(
+    micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
+) -> Any:
     """[L, n] by what the losses of each shard are divided that are divided by data; 0 for a shard without records."""
     count = len(micro.divided)
 
@@ -335,7 +337,7 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
     return loss_division.factors(own, totals, weights)
 
 
-def fixed_values(devices: Devices, micro: MicroBatch) -> list[Values]:
+def fixed_values(devices: Devices, micro: MicroBatch) -> list[StepValues]:
     """For each device, copies of what no step changes; made once a call."""
     copies = []
     for device in range(len(devices.names)):

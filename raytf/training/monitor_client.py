@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 
 from raytf.runs.events import RunEvent
 from raytf.runs.status import Status
-from raytf.training.beat import Beat, Finding, Sighting
+from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
 Answer = TypeVar("Answer")
 
@@ -99,25 +99,25 @@ class MonitorClient:
         """The number of the present group."""
         return Question[int](self.handle.group.remote()).answer()
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: HeartbeatState) -> None:
         """A rank's sign of life."""
         self.handle.beat.remote(beat)
 
-    def ask_sightings(self) -> Question[list[Sighting]]:
+    def ask_sightings(self) -> Question[list[LastHeartbeat]]:
         """The latest sign of life of each rank."""
         return Question(self.handle.sightings.remote())
 
-    def sightings(self, seconds: float) -> list[Sighting]:
+    def sightings(self, seconds: float) -> list[LastHeartbeat]:
         """The latest sign of life of each rank."""
         return self.ask_sightings().answer(seconds)
 
-    def blame(self, finding: Finding) -> None:
+    def blame(self, finding: HangFinding) -> None:
         """Who of the present group hangs."""
         self.handle.blame.remote(finding)
 
-    def blamed(self, seconds: float) -> Finding | None:
+    def blamed(self, seconds: float) -> HangFinding | None:
         """Who of the present group hangs, as far as is known."""
-        return Question[Finding | None](self.handle.blamed.remote()).answer(seconds)
+        return Question[HangFinding | None](self.handle.blamed.remote()).answer(seconds)
 
     def set_noticed(self, ranks: dict[int, str]) -> None:
         """Ranks of the present group whose nodes have notice -> Ray's ids of these nodes."""
@@ -155,7 +155,7 @@ class MonitorClient:
         released, wanted = ray.get(asked)
         return released, wanted
 
-    def saving(self, ticket: int, seconds: float) -> tuple[bool | None, Sequence[Sighting], int]:
+    def saving(self, ticket: int, seconds: float) -> tuple[bool | None, Sequence[LastHeartbeat], int]:
         """The answer to a request, the ranks' signs of life, and the ticket that is wanted now."""
         asked = [self.handle.parked.remote(ticket), self.handle.sightings.remote(), self.handle.wanted.remote()]
         answer, sightings, wanted = ray.get(asked, timeout=seconds)

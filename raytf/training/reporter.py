@@ -14,10 +14,10 @@ import ray
 import ray.train
 
 from raytf.errors import one_line
-from raytf.runs.run_log import Folder
+from raytf.runs.run_log import MirroredFolder
 from raytf.runs.status import SaveTrouble, Status
 from raytf.storage.storage import Storage
-from raytf.training.job import Job
+from raytf.training.job import TrainingJob
 from raytf.training.monitor_client import Question
 
 _STATUS_SECONDS = 0.5
@@ -45,11 +45,11 @@ class Reporter:
         attempt: name of this start of the worker group.
     """
 
-    def __init__(self, job: Job, storage: Storage, rank: int, world_size: int, attempt: str):
+    def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int, attempt: str):
         self._job, self._storage, self._attempt = job, storage, attempt
         self._rank, self._world_size = rank, world_size
-        self._files = Folder(storage, "files") if rank == 0 else None
-        self._tensorboard = Folder(storage, "tensorboard") if rank == 0 else None
+        self._files = MirroredFolder(storage, "files") if rank == 0 else None
+        self._tensorboard = MirroredFolder(storage, "tensorboard") if rank == 0 else None
         self._writer: Any = None
         self._reported_at = self._status_at = time.monotonic()
         self._status_step = 0

@@ -19,7 +19,7 @@ from raytf.config.identity import batch_identity, differences
 from raytf.data import tree
 from raytf.data.sources import ArraySource, Source, fingerprint
 from raytf.distributed.gpu import determinism
-from raytf.training.job import Job, Sources
+from raytf.training.job import Sources, TrainingJob
 
 STRUCTURE, ARCHITECTURE = "model structure", "model architecture"
 CODE = "code of the model"
@@ -35,7 +35,7 @@ _OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, determinism.TF32, determinism.CUDNN,
 _WHOLE_BYTES, _PARTS, _PART_BYTES = 128 << 20, 512, 128 << 10
 
 
-def of_run(job: Job, sources: Sources) -> dict[str, str]:
+def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
     """All that is known without the model."""
     return batch_identity(job.config, job.plan.records, job.precision) | {
         "training data": fingerprint(sources.train),

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.checkpoint.digest import device_sum
-from raytf.data.pipeline import Call
+from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed import reduction as reductions
@@ -24,7 +24,7 @@ from raytf.training.learning_rate import LearningRate
 from raytf.training.microbatch import MicroBatch, fixed_values, shard_divisors, shard_factors, spread_shards
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added
     over workers; and the reduced gradients of its last step, where they are kept."""
 
@@ -74,7 +74,7 @@ class TrainStep:
         devices: Devices | None = None,
         rate: LearningRate | None = None,
         keeps_gradients: bool = False,
-        words: wire.Words | None = None,
+        words: wire.WireWords | None = None,
         overlap: Overlap | None = None,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
@@ -109,7 +109,7 @@ class TrainStep:
         """The `tf.function` of full steps and that of a partial one, for those who look at their graphs."""
         return self._full, self._partial
 
-    def __call__(self, call: Call, flags: np.ndarray) -> Outcome:
+    def __call__(self, call: CallBatch, flags: np.ndarray) -> StepOutcome:
         """Run the steps of a call. All workers must make the same calls.
 
         Args:
@@ -121,9 +121,9 @@ class TrainStep:
         else:
             out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
         losses, rates, finite, flags_sum, gradients = out
-        return Outcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
+        return StepOutcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
 
-    def named_gradients(self, outcome: Outcome) -> dict[str, tf.Tensor]:
+    def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
         """The gradients that a call has told, by the path of their weight."""
         paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if self._keeps_gradients else {}
@@ -208,11 +208,11 @@ class TrainStep:
                     "they ask for. Use float32 (keras.config.set_floatx), or leave it out."
                 )
             # 32 bits of fixed point would be less than such a model asked for.
-            return reductions.Float(layout, tf.float64, overlap)
+            return reductions.FloatReduction(layout, tf.float64, overlap)
         if not exact:
-            return reductions.Float(layout, overlap=overlap)
+            return reductions.FloatReduction(layout, overlap=overlap)
         compressed = len(self.micro.with_gradient) if compress else 0
-        return reductions.Exact(layout, self._plan.shards, compressed, self._words, overlap)
+        return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, overlap)
 
     def _full_steps(self, leaves, seeds, flags):
         steps = tf.shape(seeds)[0]
@@ -268,7 +268,7 @@ class TrainStep:
             tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
         )
 
-        is_float, plan = isinstance(reduction, reductions.Float), self._plan
+        is_float, plan = isinstance(reduction, reductions.FloatReduction), self._plan
         # A sum times the weight that all shards have; one that other workers have added to already comes too late.
         is_even = is_float and counts is None and not self._has_overlap
 
@@ -344,7 +344,7 @@ class EvalStep:
         self._full_divisors = tf.function(self._divisors_of_steps, input_signature=signature, autograph=False)
         self._partial_divisors = tf.function(self._divisors, input_signature=some, autograph=False)
 
-    def __call__(self, call: Call, totals: np.ndarray | None = None) -> np.ndarray:
+    def __call__(self, call: CallBatch, totals: np.ndarray | None = None) -> np.ndarray:
         """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
 
         Args:
@@ -356,7 +356,7 @@ class EvalStep:
             return self._full(call.leaves, call.seeds, totals).numpy()
         return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
 
-    def divisors(self, call: Call) -> np.ndarray:
+    def divisors(self, call: CallBatch) -> np.ndarray:
         """[K, L, n] by what the losses of each step and shard are divided that are divided by data."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)

@@ -65,7 +65,7 @@ def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
     return lacking, ""
 
 
-class Shelf:
+class WarmProcesses:
     """The warm processes of a node for one job, as files: `PID` for each, `asked-ID` for each that is to come.
 
     Args:
@@ -77,7 +77,7 @@ class Shelf:
         self._folder, self._clock = folder, clock
 
     @classmethod
-    def here(cls) -> Shelf:
+    def here(cls) -> WarmProcesses:
         """That of this process's node and job."""
         context = ray.get_runtime_context()
         return cls(worker_process.session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
@@ -183,7 +183,7 @@ _first_step_at: float | None = None
 
 def get_warm() -> None:
     """Import what workers need if this process was started ahead; it can be taken all the while, and is used then."""
-    if not Shelf.here().claim(os.getpid()):
+    if not WarmProcesses.here().claim(os.getpid()):
         return  # a worker waits for this one
     worker_process.set_title(TITLE)
     import_all()
@@ -208,7 +208,7 @@ def become_worker() -> None:
     global started_warm
     if not ray.is_initialized():  # a benchmark's; to ask for its node would start Ray
         return
-    started_warm = Shelf.here().leave(os.getpid())
+    started_warm = WarmProcesses.here().leave(os.getpid())
 
 
 # -- in a worker, or a task on a spare node ----------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def trains() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class WarmAnswer:
     """What a node says.
 
     Attributes:
@@ -235,7 +235,7 @@ class Answer:
     runtime_env: str = ""
 
 
-def prepare(workers: int, runtime_env: str = "") -> Answer:
+def prepare(workers: int, runtime_env: str = "") -> WarmAnswer:
     """Have this node start the warm processes that it lacks; may be called again and again.
 
     Args:
@@ -244,12 +244,12 @@ def prepare(workers: int, runtime_env: str = "") -> Answer:
     """
     if not runtime_env:
         if _first_step_at is None or time.monotonic() - _first_step_at < _SETTLE_SECONDS:
-            return Answer(False)
+            return WarmAnswer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
-    shelf = Shelf.here()
+    shelf = WarmProcesses.here()
     count, why = missing(workers, shelf.count(), raylets.free_bytes())
     if count:
         shelf.ask(count)
         node, job = worker_process.worker_node(), ray.get_runtime_context().get_job_id()
         raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
-    return Answer(not count, why, runtime_env)
+    return WarmAnswer(not count, why, runtime_env)

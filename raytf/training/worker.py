@@ -18,8 +18,8 @@ from raytf.distributed.gpu import determinism, health, visibility
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
 from raytf.training import gpu_errors, warm_pool
-from raytf.training.heartbeat import Pulse
-from raytf.training.job import Job
+from raytf.training.heartbeat import Heartbeat
+from raytf.training.job import TrainingJob
 
 
 def set_up(
@@ -111,7 +111,7 @@ _phases = Phases()
 _keep: list[Any] = []
 
 
-def run(job: Job) -> dict[str, Any] | None:
+def run(job: TrainingJob) -> dict[str, Any] | None:
     """Train, and return the run's result on rank 0.
 
     Raises:
@@ -119,7 +119,7 @@ def run(job: Job) -> dict[str, Any] | None:
         RaytfError: any other is one that another attempt would meet again.
     """
     context = ray.train.get_context()
-    pulse = Pulse(job.monitor, context.get_world_rank(), context.get_world_size())
+    pulse = Heartbeat(job.monitor, context.get_world_rank(), context.get_world_size())
     try:
         return _run(job, pulse)
     except JobError as error:
@@ -130,13 +130,13 @@ def run(job: Job) -> dict[str, Any] | None:
         scratch.end()
 
 
-def _run(job: Job, pulse: Pulse) -> dict[str, Any] | None:
+def _run(job: TrainingJob, pulse: Heartbeat) -> dict[str, Any] | None:
     from raytf.training.loop import Worker
 
     return explained(job, lambda: Worker(job, pulse, _phases))
 
 
-def explained(job: Job, make: Callable[[], Any]) -> dict[str, Any] | None:
+def explained(job: TrainingJob, make: Callable[[], Any]) -> dict[str, Any] | None:
     """Make a worker and have it train; what TensorFlow raises becomes an error that says whether to try again."""
     import tensorflow as tf
 
@@ -154,7 +154,7 @@ def explained(job: Job, make: Callable[[], Any]) -> dict[str, Any] | None:
         raise _inexact(job, error) or _as_job_error(error) from None
 
 
-def _of_gpu(job: Job, error: BaseException | None) -> RaytfError | None:
+def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
     """What an error of TensorFlow says about a GPU; None for any other."""
     import tensorflow as tf
 
@@ -166,7 +166,7 @@ def _of_gpu(job: Job, error: BaseException | None) -> RaytfError | None:
     return gpu_errors.explain(error, traceback.format_exc(), load)
 
 
-def _of_others(job: Job, error: Exception) -> RaytfError:
+def _of_others(job: TrainingJob, error: Exception) -> RaytfError:
     """What an error of TensorFlow is that says nothing of a GPU: a peer's end, exact mode's, or the job's own."""
     import tensorflow as tf
 
@@ -182,7 +182,7 @@ def _of_others(job: Job, error: Exception) -> RaytfError:
     return _inexact(job, error) or _as_job_error(error)
 
 
-def _inexact(job: Job, error: Exception) -> RaytfError | None:
+def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
     """What an error says about exact mode, where that is on."""
     from raytf.training import exact
 

@@ -10,11 +10,11 @@ from ray import tune
 from raytf.errors import one_line
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
-from raytf.tune.search_record import Outcome, Record
-from raytf.tune.table import Board, View, epochs_text, told
+from raytf.tune.search_record import TrialOutcome, TrialRecord
+from raytf.tune.table import LiveTable, TrialTable, epochs_text, told
 
 
-class Told(tune.Stopper):
+class StopWhenTold(tune.Stopper):
     """Ends a search when an event is set: Ray Tune then stops all trials, which save."""
 
     def __init__(self, stop: threading.Event):
@@ -44,9 +44,9 @@ class Watcher(tune.Callback):
         self,
         folder: Storage,
         points: list[dict[str, Any]],
-        over: dict[int, Record],
-        board: Board,
-        view: View,
+        over: dict[int, TrialRecord],
+        board: TrialTable,
+        view: LiveTable,
         stop: threading.Event,
     ):
         self._folder, self._points, self._over = folder, points, over
@@ -92,19 +92,21 @@ class Watcher(tune.Callback):
             return
         row, metric = self._board.rows[number], self._board.goal.metric
         if "outcome" in last:
-            outcome, value, why = Outcome(last["outcome"]), last.get("score"), last.get("why", "")
+            outcome, value, why = TrialOutcome(last["outcome"]), last.get("score"), last.get("why", "")
         else:
-            outcome, value = Outcome.STOPPED, row.value
+            outcome, value = TrialOutcome.STOPPED, row.value
             why = f"others were better after {epochs_text(row.epoch)} than {metric} {value:.4f}"
         self._settle(number, outcome, value, why, last.get("metrics", {}))
 
     def on_trial_error(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         why = f"its process at Ray died again and again: {one_line(trial.get_error(), 200)}"
-        self._settle(trial.config["trial"], Outcome.FAILED, None, why, {})
+        self._settle(trial.config["trial"], TrialOutcome.FAILED, None, why, {})
 
-    def _settle(self, number: int, outcome: Outcome, value: float | None, why: str, metrics: dict[str, float]) -> None:
+    def _settle(
+        self, number: int, outcome: TrialOutcome, value: float | None, why: str, metrics: dict[str, float]
+    ) -> None:
         epochs, history = self._board.rows[number].epoch, self._histories.get(number, [])
-        record = Record(number, self._points[number], outcome, value, epochs, why, history, metrics)
+        record = TrialRecord(number, self._points[number], outcome, value, epochs, why, history, metrics)
         self._board.settle(record)
         search_record.write(self._folder, record)
         self._view.say(told(number, self._board.rows[number], self._board.goal))

@@ -17,7 +17,7 @@ _SIZES = {setting.name for setting in every_setting() if InSearch.SIZES in setti
 
 
 @dataclass(frozen=True)
-class Share:
+class TrialResources:
     """What each trial takes of a cluster.
 
     Attributes:
@@ -62,7 +62,7 @@ def share(
     trials: int,
     parallel: int | None,
     searched: Sequence[str],
-) -> Share:
+) -> TrialResources:
     """How trials share a cluster: by default each has the most workers that it asks for, and as many run as fit.
 
     With more at a time than that each gets at most its part, and never fewer workers than it asks for at least. Its
@@ -92,5 +92,5 @@ def share(
     least = max(low, config.strategy.replicas_to_aggregate or low)
     part = next((workers for workers in range(high, least, -1) if fit(workers, count) == count), least)
     if part == high or _SIZES & set(searched):
-        return Share(count)
-    return Share(count, [f"--workers={low}:{part}", f"--logical-shards={config.logical_shards}"])
+        return TrialResources(count)
+    return TrialResources(count, [f"--workers={low}:{part}", f"--logical-shards={config.logical_shards}"])

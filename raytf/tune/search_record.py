@@ -19,7 +19,7 @@ from typing import Any
 
 from raytf.checkpoint import manifest
 from raytf.config.identity import differences
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.errors import DamagedFileError, RunMismatchError
 from raytf.runs import run_log
 from raytf.storage import untrusted_json
@@ -45,7 +45,7 @@ _RECORD = untrusted_json.record(
 )
 
 
-class Outcome(enum.Enum):
+class TrialOutcome(enum.Enum):
     """How a trial ended."""
 
     FINISHED = "finished"
@@ -54,7 +54,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Record:
+class TrialRecord:
     """A trial that is over.
 
     Attributes:
@@ -69,7 +69,7 @@ class Record:
 
     number: int
     parameters: dict[str, Any]
-    outcome: Outcome
+    outcome: TrialOutcome
     value: float | None
     epochs: int
     why: str = ""
@@ -105,19 +105,19 @@ def keep_identity(search: Storage, identity: dict[str, str], name: str) -> None:
         )
 
 
-def write(search: Storage, record: Record) -> None:
+def write(search: Storage, record: TrialRecord) -> None:
     """Keep what became of a trial."""
     document = {**asdict(record), "outcome": record.outcome.value}
     search.put(f"{SEARCH}/{_TRIALS}/{record.number:03d}.json", json.dumps(document, indent=1).encode())
 
 
-def read(search: Storage) -> dict[int, Record]:
+def read(search: Storage) -> dict[int, TrialRecord]:
     """Trials that are over, by number; one whose file is damaged counts as one that is not."""
     found = {}
     for name in search.list(f"{SEARCH}/{_TRIALS}"):
         try:
             document = untrusted_json.read(search, f"{SEARCH}/{_TRIALS}/{name}", _RECORD, untrusted_json.LARGE)
-            record = Record(**{**document, "outcome": Outcome(document["outcome"])})
+            record = TrialRecord(**{**document, "outcome": TrialOutcome(document["outcome"])})
         except (DamagedFileError, ValueError, TypeError):  # None, and fields that are no record's
             continue
         found[record.number] = record
@@ -129,14 +129,14 @@ def forget(search: Storage, number: int) -> None:
     search.delete(f"{SEARCH}/{_TRIALS}/{number:03d}.json")
 
 
-def best(records: dict[int, Record], goal: Goal) -> Record | None:
+def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord | None:
     """The finished trial with the best value; of equal ones the first."""
-    values = {f"{n:06d}": r.value for n, r in records.items() if r.outcome is Outcome.FINISHED}
+    values = {f"{n:06d}": r.value for n, r in records.items() if r.outcome is TrialOutcome.FINISHED}
     name = goal.best(values)
     return None if name is None else records[int(name)]
 
 
-def keep_best(search: Storage, record: Record, goal: Goal) -> Storage:
+def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> Storage:
     """Copy the best trial's result, model and newest checkpoint to `best/`, a run's folder as any other.
 
     The result comes last: a copy that was cut short is no finished run, and the next command makes it anew.

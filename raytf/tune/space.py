@@ -65,7 +65,7 @@ class Dimension:
         return f"{self.kind}({', '.join(map(repr, self.values))})"
 
 
-class Space:
+class SearchSpace:
     """All flags that are searched.
 
     Args:

@@ -10,22 +10,22 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.terminal_text import visible
 from raytf.runs.display import Screen
-from raytf.tune.search_record import Outcome, Record, run_name
+from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 from raytf.tune.space import short
 
 _STYLES = {"running": "cyan", "finished": "green", "stopped": "yellow", "failed": "red", "waiting": "dim"}
 
 
 @dataclass
-class Row:
+class TrialRow:
     """One trial.
 
     Attributes:
         parameters: values of the searched flags.
-        state: waiting, running, or an `Outcome`'s text.
+        state: waiting, running, or an `TrialOutcome`'s text.
         epoch, step: so far.
         value: of the metric, after the last epoch.
         why: it failed or was stopped.
@@ -40,7 +40,7 @@ class Row:
 
 
 @dataclass
-class Board:
+class TrialTable:
     """All trials of a search, in order.
 
     Attributes:
@@ -48,10 +48,10 @@ class Board:
     """
 
     names: list[str]
-    goal: Goal
-    rows: list[Row] = field(default_factory=list)
+    goal: MetricObjective
+    rows: list[TrialRow] = field(default_factory=list)
 
-    def settle(self, record: Record) -> None:
+    def settle(self, record: TrialRecord) -> None:
         """A trial is over."""
         row = self.rows[record.number]
         row.state, row.value, row.epoch = record.outcome.value, record.value, record.epochs
@@ -62,7 +62,7 @@ class Board:
 
     def cells(self) -> list[list[str]]:
         """A line for each trial; the best one has a star."""
-        finished = {f"{i:06d}": r.value for i, r in enumerate(self.rows) if r.state == Outcome.FINISHED.value}
+        finished = {f"{i:06d}": r.value for i, r in enumerate(self.rows) if r.state == TrialOutcome.FINISHED.value}
         best = self.goal.best(finished)
         return [
             [
@@ -78,10 +78,10 @@ class Board:
         ]
 
 
-class View(Screen):
+class LiveTable(Screen):
     """Shows a board while it changes."""
 
-    def __init__(self, board: Board, console: Console | None = None):
+    def __init__(self, board: TrialTable, console: Console | None = None):
         super().__init__(console)
         self._board = board
         self._shown: list[list[str]] = []
@@ -101,7 +101,7 @@ class View(Screen):
             self._live.update(table(self._board), refresh=True)
 
 
-def table(board: Board) -> Table:
+def table(board: TrialTable) -> Table:
     """The board for a terminal."""
     drawn = Table(*(Column(Text(visible(c))) for c in board.columns()))
     for cells, row in zip(board.cells(), board.rows, strict=True):
@@ -117,7 +117,7 @@ def epochs_text(count: int) -> str:
     return f"{count} epoch{'' if count == 1 else 's'}"
 
 
-def told(number: int, row: Row, goal: Goal) -> str:
+def told(number: int, row: TrialRow, goal: MetricObjective) -> str:
     """A change of a trial as a line."""
     name = run_name(number)
     match row.state:

@@ -22,11 +22,11 @@ import ray
 from ray import tune
 
 from raytf.config.command_line import EXIT_AGAIN
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.errors import StorageError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
-from raytf.tune.search_record import Outcome, Record, run_name
+from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 
 #: Seconds after which Ray Tune hears of a trial, whether there is news or not: it can stop a trial between two words.
 _WORD_SECONDS = 1.0
@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What all trials have in common.
 
     Attributes:
@@ -57,10 +57,10 @@ class Plan:
     folder: str
     points: list[list[str]]
     uri: str
-    goal: Goal
+    goal: MetricObjective
     address: str
     environment: dict[str, str]
-    over: dict[int, Record] = field(default_factory=dict)
+    over: dict[int, TrialRecord] = field(default_factory=dict)
 
 
 class TrialRun(tune.Trainable):
@@ -70,7 +70,7 @@ class TrialRun(tune.Trainable):
     `outcome`, and `why` where it failed.
     """
 
-    def setup(self, config: dict[str, Any], plan: Plan | None = None) -> None:
+    def setup(self, config: dict[str, Any], plan: SearchPlan | None = None) -> None:
         assert plan is not None  # Ray Tune gives it
         self._plan, self._number = plan, int(config["trial"])
         self._epochs: deque[dict[str, Any]] = deque()
@@ -200,10 +200,10 @@ class TrialRun(tune.Trainable):
                 f"it has no number {goal.metric}, but {known}. Choose another --metric"
                 + (", or have the job validate" if goal.metric.startswith("val_") else "")
             )
-        self._end = {"outcome": Outcome.FINISHED.value, "score": value, "epoch": self._seen, "metrics": metrics}
+        self._end = {"outcome": TrialOutcome.FINISHED.value, "score": value, "epoch": self._seen, "metrics": metrics}
 
     def _fail(self, why: str) -> None:
-        self._end = {"outcome": Outcome.FAILED.value, "why": why, "epoch": self._seen}
+        self._end = {"outcome": TrialOutcome.FAILED.value, "why": why, "epoch": self._seen}
 
     def _settle(self) -> None:
         """The command is over: keep what it printed, and free what it had reserved."""

@@ -24,16 +24,16 @@ from raytf._process import told_to_stop
 from raytf.config import resources
 from raytf.config.command_line import DESCRIBE
 from raytf.config.identity import strategy_identity
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.setting import InSearch, flag
 from raytf.config.train_config import TrainConfig, every_setting
 from raytf.errors import ConfigError, one_line
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
-from raytf.tune.resources import Share, largest, share
-from raytf.tune.search_record import Outcome, Record
-from raytf.tune.space import Space, flags
-from raytf.tune.table import Board, Row, View
+from raytf.tune.resources import TrialResources, largest, share
+from raytf.tune.search_record import TrialOutcome, TrialRecord
+from raytf.tune.space import SearchSpace, flags
+from raytf.tune.table import LiveTable, TrialRow, TrialTable
 
 #: Flags of a job that belong to the search.
 _OURS = [setting.name for setting in every_setting() if InSearch.OWNED in setting.in_search]
@@ -68,7 +68,7 @@ class Search:
     texts: Sequence[str]
     name: str
     storage: str
-    goal: Goal
+    goal: MetricObjective
     trials: int | None = None
     fixed: Sequence[str] = ()
     scheduler: str = "none"
@@ -116,7 +116,7 @@ def describe(job: str, given: Sequence[str]) -> dict[str, Any]:
 _NO_FRAMES = dict.fromkeys(map(ord, "╭╮╰╯│─"), " ")
 
 
-def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board, Record | None, Storage]:
+def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[TrialTable, TrialRecord | None, Storage]:
     """Search to the end: all trials, the best one, and where its copy is.
 
     Raises:
@@ -125,7 +125,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
     """
     from raytf.runs.lease import Lease
 
-    space = Space(search.texts)
+    space = SearchSpace(search.texts)
     trials = _count(search, space)
     points = [_point(search, space, number) for number in range(trials)]
     for name in _OURS:
@@ -152,10 +152,10 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
         search_record.keep_identity(folder, identity(search, space, values), search.name)
         over = search_record.read(folder)
         if search.retry_failed:
-            for number in [n for n, record in over.items() if record.outcome is Outcome.FAILED]:
+            for number in [n for n, record in over.items() if record.outcome is TrialOutcome.FAILED]:
                 search_record.forget(folder, number)
                 del over[number]
-        board = Board(space.names, search.goal, [Row(p or _own(own, space.names)) for p in points])
+        board = TrialTable(space.names, search.goal, [TrialRow(p or _own(own, space.names)) for p in points])
         over = {number: record for number, record in over.items() if number < trials}
         for record in over.values():
             board.settle(record)
@@ -173,7 +173,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Board
     return board, chosen, copy
 
 
-def _count(search: Search, space: Space) -> int:
+def _count(search: Search, space: SearchSpace) -> int:
     most = None if space.grid_points is None else space.grid_points + search.try_default
     if search.trials is None:
         return 8 if most is None else most
@@ -184,7 +184,7 @@ def _count(search: Search, space: Space) -> int:
     return search.trials
 
 
-def _point(search: Search, space: Space, number: int) -> dict[str, Any]:
+def _point(search: Search, space: SearchSpace, number: int) -> dict[str, Any]:
     if search.try_default:
         return {} if number == 0 else space.point(search.seed, number - 1)
     return space.point(search.seed, number)
@@ -194,7 +194,7 @@ def _own(own: dict[str, Any], names: list[str]) -> dict[str, Any]:
     return {name: own.get(name) for name in names}
 
 
-def identity(search: Search, space: Space, values: dict[str, Any]) -> dict[str, str]:
+def identity(search: Search, space: SearchSpace, values: dict[str, Any]) -> dict[str, str]:
     """What must stay for a command to go on with a search.
 
     Args:
@@ -260,18 +260,18 @@ def _search(
     search: Search,
     folder: Storage,
     points: list[dict[str, Any]],
-    over: dict[int, Record],
-    board: Board,
-    part: Share,
+    over: dict[int, TrialRecord],
+    board: TrialTable,
+    part: TrialResources,
     address: str,
 ) -> None:
     import ray
     from ray import tune
 
-    from raytf.tune.callbacks import Told, Watcher
-    from raytf.tune.trial import Plan, TrialRun
+    from raytf.tune.callbacks import StopWhenTold, Watcher
+    from raytf.tune.trial import SearchPlan, TrialRun
 
-    plan = Plan(
+    plan = SearchPlan(
         command=[sys.executable, os.path.abspath(search.job), *search.fixed, *part.flags],
         folder=os.getcwd(),
         points=[flags(point) for point in points],
@@ -284,7 +284,11 @@ def _search(
     here = {f"node:{ray.util.get_node_ip_address()}": 0.001}
     trainable = tune.with_resources(tune.with_parameters(TrialRun, plan=plan), tune.PlacementGroupFactory([here]))
     stop = threading.Event()
-    with View(board) as view, tempfile.TemporaryDirectory(prefix="raytf-tune-") as scratch, _signals(stop, view.say):
+    with (
+        LiveTable(board) as view,
+        tempfile.TemporaryDirectory(prefix="raytf-tune-") as scratch,
+        _signals(stop, view.say),
+    ):
         tuner = tune.Tuner(
             trainable,
             param_space={"trial": tune.grid_search(list(range(len(points))))},
@@ -293,7 +297,7 @@ def _search(
                 name="search",
                 storage_path=scratch,
                 verbose=0,
-                stop=Told(stop),
+                stop=StopWhenTold(stop),
                 failure_config=tune.FailureConfig(max_failures=_ACTOR_FAILURES),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 callbacks=[Watcher(folder, points, over, board, view, stop)],

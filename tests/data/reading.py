@@ -13,14 +13,14 @@ from contextlib import closing
 import numpy as np
 
 from raytf.data import ArraySource, ParquetSource, Source
-from raytf.data.pipeline import Call, Pipeline
+from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan
 
 #: As in `raytf/training/loop.py`.
 PREFETCH = 2
 
 
-def calls(pipeline: Pipeline, epochs: int, lengths: Sequence[int]) -> Iterator[Call]:
+def calls(pipeline: Pipeline, epochs: int, lengths: Sequence[int]) -> Iterator[CallBatch]:
     """The calls of some epochs, of at most the given lengths, again and again."""
     plan, limits = pipeline.plan, itertools.cycle(lengths)
     asked, total, pending = 0, epochs * pipeline.plan.steps_per_epoch, deque()

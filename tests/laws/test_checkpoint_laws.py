@@ -10,7 +10,7 @@ from raytf.checkpoint.commit import Event, advance
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
 from raytf.checkpoint.retention import to_delete
 from raytf.checkpoint.tier import Phase, Votes
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 
 ATTEMPTS = st.sampled_from(["20260101T000000-a", "20260101T000001-b", "20260102T000000-c"])
 NAMES = st.builds(name_of, st.integers(0, 30), ATTEMPTS)
@@ -153,7 +153,7 @@ def test_the_best_stays_and_so_does_the_newest(found, keep, attempt, largest, da
     names, complete = found
     value = st.none() | st.floats(0, 1).map(lambda v: round(v, 1))
     values = {name: data.draw(value) for name in complete}
-    best = Goal("accuracy", largest).best(values)
+    best = MetricObjective("accuracy", largest).best(values)
     known = [v for v in values.values() if v is not None]
     assert (best is None) == (not known)
     if best is not None:

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from raytf.data import ArraySource, ParquetSource, TFRecordSource
 from raytf.data.sources import fingerprint
-from raytf.data.sources.writer import Layout, identity_of, write
+from raytf.data.sources.writer import FileLayout, identity_of, write
 from raytf.data.validation import check
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
@@ -34,7 +34,7 @@ def sources(draw):
 
 
 def converted(folder, source, to, file_records, block_records):
-    layout = Layout(to, file_records, block_records)
+    layout = FileLayout(to, file_records, block_records)
     assert write(Storage(folder), source, layout, identity_of(source, layout))
     return TFRecordSource if to == "tfrecord" else ParquetSource
 

@@ -25,7 +25,7 @@ from raytf.checkpoint.commit import Commit
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.durable_writer import DurableSave
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.tier import Attempt
+from raytf.checkpoint.tier import GroupAttempt
 from raytf.commands import report, runs, show, verify
 from raytf.config.identity import differences
 from raytf.config.train_config import TrainConfig
@@ -75,13 +75,15 @@ def resume(uri: str, run_name: str) -> int | None:
         if preflight.finished(run, 300) is not None:
             return 300
         preflight.compare_batch(stored, config, RECORDS)
-        book = background.Book(run)
+        book = background.RunLedger(run)
         book.read_earlier()
         book.figures.update()
         book.figures.gauges()
         book.flush()
         earlier = tuple(run_log.attempt_names(run))
-        durable = DurableTier(run, Attempt("20270116T080000.000-cccccc", earlier=earlier), Keep(1), lambda text: None)
+        durable = DurableTier(
+            run, GroupAttempt("20270116T080000.000-cccccc", earlier=earlier), Keep(1), lambda text: None
+        )
         restorer = Restorer(NoSnapshots(), durable, OneRank(), lambda text: None)  # type: ignore[arg-type]
         restorer.begin(None)
         found = restorer.find(lambda c: [differences(c.document.identity, {}), None][1])

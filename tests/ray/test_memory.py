@@ -108,13 +108,13 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     from raytf.checkpoint import generations, memory_keeper, variables
     from raytf.checkpoint.document import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
-    from raytf.checkpoint.tier import Attempt
+    from raytf.checkpoint.tier import GroupAttempt
     from tests.tf.ranks import Alone
 
     uri, attempt = str(tmp_path / "run"), "20260101T000000.000-aaaaaa"
     monitor = driver.remote(num_cpus=0)(Monitor).remote()
     variable = keras.Variable(np.zeros(1000, np.float32))
-    snapshots = MemoryTier(uri, Alone(), Attempt(attempt), 10, monitor, print, (0, 1))
+    snapshots = MemoryTier(uri, Alone(), GroupAttempt(attempt), 10, monitor, print, (0, 1))
     snapshots.reserve({"w": 1000}, functools.partial(variables.Variables, {"w": variable}))
     deadline = time.monotonic() + PATIENCE
     while snapshots.copied is None:
@@ -152,13 +152,13 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
     from raytf.checkpoint import generations, keeper_client, memory_keeper, variables
     from raytf.checkpoint.document import CheckpointDocument
     from raytf.checkpoint.memory import MemorySave, MemoryTier
-    from raytf.checkpoint.tier import Attempt
+    from raytf.checkpoint.tier import GroupAttempt
     from tests.tf.ranks import Alone
 
     uri, attempt, said = str(tmp_path / "run"), "20260101T000000.000-aaaaaa", []
     monitor = driver.remote(num_cpus=0)(Monitor).remote()
     variable = keras.Variable(np.zeros(1000, np.float32))
-    snapshots = MemoryTier(uri, Alone(), Attempt(attempt), 10, monitor, said.append, (0, 1))
+    snapshots = MemoryTier(uri, Alone(), GroupAttempt(attempt), 10, monitor, said.append, (0, 1))
 
     def copy(step: int) -> None:
         variable.assign(np.full(1000, step, np.float32))
@@ -217,7 +217,9 @@ def test_keepers_outlive_their_writers_but_not_their_run(driver, tmp_path: Path)
         place = ray.get(memory_keeper.keeper(uri).reserve.remote(attempt, 100, monitor))
         pair = [snapshot_slot.Slot(path) for path in place.paths]
         for step in steps:
-            pair[0].write(generations.Share(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}")
+            pair[0].write(
+                generations.MemoryShare(step, attempt, 0, 1), {"w": np.full(1000, step, np.float32)}, {}, b"{}"
+            )
             pair.reverse()
         if die:
             os.kill(os.getpid(), 9)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from raytf.driver.background import Ear, monitoring
-from raytf.training.beat import Activity, Beat
+from raytf.driver.background import MonitorReader, monitoring
+from raytf.training.beat import Activity, HeartbeatState
 from tests.ray.conftest import PATIENCE
 
 #: Words of each speaker, and kills.
@@ -55,11 +55,11 @@ def test_everything_that_is_told_arrives_once(ray: Any):
 
     book = Book()
     with monitoring(["a"]) as monitor:
-        ear = Ear(monitor, book)
+        ear = MonitorReader(monitor, book)
         group = monitor.begin_group(PATIENCE)
         assert monitor.begin("b") == (["a"], None)
         ticket = monitor.park(PATIENCE)
-        beat = Beat(group, 0, 1, "n", "10.0.0.1", 1, step=7, activity=Activity.LOOP)
+        beat = HeartbeatState(group, 0, 1, "n", "10.0.0.1", 1, step=7, activity=Activity.LOOP)
         ray.get(monitor.handle.beat.remote(beat), timeout=PATIENCE)
         time.sleep(1.1)  # beats alone are noted once a second, since they come again
         ray.get(monitor.handle.beat.remote(beat), timeout=PATIENCE)

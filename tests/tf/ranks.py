@@ -18,7 +18,7 @@ from raytf.data.sources import Source
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.reduction import packed
-from raytf.distributed.wire import AllReduce, Words
+from raytf.distributed.wire import AllReduce, WireWords
 from raytf.training.model import build
 from raytf.training.step import TrainStep
 
@@ -74,7 +74,7 @@ def train(
     call_steps: int = 3,
     compress: bool = False,
     devices: Devices | None = None,
-    words: Words | None = None,
+    words: WireWords | None = None,
     overlap: Overlap | None = None,
     **pipeline_options: Any,
 ) -> list[tuple[Any, np.ndarray]]:
@@ -112,7 +112,7 @@ class Rank:
         devices: Devices | None = None,
         exact: bool = True,
         compress: bool = False,
-        words: Words | None = None,
+        words: WireWords | None = None,
         overlap: Overlap | None = None,
         **pipeline_options: Any,
     ):

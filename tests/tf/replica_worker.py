@@ -87,7 +87,7 @@ class Rank:
         from raytf.checkpoint.digest import Digest
         from raytf.checkpoint.durable import DurableTier, Keep
         from raytf.checkpoint.replicas import Replicas
-        from raytf.checkpoint.tier import Attempt
+        from raytf.checkpoint.tier import GroupAttempt
         from raytf.checkpoint.training_state import TrainingState
         from raytf.storage.storage import Storage
 
@@ -101,7 +101,7 @@ class Rank:
         self.said: list[str] = []
         self.events: list[dict[str, Any]] = []
         self.storage, self.state, self.memory = Storage(folder), TrainingState(), Memory()
-        attempt = Attempt(ATTEMPT, rank, self.group.world_size)
+        attempt = GroupAttempt(ATTEMPT, rank, self.group.world_size)
         self.durable = DurableTier(self.storage, attempt, Keep(9), self.said.append)
         self.replicas = Replicas(
             self.group,
@@ -147,18 +147,18 @@ class Rank:
         return saving
 
     def train(self, flips: bool) -> None:
-        from raytf.distributed.step_flags import Flag, vector
+        from raytf.distributed.step_flags import StepFlag, vector
 
         while self.state.step < STEPS:
             stop = self.state.step + 1
-            votes = self.saving.votes(stop, 0.1, False) | {Flag.WANT_SAVE: 0.0}
+            votes = self.saving.votes(stop, 0.1, False) | {StepFlag.WANT_SAVE: 0.0}
             told = self.group.sum(vector(votes, self.saving.tell()))
             self._update()
             self.state.step = stop
             if flips and stop == FLIP:
                 self._flip()
             if stop in SAVES and not self.saving.is_saving:
-                told[Flag.WANT_SAVE] = 1
+                told[StepFlag.WANT_SAVE] = 1
             self.saving.act(told)
             # A save is to end within a step or two; what it waits for is the disk.
             deadline = time.monotonic() + 60
@@ -230,9 +230,9 @@ def main() -> None:
     task = {"type": "worker", "index": orders.rank}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": orders.addresses}, "task": task})
 
-    from raytf.distributed.multi_worker import Group
+    from raytf.distributed.multi_worker import MultiWorkerGroup
 
-    group = Group("auto")
+    group = MultiWorkerGroup("auto")
     found = [play(orders, group, i, flip == orders.rank, exact) for i, (flip, exact) in enumerate(orders.runs)]
     print(json.dumps(found), flush=True)
     sys.stdin.readline()

@@ -27,11 +27,11 @@ from raytf.checkpoint import snapshot_slot, variables
 from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemoryTier
-from raytf.checkpoint.tensor_stream import Remote
-from raytf.checkpoint.tier import Attempt
+from raytf.checkpoint.tensor_stream import DeviceTensor
+from raytf.checkpoint.tier import GroupAttempt
 from raytf.checkpoint.training_state import TrainingState
-from raytf.distributed.group import Alone
-from raytf.distributed.step_flags import Flag, vector
+from raytf.distributed.group import SingleWorkerGroup
+from raytf.distributed.step_flags import StepFlag, vector
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
 from raytf.training.callbacks import Callbacks
@@ -61,11 +61,13 @@ class OnADevice:
         self._names, self._values, self._all_at_once = list(names), values, all_at_once
         self.nbytes = 4 * values * len(self._names)
 
-    def now(self) -> variables.Values:
-        tensors: dict[str, Any] = {n: Remote(np.dtype("f4"), (self._values,), self._fetch(n)) for n in self._names}
+    def now(self) -> variables.TensorValues:
+        tensors: dict[str, Any] = {
+            n: DeviceTensor(np.dtype("f4"), (self._values,), self._fetch(n)) for n in self._names
+        }
         if self._all_at_once:
             tensors = {name: remote.fetch() for name, remote in tensors.items()}
-        return variables.Values(tensors, is_held=True, is_here=self._all_at_once)
+        return variables.TensorValues(tensors, is_held=True, is_here=self._all_at_once)
 
     def _fetch(self, name: str) -> Any:
         return lambda: np.full(self._values, value_of(name), np.float32)
@@ -114,14 +116,14 @@ class Run:
         def make(names: Sequence[str]) -> OnADevice:
             return OnADevice(names, values, all_at_once)
 
-        group: Any = Alone(None)  # type: ignore[arg-type]
-        self.snapshots = MemoryTier(folder, group, Attempt(ATTEMPT), 10, None, print, (0, 1))
+        group: Any = SingleWorkerGroup(None)  # type: ignore[arg-type]
+        self.snapshots = MemoryTier(folder, group, GroupAttempt(ATTEMPT), 10, None, print, (0, 1))
         self.snapshots._source = make(list(named))
         self.snapshots._keeping = SimpleNamespace(is_lost=False, tidy=lambda: None)  # type: ignore[assignment]
         self.snapshots._is_tidy = True
         self.files = [os.memfd_create("state") for _ in range(2)]
         self.snapshots._slots = [snapshot_slot.Slot(f"/proc/{os.getpid()}/fd/{fd}") for fd in self.files]
-        self.durable = DurableTier(storage, Attempt(ATTEMPT), Keep(1), print)
+        self.durable = DurableTier(storage, GroupAttempt(ATTEMPT), Keep(1), print)
         nothing = lambda *_, **__: None  # noqa: E731
         pulse: Any = SimpleNamespace(doing=lambda activity: nullcontext())
         reporter: Any = SimpleNamespace(say=print, event=nothing, report=nothing, upload=nothing, pack_files=nothing)
@@ -134,12 +136,12 @@ class Run:
 
     def copy(self) -> None:
         self.state.step += 1
-        self.saving.act(vector({Flag.COPY: 1.0}))
+        self.saving.act(vector({StepFlag.COPY: 1.0}))
 
     def save(self) -> None:
         """A save, which copies the state into memory first; beside it the state is copied into the other slot."""
         self.state.step += 1
-        self.saving.act(vector({Flag.WANT_SAVE: 1.0}))
+        self.saving.act(vector({StepFlag.WANT_SAVE: 1.0}))
         self.copy()
         while self.saving.is_saving:
             self.saving.act(vector(self.saving.save_votes()))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raytf.distributed.blocks import SIZE, Blocks
 from raytf.distributed.buckets import of_kinds
 from raytf.distributed.encoding import EachTensor, InBlocks
-from raytf.distributed.wire import DEVICE, HOST, Layout
+from raytf.distributed.wire import DEVICE, HOST, WireLayout
 
 SHAPES = st.lists(
     st.sampled_from([(), (0,), (1,), (3, 2), (SIZE,), (SIZE + 1,), (2, SIZE), (SIZE - 1,), (3, SIZE, 2)]),
@@ -26,8 +26,8 @@ def drawn(shapes: list[tuple[int, ...]], seed: int) -> list[tf.Tensor]:
     return [tf.constant((rng.normal(size=s) * 2.0 ** rng.integers(-60, 60)).astype(np.float32)) for s in shapes]
 
 
-def layout_of(shapes: list[tuple[int, ...]]) -> Layout:
-    return Layout(shapes, [tf.float32] * len(shapes))
+def layout_of(shapes: list[tuple[int, ...]]) -> WireLayout:
+    return WireLayout(shapes, [tf.float32] * len(shapes))
 
 
 @settings(deadline=None, max_examples=30)

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from raytf.config.train_config import TrainConfig
-from raytf.distributed.gpu.faults import Facts, Load, Whose, advise, asked_bytes, sort
+from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, asked_bytes, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError
 from raytf.training import worker
 from raytf.training.gpu_errors import explain
@@ -40,25 +40,25 @@ CUDNN = (
     "in external/xla/xla/stream_executor/cuda/cuda_dnn.cc(5173): 'status' {} \n\t [[{{{{node conv2d/Conv2D}}}}]] "
     "[Op:__inference_train_123]"
 )
-ALONE, SHARED = Facts(others=0), Facts(others=1)
+ALONE, SHARED = FaultFacts(others=0), FaultFacts(others=1)
 
 COPY = "Failed copying input tensor from {0} to {1} in order to run _EagerConst: Dst tensor is not initialized."
 
 #: Class, text, verdict where nothing else is on the GPU.
 TEXTS = [
     # tensorflow/core/common_runtime/gpu/gpu_device.cc, as contexts are made
-    (E.InternalError, "cudaSetDevice() on GPU:0 failed. Status: initialization error", Whose.NODE),
+    (E.InternalError, "cudaSetDevice() on GPU:0 failed. Status: initialization error", FaultOwner.NODE),
     (
         E.InternalError,
         "cudaSetDevice() on GPU:0 failed. Status: CUDA-capable device(s) is/are busy or unavailable",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
-    (E.InternalError, "cudaSetDevice() on GPU:0 failed. Status: out of memory", Whose.MEMORY),
+    (E.InternalError, "cudaSetDevice() on GPU:0 failed. Status: out of memory", FaultOwner.MEMORY),
     # tensorflow/core/common_runtime/copy_tensor.cc and eager/kernel_and_device.cc (tensorflow#7025)
-    (E.InternalError, COPY.format("/job:localhost/replica:0/task:0/device:CPU:0", GPU), Whose.MEMORY),
+    (E.InternalError, COPY.format("/job:localhost/replica:0/task:0/device:CPU:0", GPU), FaultOwner.MEMORY),
     # cudnn_graph.h, cudnnStatus_t
-    (E.InternalError, CUDNN.format("CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED"), Whose.NODE),
-    (E.InternalError, CUDNN.format("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), Whose.MEMORY),
+    (E.InternalError, CUDNN.format("CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED"), FaultOwner.NODE),
+    (E.InternalError, CUDNN.format("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), FaultOwner.MEMORY),
     # the user's names are no texts of TensorFlow's
     (
         E.InvalidArgumentError,
@@ -67,12 +67,12 @@ TEXTS = [
     ),
     (E.InvalidArgumentError, "indices[0] = 5 is not in [0, 3) [[{{node functional_1/xid/GatherV2}}]]", None),
     # tensorflow/core/common_runtime/base_collective_executor.cc, BaseCollectiveExecutor::CreateCollective
-    (E.InternalError, INT32, Whose.REFUSED),
-    (E.InternalError, "CollectiveImplementation does not support datatype DT_UINT32", Whose.REFUSED),
+    (E.InternalError, INT32, FaultOwner.REFUSED),
+    (E.InternalError, "CollectiveImplementation does not support datatype DT_UINT32", FaultOwner.REFUSED),
     # as above, bfloat16; issue tensorflow#56184 is about these
-    (E.InternalError, INT32.replace("INT32", "BFLOAT16"), Whose.REFUSED),
+    (E.InternalError, INT32.replace("INT32", "BFLOAT16"), FaultOwner.REFUSED),
     # base_collective_executor.cc, StartAbort: what ranks see after one of them was refused
-    (E.InternalError, ABORTED.format(INT32), Whose.REFUSED),
+    (E.InternalError, ABORTED.format(INT32), FaultOwner.REFUSED),
     # tensorflow#48372, collective_param_resolver_local.cc of TensorFlow 2.5
     (
         E.InternalError,
@@ -80,42 +80,42 @@ TEXTS = [
             f"Collective Op CollectiveReduceV2: ReduceV2(Add,Id) is assigned to device {GPU} with type GPU and "
             "group_key 1 but that group has type DEFAULT"
         ),
-        Whose.REFUSED,
+        FaultOwner.REFUSED,
     ),
     # tensorflow#59888, collective_param_resolver_local.cc, CompleteGroupLocal
     (
         E.InternalError,
         ABORTED.format(f"Device {GPU} is joining a group with incompatible device typeCPU (group_key=3)"),
-        Whose.REFUSED,
+        FaultOwner.REFUSED,
     ),
     # nccl/src/init.cc, ncclGetErrorString(ncclInvalidUsage): two ranks on one GPU ("Duplicate GPU detected")
     (
         E.InternalError,
         "NCCL: invalid usage (run with NCCL_DEBUG=WARN for details). Set NCCL_DEBUG=WARN for detail.",
-        Whose.REFUSED,
+        FaultOwner.REFUSED,
     ),
     (
         E.InternalError,
         "NCCL: invalid argument (run with NCCL_DEBUG=WARN for details). Set NCCL_DEBUG=WARN for detail.",
-        Whose.REFUSED,
+        FaultOwner.REFUSED,
     ),
     # tensorflow/core/framework/op_kernel.cc and tensor.cc
-    (E.ResourceExhaustedError, OOM, Whose.MEMORY),
+    (E.ResourceExhaustedError, OOM, FaultOwner.MEMORY),
     # xla/tsl/framework/bfc_allocator.cc; xla's StreamExecutorMemoryAllocator
     (
         E.ResourceExhaustedError,
         "Out of memory while trying to allocate 3221225472 bytes. [Op:__inference_step_9]",
-        Whose.MEMORY,
+        FaultOwner.MEMORY,
     ),
     (
         E.ResourceExhaustedError,
         "Allocator (GPU_0_bfc) ran out of memory trying to allocate 3.46GiB (rounded to 3715170304)requested by op x",
-        Whose.MEMORY,
+        FaultOwner.MEMORY,
     ),
     # cuda_status.cc: CUDA_ERROR_OUT_OF_MEMORY becomes RESOURCE_EXHAUSTED
-    (E.ResourceExhaustedError, "Failed to load module: CUDA_ERROR_OUT_OF_MEMORY: out of memory", Whose.MEMORY),
+    (E.ResourceExhaustedError, "Failed to load module: CUDA_ERROR_OUT_OF_MEMORY: out of memory", FaultOwner.MEMORY),
     # xla/stream_executor/cuda/cuda_dnn.cc
-    (E.ResourceExhaustedError, "CUDNN failed to allocate the scratch space for the runner", Whose.MEMORY),
+    (E.ResourceExhaustedError, "CUDNN failed to allocate the scratch space for the runner", FaultOwner.MEMORY),
     # xla/tsl, an allocator of the host: a worker's own memory, as on a CPU
     (
         E.ResourceExhaustedError,
@@ -124,124 +124,132 @@ TEXTS = [
         None,
     ),
     # cuda_status.cc with CUDA's descriptions
-    (E.InternalError, ECC, Whose.NODE),
+    (E.InternalError, ECC, FaultOwner.NODE),
     # xla/stream_executor/cuda/cuda_platform.cc, as TensorFlow 2.21 really writes it with a driver that fails
     (
         E.InternalError,
         "CUDA error: Failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
-    (E.InternalError, "CUDA error: Failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error", Whose.NODE),
+    (E.InternalError, "CUDA error: Failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error", FaultOwner.NODE),
     (
         E.InternalError,
         "CUDA error: Failed call to cuInit: CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     (
         E.InternalError,
         "CUDA error: Failed call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver "
         "/ cuda driver combination",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     (
         E.InternalError,
         "CUDA error: : CUDA_ERROR_NVLINK_UNCORRECTABLE: uncorrectable NVLink error detected during the execution",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     # tensorflow/core/common_runtime/gpu/gpu_device.cc with CUDA's runtime
     (
         E.InternalError,
         "cudaGetDevice() failed. Status: all CUDA-capable devices are busy or unavailable",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     (
         E.InternalError,
         "cudaGetDevice() failed. Status: CUDA driver version is insufficient for CUDA runtime version",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     # NVML's NVML_ERROR_GPU_IS_LOST (nvml.h), as its error strings have it
-    (E.InternalError, "GPU is lost: the GPU has fallen off the bus or has otherwise become inaccessible", Whose.NODE),
+    (
+        E.InternalError,
+        "GPU is lost: the GPU has fallen off the bus or has otherwise become inaccessible",
+        FaultOwner.NODE,
+    ),
     # xla/stream_executor/cuda/cuda_status.cc, of the runtime
     (
         E.InternalError,
         "CUDA Runtime error: Failed to get count: cudaErrorECCUncorrectable: uncorrectable ECC error encountered",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     # tensorflow/core/util/autotune_maps, xla/stream_executor/stream_executor: the library does not start
     (
         E.FailedPreconditionError,
         "DNN library initialization failed. Look at the errors above for more details.",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
-    (E.InternalError, "Failed to initialize BLAS support for GemmCmd", Whose.NODE),
+    (E.InternalError, "Failed to initialize BLAS support for GemmCmd", FaultOwner.NODE),
     # tensorflow/core/kernels/conv_ops of TensorFlow 2.4
     (
         E.UnknownError,
         "Failed to get convolution algorithm. This is probably because cuDNN failed to initialize, so try looking to "
         "see if a warning log message was printed above.",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     # xla/stream_executor/cuda/cuda_dnn.cc
-    (E.InternalError, CUDNN.format("CUDNN_STATUS_NOT_INITIALIZED"), Whose.NODE),
+    (E.InternalError, CUDNN.format("CUDNN_STATUS_NOT_INITIALIZED"), FaultOwner.NODE),
     (
         E.InternalError,
         "Loaded runtime CuDNN library: 8.9.7 but source was compiled with: 9.3.0.  CuDNN library needs to have "
         "matching major version and equal or higher minor version.",
-        Whose.NODE,
+        FaultOwner.NODE,
     ),
     # tensorflow/core/nccl/nccl_manager.cc, NCCL_RETURN_IF_ERROR; nccl/src/init.cc, ncclGetErrorString
     (
         E.InternalError,
         "NCCL: unhandled system error (run with NCCL_DEBUG=INFO for details). Set NCCL_DEBUG=WARN for detail.",
-        Whose.NETWORK,
+        FaultOwner.NETWORK,
     ),
     (
         E.InternalError,
         "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details). Set NCCL_DEBUG=WARN for detail.",
-        Whose.NETWORK,
+        FaultOwner.NETWORK,
     ),
     (
         E.InternalError,
         "NCCL: internal error - please report this issue to the NCCL developers. Set NCCL_DEBUG=WARN for detail.",
-        Whose.NETWORK,
+        FaultOwner.NETWORK,
     ),
     (
         E.InternalError,
         "NCCL: remote process exited or there was a network error. Set NCCL_DEBUG=WARN for detail.",
-        Whose.PEER,
+        FaultOwner.PEER,
     ),
     # xla/stream_executor/cuda/cuda_driver.cc (LaunchKernel), cuda_status.cc
-    (E.InternalError, ILLEGAL, Whose.LAUNCH),
+    (E.InternalError, ILLEGAL, FaultOwner.LAUNCH),
     (
         E.InternalError,
         "CUDA error: Could not synchronize CUDA stream: CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure",
-        Whose.LAUNCH,
+        FaultOwner.LAUNCH,
     ),
     (
         E.InternalError,
         "CUDA error: Failed to enqueue async memset operation: CUDA_ERROR_MISALIGNED_ADDRESS: misaligned address",
-        Whose.LAUNCH,
+        FaultOwner.LAUNCH,
     ),
     (
         E.InternalError,
         "CUDA Runtime error: : cudaErrorIllegalAddress: an illegal memory access was encountered",
-        Whose.LAUNCH,
+        FaultOwner.LAUNCH,
     ),
     # tensorflow/core/kernels/matmul_op_impl.h
     (
         E.InternalError,
         "Blas xGEMV launch failed : a.shape=[1,2010000,7], b.shape=[1,7,1], m=2010000, n=1, k=7",
-        Whose.LAUNCH,
+        FaultOwner.LAUNCH,
     ),
     # tensorflow/core/kernels/fused_batch_norm_op.cc
-    (E.InternalError, "cuDNN launch failure : input shape ([128,64,28,28])", Whose.LAUNCH),
+    (E.InternalError, "cuDNN launch failure : input shape ([128,64,28,28])", FaultOwner.LAUNCH),
     # cuda_dnn.cc
-    (E.InternalError, CUDNN.format("CUDNN_STATUS_EXECUTION_FAILED"), Whose.LAUNCH),
+    (E.InternalError, CUDNN.format("CUDNN_STATUS_EXECUTION_FAILED"), FaultOwner.LAUNCH),
     # tensorflow/core/kernels/conv_ops_gpu.h, BestCudnnConvAlgorithm
-    (E.NotFoundError, "No algorithm worked!  Error messages:\n  Profiling failure on CUDNN engine 1", Whose.LAUNCH),
+    (
+        E.NotFoundError,
+        "No algorithm worked!  Error messages:\n  Profiling failure on CUDNN engine 1",
+        FaultOwner.LAUNCH,
+    ),
     # What another rank says of its own GPU: this one has only lost it.
-    (E.InternalError, f"[_Derived_]{ABORTED.format(ECC)}", Whose.PEER),
-    (E.InternalError, f"{ECC}{GRPC}", Whose.PEER),
+    (E.InternalError, f"[_Derived_]{ABORTED.format(ECC)}", FaultOwner.PEER),
+    (E.InternalError, f"{ECC}{GRPC}", FaultOwner.PEER),
     # And what says nothing of a GPU: peers that die under gRPC, and the job's own errors.
     (E.UnavailableError, ABORTED.format("failed to connect to all addresses; last error: UNKNOWN"), None),
     (E.InternalError, f"Collective ops is aborted by: Socket closed{GRPC}", None),
@@ -250,11 +258,11 @@ TEXTS = [
 ]
 
 
-def load() -> Load:
-    return Load(512, 8, ("NVIDIA L4", 23 << 30))
+def load() -> StepLoad:
+    return StepLoad(512, 8, ("NVIDIA L4", 23 << 30))
 
 
-def explained(error: tf.errors.OpError, facts: Facts) -> RaytfError | None:
+def explained(error: tf.errors.OpError, facts: FaultFacts) -> RaytfError | None:
     return explain(error, "Traceback", load, lambda: facts)
 
 
@@ -268,12 +276,12 @@ def test_whose_fault_a_text_is(kind, text, whose):
 
 
 RAISED = {
-    Whose.REFUSED: UnsupportedError,
-    Whose.MEMORY: JobError,
-    Whose.NODE: GpuError,
-    Whose.NETWORK: GpuError,
-    Whose.LAUNCH: GpuError,
-    Whose.PEER: WorkerLostError,
+    FaultOwner.REFUSED: UnsupportedError,
+    FaultOwner.MEMORY: JobError,
+    FaultOwner.NODE: GpuError,
+    FaultOwner.NETWORK: GpuError,
+    FaultOwner.LAUNCH: GpuError,
+    FaultOwner.PEER: WorkerLostError,
 }
 
 
@@ -292,26 +300,26 @@ def test_what_a_worker_raises_for_it(kind, text, whose):
         return
     assert type(found.value) is RAISED[whose]
     assert "\n" not in str(found.value)
-    assert (whose is Whose.LAUNCH) == getattr(found.value, "is_launch", False)
-    assert (whose is Whose.NETWORK) == getattr(found.value, "is_doubtful", False)
-    if whose is not Whose.MEMORY:
+    assert (whose is FaultOwner.LAUNCH) == getattr(found.value, "is_launch", False)
+    assert (whose is FaultOwner.NETWORK) == getattr(found.value, "is_doubtful", False)
+    if whose is not FaultOwner.MEMORY:
         assert " ".join(text.split())[:100] in str(found.value)
 
 
 @pytest.mark.parametrize(
     ("text", "facts", "whose"),
     [
-        (OOM, SHARED, Whose.TAKEN),
-        (OOM, Facts(others=None), Whose.MEMORY),
-        (OOM, Facts(others=1, is_divided=True), Whose.MEMORY),
-        ("DNN library initialization failed.", SHARED, Whose.TAKEN),
-        (ILLEGAL, SHARED, Whose.LAUNCH),
-        (ILLEGAL, Facts(elsewhere=True), Whose.CODE),
-        (ECC, Facts(others=3, elsewhere=True), Whose.NODE),
-        (INT32, Facts(others=3, elsewhere=True), Whose.REFUSED),
-        (OOM + GRPC, ALONE, Whose.PEER),
-        (OOM + GRPC, Facts(is_told=True), Whose.MEMORY),  # a coordinator, of a worker's GPU
-        (ECC + GRPC, Facts(is_told=True), Whose.NODE),
+        (OOM, SHARED, FaultOwner.TAKEN),
+        (OOM, FaultFacts(others=None), FaultOwner.MEMORY),
+        (OOM, FaultFacts(others=1, is_divided=True), FaultOwner.MEMORY),
+        ("DNN library initialization failed.", SHARED, FaultOwner.TAKEN),
+        (ILLEGAL, SHARED, FaultOwner.LAUNCH),
+        (ILLEGAL, FaultFacts(elsewhere=True), FaultOwner.CODE),
+        (ECC, FaultFacts(others=3, elsewhere=True), FaultOwner.NODE),
+        (INT32, FaultFacts(others=3, elsewhere=True), FaultOwner.REFUSED),
+        (OOM + GRPC, ALONE, FaultOwner.PEER),
+        (OOM + GRPC, FaultFacts(is_told=True), FaultOwner.MEMORY),  # a coordinator, of a worker's GPU
+        (ECC + GRPC, FaultFacts(is_told=True), FaultOwner.NODE),
     ],
 )
 def test_what_is_known_beside_the_text_counts(text, facts, whose):
@@ -319,7 +327,7 @@ def test_what_is_known_beside_the_text_counts(text, facts, whose):
 
 
 def test_a_worker_with_a_part_of_a_gpu_is_told_what_it_has():
-    text = advise(OOM, Load(64, 4, ("NVIDIA L4", 24 << 30), share=0.5))
+    text = advise(OOM, StepLoad(64, 4, ("NVIDIA L4", 24 << 30), share=0.5))
     assert "the 12.0 GiB of this NVIDIA L4 that a worker has with --gpus-per-worker 0.5" in text
     assert "fewer workers on a GPU" in text
 
@@ -347,7 +355,7 @@ def test_a_lack_of_memory_says_which_flags_help_with_numbers():
 
 
 def test_advice_offers_nothing_that_is_done_already():
-    text = advise("out of memory while trying to allocate 5 bytes", Load(8, 8, None, is_mixed=True))
+    text = advise("out of memory while trying to allocate 5 bytes", StepLoad(8, 8, None, is_mixed=True))
     assert "--mixed-precision" not in text
     assert "--logical-shards" not in text
 

@@ -25,8 +25,8 @@ from raytf.distributed import factory
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, LocalDevices, OneDevice, computes_on_gpu
 from raytf.distributed.reduction import packed
-from raytf.distributed.wire import DEVICE, HOST, Layout, Words, widen, zeros
-from raytf.testing.gpu_placement import Finding, findings, operations
+from raytf.distributed.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
+from raytf.testing.gpu_placement import PlacementFinding, findings, operations
 from raytf.training.step import TrainStep
 
 GRADIENT_SIZE = 256
@@ -78,7 +78,7 @@ def traced(
     build: Any,
     mode: str,
     shards: int,
-    words: Words | None = DEVICE,
+    words: WireWords | None = DEVICE,
     all_reduce: Any = OVER_GPUS,
     devices: Devices | None = None,
     overlap: Overlap | None = None,
@@ -100,7 +100,7 @@ def traced(
     return TrainStep(model, plan, range(shards), all_reduce, template, specs, *asked, words=words, overlap=overlap)
 
 
-def of_full_steps(step: TrainStep) -> list[Finding]:
+def of_full_steps(step: TrainStep) -> list[PlacementFinding]:
     """In the graph of a call of full steps, of which all sizes are known."""
     full, _ = step.functions()
     known = [[STEPS if n is None else n for n in spec.shape] for spec in tf.nest.flatten(full.input_signature)]
@@ -212,7 +212,7 @@ def test_each_kind_of_fault_is_found(name):
 FINE: dict[str, Any] = {
     "casts and shifts of int32": lambda x: tf.cast(tf.bitwise.right_shift(x, 3), tf.float32),
     "zeros by their bits": lambda x: zeros([1000], tf.uint32) + tf.bitcast(x, tf.uint32),
-    "split by its bits": lambda x: Layout([(10,), (990,)]).split(tf.bitcast(x, tf.uint32)),
+    "split by its bits": lambda x: WireLayout([(10,), (990,)]).split(tf.bitcast(x, tf.uint32)),
     "uint32 carried by a loop": lambda x: tf.while_loop(
         lambda i, _: i < 3, lambda i, y: (i + 1, y + y), (0, tf.bitcast(x, tf.uint32))
     )[1],

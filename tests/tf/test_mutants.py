@@ -16,8 +16,8 @@ from raytf.checkpoint.variables import weights_sha256
 from raytf.data.order import EpochOrder, step_seeds
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
-from raytf.distributed.reduction import Exact, Float, Reduction
-from raytf.distributed.wire import DEVICE, Layout
+from raytf.distributed.reduction import FixedPointReduction, FloatReduction, Reduction
+from raytf.distributed.wire import DEVICE, WireLayout
 from tests.laws import checks
 from tests.tf.ranks import World, train
 
@@ -127,7 +127,7 @@ def test_wrong_seeds_are_found_by_training(mutant: Seeds):
 # Reduction.
 
 
-class LocalRounding(Exact):
+class LocalRounding(FixedPointReduction):
     """Keeps 16 bits of what a worker sends, counted from that worker's own largest value."""
 
     def reduce(self, all_reduce, compute, *more):
@@ -147,10 +147,12 @@ def backward(parts: list[np.ndarray]) -> list[np.ndarray]:
     return parts[::-1]
 
 
-def add_over_ranks(reduction: Callable[[Layout, int], Reduction], values: np.ndarray, world_size: int, order) -> bytes:
+def add_over_ranks(
+    reduction: Callable[[WireLayout, int], Reduction], values: np.ndarray, world_size: int, order
+) -> bytes:
     """The bits of the sum of shards' values [V, D], equal on all ranks of a world that adds in some order."""
     shards, world = len(values), World(world_size, order)
-    layout = Layout([values.shape[1:]], [tf.float32])
+    layout = WireLayout([values.shape[1:]], [tf.float32])
 
     def rank(r: int) -> bytes:
         own, made = assign(shards, world_size)[r], reduction(layout, shards)
@@ -168,7 +170,7 @@ def add_over_ranks(reduction: Callable[[Layout, int], Reduction], values: np.nda
     return bits
 
 
-def check_reduction(reduction: Callable[[Layout, int], Reduction]) -> None:
+def check_reduction(reduction: Callable[[WireLayout, int], Reduction]) -> None:
     """Neither the number of ranks nor the order in which they are added changes a bit of a sum."""
     rng = np.random.default_rng(0)
     values = (rng.normal(size=(8, 50)) * 2.0 ** rng.integers(-12, 12, (8, 50))).astype(np.float32)
@@ -176,20 +178,20 @@ def check_reduction(reduction: Callable[[Layout, int], Reduction]) -> None:
     assert len(found) == 1
 
 
-def float_sum(layout: Layout, shards: int) -> Reduction:
-    return Float(layout)
+def float_sum(layout: WireLayout, shards: int) -> Reduction:
+    return FloatReduction(layout)
 
 
 def test_the_reduction():
-    check_reduction(Exact)
+    check_reduction(FixedPointReduction)
 
 
 def test_the_reduction_of_gpus():
-    check_reduction(partial(Exact, words=DEVICE))
+    check_reduction(partial(FixedPointReduction, words=DEVICE))
 
 
 @pytest.mark.parametrize("mutant", [float_sum, LocalRounding])
-def test_a_wrong_reduction_is_found(mutant: Callable[[Layout, int], Reduction]):
+def test_a_wrong_reduction_is_found(mutant: Callable[[WireLayout, int], Reduction]):
     with pytest.raises(AssertionError):
         check_reduction(mutant)
 

@@ -17,7 +17,7 @@ from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.distributed.buckets import Overlap, cut, of_kinds
-from raytf.distributed.wire import DEVICE, HOST, Words
+from raytf.distributed.wire import DEVICE, HOST, WireWords
 from tests.tf.ranks import Rank, train
 from tests.tf.wire_ranks import build
 
@@ -61,7 +61,7 @@ def ends(world_size: int, overlap: Overlap | None, **options) -> set[str]:
 
 @pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
 @pytest.mark.parametrize("compress", [False, True], ids=["whole", "compressed"])
-def test_buckets_have_the_bits_of_one_sum(compress: bool, words: Words):
+def test_buckets_have_the_bits_of_one_sum(compress: bool, words: WireWords):
     ordinary = ends(1, None, compress=compress)
     assert len(ordinary) == 1
     for world_size, bucket in ((1, 100), (2, 100), (3, 40), (4, 1), (2, 10**6)):

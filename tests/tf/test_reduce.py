@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from raytf.distributed.reduction import Exact, Float, all_finite, exponent, packed, power_of_two
-from raytf.distributed.wire import DEVICE, HOST, Layout
+from raytf.distributed.reduction import FixedPointReduction, FloatReduction, all_finite, exponent, packed, power_of_two
+from raytf.distributed.wire import DEVICE, HOST, WireLayout
 
 WORDS = pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
 FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
@@ -21,7 +21,7 @@ FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=True)
 def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
     """Sum of shards' values [V, D], by ranks that own the given ranges of shards, one after another."""
     shards = len(values)
-    reduction = reduction or Exact(Layout([values.shape[1:]], [tf.float32]), shards)
+    reduction = reduction or FixedPointReduction(WireLayout([values.shape[1:]], [tf.float32]), shards)
     ranks = [range(a, b) for a, b in zip([0, *splits], [*splits, shards], strict=True) if b > a]
     before = [v.numpy() for v in reduction.state().values()]
     sent: list[list[tf.Tensor]] = []
@@ -64,8 +64,10 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
 def test_the_sum_is_that_of_integers_whoever_owns_which_shard(words, values, cut, other):
     shards = len(values)
     whole = reduce_over([], values)
-    layout = Layout([values.shape[1:]], [tf.float32])
-    split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values, Exact(layout, shards, words=words))
+    layout = WireLayout([values.shape[1:]], [tf.float32])
+    split = reduce_over(
+        sorted({min(cut, shards), min(other, shards)}), values, FixedPointReduction(layout, shards, words=words)
+    )
     assert whole.tobytes() == split.tobytes()
     largest = max(abs(Fraction(float(v))) for v in values.ravel())
     for column, got in zip(values.T, whole, strict=True):
@@ -87,7 +89,7 @@ def test_the_sum_of_16_bits_is_the_same_too_and_off_by_a_unit_of_theirs_at_most(
     shards = len(values)
 
     def made(words):
-        return Exact(Layout([values.shape[1:]], [tf.float32]), shards, compressed=1, words=words)
+        return FixedPointReduction(WireLayout([values.shape[1:]], [tf.float32]), shards, compressed=1, words=words)
 
     whole = reduce_over([], values, made(HOST))
     split = reduce_over(sorted({min(cut, shards), min(other, shards)}), values, made(words))
@@ -113,11 +115,11 @@ def test_powers_of_two_are_exact():
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("kind", [Exact, Float])
+@pytest.mark.parametrize("kind", [FixedPointReduction, FloatReduction])
 @pytest.mark.parametrize("all_reduce", [packed(tf.identity), None], ids=["several workers", "one worker"])
 def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
-    layout = Layout([(3,), (2,)], [tf.float32, tf.float32])
-    reduction = Exact(layout, 2) if kind is Exact else Float(layout)
+    layout = WireLayout([(3,), (2,)], [tf.float32, tf.float32])
+    reduction = FixedPointReduction(layout, 2) if kind is FixedPointReduction else FloatReduction(layout)
     values = [[1.0, bad, 2.0], [0.5, 0.25]]
 
     def compute(scales, early):
@@ -133,7 +135,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
 
 
 def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
-    reduction = Exact(Layout([(1,)], [tf.float32]), 1)
+    reduction = FixedPointReduction(WireLayout([(1,)], [tf.float32]), 1)
     (exponents,) = reduction.state().values()
     calls = []
 
@@ -168,7 +170,7 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
 )
 @settings(deadline=None)
 def test_a_shard_is_encoded_as_python_would(values, weight, slack, shards):
-    reduction = Exact(Layout([values.shape], [tf.float32]), shards)
+    reduction = FixedPointReduction(WireLayout([values.shape], [tf.float32]), shards)
     products = values * np.float32(weight)
     largest = np.abs(products).max()
     least = int(exponent(tf.constant(largest)))
@@ -186,7 +188,9 @@ def test_a_shard_is_encoded_as_python_would(values, weight, slack, shards):
 def test_one_bad_value_among_many_is_seen_wherever_it_is(bad, at):
     values = np.linspace(-1, 1, 1000).astype(np.float32)
     values[at] = bad
-    _, told = Exact(Layout([(1000,)], [tf.float32]), 2).encode([tf.constant(values)], tf.constant(0.5), tf.ones([1]))
+    _, told = FixedPointReduction(WireLayout([(1000,)], [tf.float32]), 2).encode(
+        [tf.constant(values)], tf.constant(0.5), tf.ones([1])
+    )
     assert not np.isfinite(told.numpy()[0])
 
 
@@ -208,7 +212,7 @@ def test_a_sum_that_overflows_is_not_taken_for_a_number_that_is_not_finite():
 @WORDS
 def test_the_loop_gives_the_same_in_a_graph(words, all_reduce):
     values = np.float32([[1.5, -3.25], [1e-3, 7.0]])
-    reduction = Exact(Layout([(2,)], [tf.float32]), 2, words=words)
+    reduction = FixedPointReduction(WireLayout([(2,)], [tf.float32]), 2, words=words)
 
     @tf.function(autograph=False)
     def step(x):
@@ -231,7 +235,7 @@ def test_one_worker_that_packs_nothing_has_the_bits_of_several():
     values = [random.normal(size=(2, *shape)).astype("float32") for shape in ((3, 5), (7,))]
     found = []
     for all_reduce, words in ((packed(tf.identity), HOST), (packed(tf.identity), DEVICE), (None, HOST), (None, DEVICE)):
-        reduction = Exact(Layout([(3, 5), (7,)], [tf.float32] * 2), 2, compressed=1, words=words)
+        reduction = FixedPointReduction(WireLayout([(3, 5), (7,)], [tf.float32] * 2), 2, compressed=1, words=words)
 
         def compute(scales, early, reduction=reduction):
             parts = [reduction.encode([tf.constant(v[s]) for v in values], tf.constant(0.5), scales) for s in range(2)]

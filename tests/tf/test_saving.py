@@ -17,10 +17,10 @@ from raytf.checkpoint import cadence, manifest, naming, variables
 from raytf.checkpoint.cadence import Cadence
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.memory import MemorySave
-from raytf.checkpoint.tier import Attempt, Phase, Votes
+from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.checkpoint.training_state import TrainingState
-from raytf.config.objective import Goal
-from raytf.distributed.step_flags import Flag, vector
+from raytf.config.objective import MetricObjective
+from raytf.distributed.step_flags import StepFlag, vector
 from raytf.errors import ConfigError, StorageError
 from raytf.runs.run_log import StepLog
 from raytf.storage.storage import Storage
@@ -31,7 +31,7 @@ from raytf.training.live_state import LiveState
 from tests.tf.ranks import Alone
 
 ATTEMPT = "20260101T000000.000-aaaaaa"
-GOAL = Goal("val_loss", is_largest=False)
+GOAL = MetricObjective("val_loss", is_largest=False)
 
 
 class Memory:
@@ -93,7 +93,7 @@ class Run:
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         self.storage, self.state, self.memory = Storage(folder), state or TrainingState(), Memory()
-        self.tier = SlowTier(self.storage, Attempt(ATTEMPT), Keep(1, GOAL), print)
+        self.tier = SlowTier(self.storage, GroupAttempt(ATTEMPT), Keep(1, GOAL), print)
         self.tier.calls = calls
         self.now = 0.0
         nothing = lambda *_, **__: None  # noqa: E731
@@ -122,7 +122,7 @@ class Run:
         self.now += 3
         flags = vector(self.saving.votes(self.state.step + 1, 0.1, True))
         if saved and not self.saving.is_saving:
-            flags[Flag.WANT_SAVE] = 1
+            flags[StepFlag.WANT_SAVE] = 1
         self.state.step += 1
         logs = {"val_loss": value}
         self.state.history.append({"step": self.state.step, **logs})
@@ -197,9 +197,9 @@ def test_a_state_that_storage_lacks_is_saved_before_the_first_step(tmp_path):
     # It dies at once; storage has all that memory has, and nothing is written.
     third = Run(str(tmp_path), TrainingState(step=7, durable_step=7, best=("val_loss", 3.0)))
     assert not third.saving.is_saving
-    assert not third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
+    assert not third.saving.votes(8, 0.1, False)[StepFlag.WANT_SAVE]
     third.now += cadence.YOUNG_SECONDS
-    assert third.saving.votes(8, 0.1, False)[Flag.WANT_SAVE]
+    assert third.saving.votes(8, 0.1, False)[StepFlag.WANT_SAVE]
 
 
 def test_the_cadence_counts_from_the_state_and_not_from_the_save_that_came_late(tmp_path):
@@ -223,16 +223,16 @@ def test_a_copy_waits_until_the_one_before_counts_on_all_ranks():
         assert run.memory.settled == 0
         for unsealed, settled in ((0, 0), (1, 1), (1, 2), (0, 2)):
             run.state.step += 1
-            run.saving.act(vector({Flag.COPY: 1, Flag.UNSEALED: unsealed}))
+            run.saving.act(vector({StepFlag.COPY: 1, StepFlag.UNSEALED: unsealed}))
             assert run.memory.settled == settled
 
 
 def test_ranks_tell_whether_their_copy_counts():
     with tempfile.TemporaryDirectory() as folder:
         run = Run(folder)
-        assert run.saving.votes(1, 0.1, False)[Flag.UNSEALED] == 0
+        assert run.saving.votes(1, 0.1, False)[StepFlag.UNSEALED] == 0
         run.memory.is_sealed = False
-        assert run.saving.votes(1, 0.1, False)[Flag.UNSEALED] == 1
+        assert run.saving.votes(1, 0.1, False)[StepFlag.UNSEALED] == 1
 
 
 def test_a_metric_that_there_is_not():

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.distributed.reduction import Exact, everyones, packed
-from raytf.distributed.wire import DEVICE, HOST, Layout, join, narrow, part, widen, zeros
+from raytf.distributed.reduction import FixedPointReduction, everyones, packed
+from raytf.distributed.wire import DEVICE, HOST, WireLayout, join, narrow, part, widen, zeros
 
 LEAST, MOST = -(2**31), 2**31 - 1
 KINDS = pytest.mark.parametrize("dtype", [np.int32, np.uint32], ids=["on the host", "on the device"])
@@ -100,7 +100,7 @@ def test_four_numbers_of_16_bits_travel_in_an_int64(values):
     seed=st.integers(0, 2**20),
 )
 def test_both_ways_tell_the_same_sums(shapes, small, ranks, seed):
-    layout, rng = Layout(shapes, [tf.float32] * len(shapes)), np.random.default_rng(seed)
+    layout, rng = WireLayout(shapes, [tf.float32] * len(shapes)), np.random.default_rng(seed)
     small = min(small, len(shapes))
     most = [2**15 // ranks if i < small else 2**31 // ranks for i in range(len(shapes))]
     values = [
@@ -163,7 +163,7 @@ def test_what_is_not_finite_changes_no_bit_of_its_neighbours(bad):
     values = [np.full(3, bad, np.float32), np.float32([0.5, -0.25, 7]), np.float32([3, -5])]
 
     def reduced(words, all_reduce):
-        exact = Exact(Layout([v.shape for v in values], [tf.float32] * 3), 4, 0, words)
+        exact = FixedPointReduction(WireLayout([v.shape for v in values], [tf.float32] * 3), 4, 0, words)
 
         def compute(scales, early):
             parts = [exact.encode([tf.constant(v) for v in values], tf.constant(0.25), scales) for _ in range(4)]
@@ -189,6 +189,6 @@ def test_with_workers_that_are_not_finite_the_others_tensors_keep_their_bits():
 
     for each in parts:
         sums, beside = DEVICE.add(tell, each, 0, [tf.constant([1], tf.uint32)])
-    found = DEVICE.unpack(sums, Layout([(3,), (3,)]), 0)[1]
+    found = DEVICE.unpack(sums, WireLayout([(3,), (3,)]), 0)[1]
     np.testing.assert_array_equal(found.numpy().view(np.int32), 3 * own)
     assert beside[0].numpy().tolist() == [3]

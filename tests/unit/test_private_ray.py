@@ -15,7 +15,7 @@ from ray.core.generated.common_pb2 import ActorDeathCause, ActorDiedErrorContext
 from ray.exceptions import RayActorError
 
 from raytf._ray import raylets, state
-from raytf._ray.raylets import Answer
+from raytf._ray.raylets import NodeReply
 from tests.support import private_names
 
 
@@ -34,7 +34,7 @@ def test_who_answers_lives_who_says_nothing_is_silent_and_where_nobody_listens_o
         asked = [node("lives", port), node("frozen", frozen.getsockname()[1]), node("closed", closed.getsockname()[1])]
         found = raylets.ask(asked)
     server.stop(None).wait()
-    assert found == {"lives": Answer.LIVES, "frozen": Answer.SILENT, "closed": Answer.REFUSES}
+    assert found == {"lives": NodeReply.LIVES, "frozen": NodeReply.SILENT, "closed": NodeReply.REFUSES}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytf.cluster.check import ec2_schema
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
 from raytf.cluster.check.node_types import NodeType, node_types
 
 _AMI = re.compile(r"ami-[0-9a-f]{8}([0-9a-f]{9})?|resolve:ssm:\S+|latest_dlami")
@@ -19,7 +19,7 @@ _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _LEAST_GIB, _GPU_GIB = 20, 60
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find what EC2 refuses, what Ray overlooks, and what is open to the world."""
     yield from _place(document)
     yield from _ports(document)
@@ -38,7 +38,7 @@ def check(document: Document) -> Iterator[Finding]:
     yield from _reuse(document)
 
 
-def _place(document: Document) -> Iterator[Finding]:
+def _place(document: Document) -> Iterator[ConfigFinding]:
     region, zones = document.get("provider", "region"), document.get("provider", "availability_zone")
     if region is None and document.get("provider", "type") == "aws":
         yield error(
@@ -70,7 +70,7 @@ def _place(document: Document) -> Iterator[Finding]:
             )
 
 
-def _ports(document: Document) -> Iterator[Finding]:
+def _ports(document: Document) -> Iterator[ConfigFinding]:
     path: Path = ("provider", "security_group", "IpPermissions")
     for i, rule in enumerate(document.sequence(*path)):
         if not isinstance(rule, dict):
@@ -109,7 +109,7 @@ def _open_to(rule: dict[str, Any]) -> list[str]:
     return found
 
 
-def _machine(t: NodeType, path: Path) -> Iterator[Finding]:
+def _machine(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     if "LaunchTemplate" not in t.config and not _has(t, "InstanceType"):
         yield error(
             "instance-type-missing",
@@ -120,7 +120,7 @@ def _machine(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _image(t: NodeType, path: Path) -> Iterator[Finding]:
+def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     image = t.config.get("ImageId")
     if image is None and ("LaunchTemplate" in t.config or _has(t, "ImageId")):
         return
@@ -143,7 +143,7 @@ def _image(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _network(t: NodeType, path: Path) -> Iterator[Finding]:
+def _network(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     given = [k for k in ("SubnetId", "SubnetIds", "SecurityGroupIds") if k in t.config]
     if "NetworkInterfaces" in t.config and given:
         yield error(
@@ -171,7 +171,7 @@ def _network(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _market(t: NodeType, path: Path) -> Iterator[Finding]:
+def _market(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     options = t.config.get("InstanceMarketOptions")
     if not isinstance(options, dict):
         return
@@ -203,7 +203,7 @@ def _market(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _profile(t: NodeType, path: Path) -> Iterator[Finding]:
+def _profile(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     profile = t.config.get("IamInstanceProfile")
     if not isinstance(profile, dict):
         return
@@ -227,7 +227,7 @@ def _profile(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _workers_profile(types: list[NodeType]) -> Iterator[Finding]:
+def _workers_profile(types: list[NodeType]) -> Iterator[ConfigFinding]:
     for t in types:
         if not t.is_head and t.most > 0 and "LaunchTemplate" not in t.config and not _has(t, "IamInstanceProfile"):
             yield warning(
@@ -244,7 +244,7 @@ def _has(t: NodeType, key: str) -> bool:
     return any(str(given).casefold() == key.casefold() for given in t.config)
 
 
-def _disk(t: NodeType, path: Path) -> Iterator[Finding]:
+def _disk(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     least = _GPU_GIB if t.machine is not None and t.machine.gpus else _LEAST_GIB
     disks = t.config.get("BlockDeviceMappings")
     for i, disk in enumerate(disks if isinstance(disks, list) else ()):
@@ -263,7 +263,7 @@ def _disk(t: NodeType, path: Path) -> Iterator[Finding]:
             )
 
 
-def _keys(document: Document, types: list[NodeType]) -> Iterator[Finding]:
+def _keys(document: Document, types: list[NodeType]) -> Iterator[ConfigFinding]:
     own_key = "ssh_private_key" in document.mapping("auth")
     for t in types:
         if own_key and not {"KeyName", "UserData", "LaunchTemplate"} & t.config.keys():
@@ -284,7 +284,7 @@ def _keys(document: Document, types: list[NodeType]) -> Iterator[Finding]:
             )
 
 
-def _reuse(document: Document) -> Iterator[Finding]:
+def _reuse(document: Document) -> Iterator[ConfigFinding]:
     provider: dict[str, Any] = document.mapping("provider")
     if provider.get("type") == "aws" and "cache_stopped_nodes" not in provider:
         yield warning(

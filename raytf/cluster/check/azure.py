@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, instead, listed, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, listed, near, warning
 from raytf.cluster.check.local_environment import Surroundings, ray_file
 from raytf.cluster.check.node_types import NodeType, node_types
 
@@ -30,7 +30,7 @@ _LEAST_GB, _GPU_GB = 32, 64
 _EVICTIONS = ("Deallocate", "Delete")
 
 
-def check(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
+def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
     """Find what Azure refuses, and parameters that Ray's template does not have."""
     template = ray_file("autoscaler/_private/_azure/azure-vm-template.json")
     known = {*template["parameters"], "availability_zone"} - {"zones"}
@@ -69,7 +69,7 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
         )
 
 
-def _node(t: NodeType, known: set[str]) -> Iterator[Finding]:
+def _node(t: NodeType, known: set[str]) -> Iterator[ConfigFinding]:
     path: Path = (*t.path, "node_config")
     parameters = t.config.get("azure_arm_parameters")
     if not isinstance(parameters, dict):
@@ -117,7 +117,7 @@ def _node(t: NodeType, known: set[str]) -> Iterator[Finding]:
         )
 
 
-def _size(t: NodeType, parameters: dict[str, Any], path: Path) -> Iterator[Finding]:
+def _size(t: NodeType, parameters: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
     size, disk = parameters.get("vmSize"), parameters.get("osDiskSize")
     if isinstance(size, str) and size and not re.match(r"(Standard|Basic)_", size, re.IGNORECASE):
         yield error(
@@ -138,7 +138,7 @@ def _size(t: NodeType, parameters: dict[str, Any], path: Path) -> Iterator[Findi
         )
 
 
-def _choices(parameters: dict[str, Any], path: Path) -> Iterator[Finding]:
+def _choices(parameters: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
     for key, choices in (("priority", _PRIORITIES), ("evictionPolicy", _EVICTIONS)):
         value = parameters.get(key)
         if value is not None and value not in choices:
@@ -171,7 +171,7 @@ def _choices(parameters: dict[str, Any], path: Path) -> Iterator[Finding]:
         )
 
 
-def _keys(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
+def _keys(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
     auth = document.mapping("auth")
     pair = [k for k in ("ssh_private_key", "ssh_public_key") if k in auth]
     if len(pair) == 1:
@@ -193,7 +193,7 @@ def _keys(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
         )
 
 
-def _packages(document: Document) -> Iterator[Finding]:
+def _packages(document: Document) -> Iterator[ConfigFinding]:
     for key in ("setup_commands", "head_setup_commands"):
         for i, command in enumerate(document.sequence(key)):
             found = (

@@ -6,13 +6,13 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 
-from raytf.cluster.check.finding import Finding, Path, error
+from raytf.cluster.check.finding import ConfigFinding, Path, error
 from raytf.errors import one_line
 
 _SECONDS = 5
 
 
-def check(commands: Iterable[tuple[Path, str]]) -> Iterator[Finding]:
+def check(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding]:
     """Find commands with a quote or a bracket that does not end, and the like. Without bash here, none."""
     commands = list(commands)
     if not _parse("\n".join(command for _, command in commands)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.machines import PRICES_OF, Machine
 from raytf.cluster.check.node_types import NodeType, node_types
-from raytf.cluster.check.zones import Traffic
+from raytf.cluster.check.zones import ZoneTraffic
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Cost:
     unknown: tuple[str, ...]
     lines: tuple[tuple[str, str, float | None, str, int, int], ...]
     prices_of: str = PRICES_OF
-    traffic: Traffic | None = None
+    traffic: ZoneTraffic | None = None
 
 
-def estimate(document: Document, traffic: Traffic | None = None) -> Cost | None:
+def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | None:
     """The cost of a cluster on a cloud; None where no node has a known machine."""
     types = node_types(document)
     if not any(t.machine for t in types):

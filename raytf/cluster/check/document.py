@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from raytf.cluster.check.finding import Finding, Path, error
+from raytf.cluster.check.finding import ConfigFinding, Path, error
 from raytf.storage import untrusted_yaml
 
 
@@ -55,10 +55,10 @@ class Document:
         return value if isinstance(value, list) else []
 
 
-def parse(text: str) -> tuple[list[Document], list[Finding]]:
+def parse(text: str) -> tuple[list[Document], list[ConfigFinding]]:
     """All documents of a file that are not empty, and what is wrong with its YAML."""
     documents: list[Document] = []
-    findings: list[Finding] = []
+    findings: list[ConfigFinding] = []
     try:
         for node, loader in untrusted_yaml.nodes(text):
             findings += _doubles(node, ())
@@ -82,7 +82,7 @@ def _with_texts(value: Any, path: Path, odd: list[Path]) -> Any:
     return value
 
 
-def _syntax(problem: yaml.YAMLError, text: str) -> Finding:
+def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
     mark = getattr(problem, "problem_mark", None)
     said = str(getattr(problem, "problem", None) or problem).splitlines()[0]
     line = mark.line + 1 if mark else 1 + text[: getattr(problem, "position", None) or 0].count("\n")
@@ -97,7 +97,7 @@ def _syntax(problem: yaml.YAMLError, text: str) -> Finding:
     return replace(found, line=line)
 
 
-def _doubles(node: yaml.Node, path: Path) -> Iterator[Finding]:
+def _doubles(node: yaml.Node, path: Path) -> Iterator[ConfigFinding]:
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:

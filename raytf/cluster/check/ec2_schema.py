@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path as File
 from typing import Any
 
-from raytf.cluster.check.finding import Finding, Path, error, instead
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead
 
 _MODEL = "data/ec2/2016-11-15/service-2.json.gz"
 #: Ray's own key of a node_config, which it turns into SubnetId.
@@ -40,7 +40,7 @@ def _shapes() -> dict[str, Any]:
     return {}
 
 
-def check(config: dict[str, Any], path: Path) -> Iterator[Finding]:
+def check(config: dict[str, Any], path: Path) -> Iterator[ConfigFinding]:
     """Find keys, types and values of a node_config that RunInstances refuses."""
     shapes = _shapes()
     if shapes:
@@ -50,7 +50,7 @@ def check(config: dict[str, Any], path: Path) -> Iterator[Finding]:
 
 def _check(
     value: Any, name: str, path: Path, shapes: dict[str, Any], more: frozenset[str] | set[str] = frozenset()
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     shape = shapes[name]
     kind = shape["type"]
     fits = _TYPES.get(kind)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, instead, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, near, warning
 from raytf.cluster.check.node_types import NodeType, node_types
 from raytf.cluster.providers import fallback
 
@@ -30,7 +30,7 @@ def as_cloud(document: Document) -> Document:
     return replace(document, value={**document.value, "provider": changed})
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find fallbacks that nobody reads, that are none, or that are not what Ray believes of their node type."""
     provider = document.mapping("provider")
     cloud, is_ours = fallback.cloud_of(provider), str(provider.get("module")) in fallback.MODULES
@@ -67,7 +67,7 @@ def check(document: Document) -> Iterator[Finding]:
             yield from _machines(t, path)
 
 
-def _module(document: Document, is_ours: bool) -> Iterator[Finding]:
+def _module(document: Document, is_ours: bool) -> Iterator[ConfigFinding]:
     module = document.get("provider", "module")
     if isinstance(module, str) and module.startswith("raytf.") and not is_ours:
         yield error(
@@ -116,7 +116,7 @@ def _module(document: Document, is_ours: bool) -> Iterator[Finding]:
             )
 
 
-def _zones(document: Document) -> Iterator[Finding]:
+def _zones(document: Document) -> Iterator[ConfigFinding]:
     region, zones = document.get("provider", "region"), document.get("provider", "availability_zone")
     for zone in str(zones).split(",")[1:] if isinstance(zones, str) and isinstance(region, str) else ():
         if zone.strip().rpartition("-")[0] != region:
@@ -129,7 +129,7 @@ def _zones(document: Document) -> Iterator[Finding]:
             )
 
 
-def _machines(t: NodeType, path: Path) -> Iterator[Finding]:
+def _machines(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     seen = [t.config]
     for i, other in enumerate(t.others):
         where: Path = (*path, fallback.KEY, i)
@@ -173,7 +173,7 @@ def variants(document: Document) -> Iterator[tuple[Document, Path, Path]]:
             yield replace(document, value=value), path, (*path, fallback.KEY, i)
 
 
-def at_entry(found: Finding, config: Path, entry: Path, document: Document) -> Finding:
+def at_entry(found: ConfigFinding, config: Path, entry: Path, document: Document) -> ConfigFinding:
     """A finding in a variant, with its path in the entry where that is what the entry gives."""
     if found.path[: len(config)] != config:
         return found

@@ -26,7 +26,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConfigFinding:
     """One mistake.
 
     Attributes:
@@ -48,14 +48,14 @@ class Finding:
     line: int | None = None
 
 
-def error(code: str, path: Path, what: str, why: str, mend: str) -> Finding:
+def error(code: str, path: Path, what: str, why: str, mend: str) -> ConfigFinding:
     """A finding that stops the cluster or the job."""
-    return Finding(code, Severity.ERROR, path, what, why, mend)
+    return ConfigFinding(code, Severity.ERROR, path, what, why, mend)
 
 
-def warning(code: str, path: Path, what: str, why: str, mend: str) -> Finding:
+def warning(code: str, path: Path, what: str, why: str, mend: str) -> ConfigFinding:
     """A finding that costs something."""
-    return Finding(code, Severity.WARNING, path, what, why, mend)
+    return ConfigFinding(code, Severity.WARNING, path, what, why, mend)
 
 
 def place(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from raytf.cluster.check import machines
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, instead, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, warning
 from raytf.cluster.check.node_types import NodeType, node_types
 
 #: Fields that Compute Engine's instances.insert takes (API v1), and Ray's own.
@@ -42,7 +42,7 @@ _GOOD_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu
 _RETIRED_IMAGES = re.compile(r"ubuntu-(1604|1804|2004)|ubuntu-16|ubuntu-18|tf-?1-|debian-9|common-cu(8|9|10|11)\d*")
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find what Compute Engine refuses, and what Ray gives to the head alone."""
     yield from _place(document)
     for t in node_types(document):
@@ -62,7 +62,7 @@ def check(document: Document) -> Iterator[Finding]:
             )
 
 
-def _place(document: Document) -> Iterator[Finding]:
+def _place(document: Document) -> Iterator[ConfigFinding]:
     provider = document.mapping("provider")
     needed = {"region": "us-central1", "availability_zone": "us-central1-a", "project_id": "the id of your project"}
     for key, example in needed.items():
@@ -102,7 +102,7 @@ def _place(document: Document) -> Iterator[Finding]:
         )
 
 
-def _name(t: NodeType) -> Iterator[Finding]:
+def _name(t: NodeType) -> Iterator[ConfigFinding]:
     if not _LABEL.fullmatch(t.name):
         yield error(
             "gcp-name",
@@ -113,7 +113,7 @@ def _name(t: NodeType) -> Iterator[Finding]:
         )
 
 
-def _compute(t: NodeType, path: Path) -> Iterator[Finding]:
+def _compute(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     yield from _unknown(t.config, _INSTANCE, path, "Compute Engine")
     scheduling = t.config.get("scheduling")
     if isinstance(scheduling, list):
@@ -153,7 +153,7 @@ def _compute(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> Iterator[Finding]:
+def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> Iterator[ConfigFinding]:
     kind = str(t.config.get("machineType", ""))
     attached = t.config.get("guestAccelerators")
     brings = kind.startswith(_WITH_GPUS)
@@ -201,7 +201,7 @@ def _gpus(t: NodeType, scheduling: dict[str, Any], path: Path, where: Path) -> I
                     )
 
 
-def _disks(t: NodeType, path: Path) -> Iterator[Finding]:
+def _disks(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     disks = t.config.get("disks")
     for i, disk in enumerate(disks if isinstance(disks, list) else ()):
         first = disk.get("initializeParams") if isinstance(disk, dict) else None
@@ -228,7 +228,7 @@ def _disks(t: NodeType, path: Path) -> Iterator[Finding]:
             )
 
 
-def _tpu(t: NodeType, path: Path) -> Iterator[Finding]:
+def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
     yield from _unknown(t.config, _TPU, path, "Cloud TPU")
     if "runtimeVersion" not in t.config:
         yield error(
@@ -279,7 +279,7 @@ def _tpu(t: NodeType, path: Path) -> Iterator[Finding]:
         )
 
 
-def _unknown(config: dict[str, Any], known: set[str], path: Path, who: str) -> Iterator[Finding]:
+def _unknown(config: dict[str, Any], known: set[str], path: Path, who: str) -> Iterator[ConfigFinding]:
     for key in config:
         if str(key) not in known:
             yield error(

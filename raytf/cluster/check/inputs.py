@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from raytf.cluster.check.finding import Finding, error
+from raytf.cluster.check.finding import ConfigFinding, error
 from raytf.errors import ConfigError, one_line
 from raytf.storage import untrusted_yaml
 
@@ -59,7 +59,7 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
     return texts
 
 
-def unreadable(said: str) -> Finding:
+def unreadable(said: str) -> ConfigFinding:
     """One of a folder's sources that could not be looked at; the others are."""
     return error("unreadable", (), said, "Nothing is known of it.", "Mend that, or name the other files alone.")
 

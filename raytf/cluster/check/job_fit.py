@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
 from raytf.config import strategy_rules
 from raytf.config.sections import ClusterSection, RunSection, StrategySection
 from raytf.errors import ConfigError
@@ -18,7 +18,7 @@ _OWN_FOLDERS = ("~", ".", "/tmp", "/home", "/root", "/var/tmp")
 
 
 @dataclass(frozen=True)
-class Need:
+class JobNeeds:
     """What a job asks for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Room:
+class NodeSupply:
     """Nodes of one kind: how many there may be at most, and what each has."""
 
     name: str
@@ -50,7 +50,7 @@ class Room:
     path: Path = ()
 
 
-def parse(command: str) -> Need:
+def parse(command: str) -> JobNeeds:
     """What a command such as `python jobs/mnist.py --workers 1:8` asks for.
 
     Raises:
@@ -88,7 +88,7 @@ def parse(command: str) -> Need:
     try:
         each = float(cpus or cluster.cpus) * (way.logical_devices or 1)
         share = float(_flag(words, "--gpus-per-worker") or cluster.gpus_per_worker)
-        return Need(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share)
+        return JobNeeds(least, most, each, gpu, _flag(words, "--storage") or run.storage, way.helpers, share)
     except ValueError:
         raise ConfigError("--job: --cpus-per-worker and --gpus-per-worker: expected numbers.") from None
 
@@ -103,7 +103,9 @@ def _flag(words: Sequence[str], name: str) -> str | None:
     return None
 
 
-def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None = None) -> Iterator[Finding]:
+def check(
+    need: JobNeeds, rooms: Sequence[NodeSupply], where: Path, most_nodes: int | None = None
+) -> Iterator[ConfigFinding]:
     """Compare what a job needs with all that a cluster may become.
 
     Args:
@@ -173,14 +175,14 @@ def check(need: Need, rooms: Sequence[Room], where: Path, most_nodes: int | None
         )
 
 
-def _workers(room: Room, need: Need, gpu: bool) -> int:
+def _workers(room: NodeSupply, need: JobNeeds, gpu: bool) -> int:
     if not (math.isfinite(room.cpus) and math.isfinite(room.gpus) and need.cpus > 0 and 0 < need.share <= 1):
         return 0
     by_cpu = int(room.cpus / need.cpus + 1e-9)
     return min(by_cpu, int(room.gpus) * int(1 / need.share + 1e-9)) if gpu else by_cpu
 
 
-def _reach(rooms: Sequence[Room], fits: dict[str, int], most_nodes: int | None, need: Need) -> int:
+def _reach(rooms: Sequence[NodeSupply], fits: dict[str, int], most_nodes: int | None, need: JobNeeds) -> int:
     """The most workers, with the roomiest nodes taken first."""
     left, total, spare = most_nodes, 0, 0
     for room in sorted(rooms, key=lambda r: -fits[r.name]):

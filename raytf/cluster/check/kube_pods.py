@@ -9,7 +9,7 @@ from typing import Any
 
 from raytf.cluster.check import ray_start, versions
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, instead, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, near, warning
 from raytf.cluster.check.kube_schema import is_quantity
 from raytf.cluster.check.local_environment import Surroundings
 
@@ -18,14 +18,14 @@ ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpu.intel.co
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", *ACCELERATORS)
 
 
-def refused(path: Path, what: str, mend: str) -> Finding:
+def refused(path: Path, what: str, mend: str) -> ConfigFinding:
     """A rule that the operator checks when it has the object already."""
     return error("kube-rule", path, what, "The operator refuses the object, which only its events say.", mend)
 
 
 def check(
     document: Document, path: Path, group: dict[str, Any], is_head: bool, scaling: bool, here: Surroundings
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     """Find what is wrong with one group."""
     if not is_head:
         yield from _replicas(path, group, scaling)
@@ -50,7 +50,7 @@ def check(
         yield from versions.image(image, (*pod, "containers", 0, "image"), here)
 
 
-def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Finding]:
+def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[ConfigFinding]:
     least, most, now = group.get("minReplicas"), group.get("maxReplicas"), group.get("replicas")
     if isinstance(least, int) and isinstance(most, int) and least > most:
         yield error(
@@ -86,7 +86,7 @@ def _replicas(path: Path, group: dict[str, Any], scaling: bool) -> Iterator[Find
         )
 
 
-def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Iterator[Finding]:
+def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Iterator[ConfigFinding]:
     parameters = group.get("rayStartParams")
     parameters = parameters if isinstance(parameters, dict) else {}
     for key in parameters:
@@ -123,7 +123,9 @@ def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Itera
         )
 
 
-def _container(document: Document, pod: Path, group: dict[str, Any], is_head: bool, scaling: bool) -> Iterator[Finding]:
+def _container(
+    document: Document, pod: Path, group: dict[str, Any], is_head: bool, scaling: bool
+) -> Iterator[ConfigFinding]:
     first: Path = (*pod, "containers", 0)
     limits = document.mapping(*first, "resources", "limits")
     requests = document.mapping(*first, "resources", "requests")
@@ -155,7 +157,7 @@ def _container(document: Document, pod: Path, group: dict[str, Any], is_head: bo
     yield from _mounts(document, pod)
 
 
-def _resource_names(first: Path, both: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+def _resource_names(first: Path, both: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
     for part, quantities in both.items():
         for name in quantities:
             path = (*first, "resources", part, name)
@@ -172,7 +174,9 @@ def _resource_names(first: Path, both: dict[str, dict[str, Any]]) -> Iterator[Fi
                 )
 
 
-def _gpu_claims(document: Document, pod: Path, limits: dict[str, Any], requests: dict[str, Any]) -> Iterator[Finding]:
+def _gpu_claims(
+    document: Document, pod: Path, limits: dict[str, Any], requests: dict[str, Any]
+) -> Iterator[ConfigFinding]:
     first: Path = (*pod, "containers", 0)
     for name in ACCELERATORS:
         if name in requests and requests[name] != limits.get(name):
@@ -217,7 +221,7 @@ def _gpu_claims(document: Document, pod: Path, limits: dict[str, Any], requests:
         )
 
 
-def _mounts(document: Document, pod: Path) -> Iterator[Finding]:
+def _mounts(document: Document, pod: Path) -> Iterator[ConfigFinding]:
     volumes = [v.get("name") for v in document.sequence(*pod, "volumes") if isinstance(v, dict)]
     for key in ("containers", "initContainers"):
         for i, container in enumerate(document.sequence(*pod, key)):

@@ -14,7 +14,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from raytf.cluster.check.finding import Finding, Path, error, instead, near
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, near
 
 _QUANTITY = re.compile(r"[+-]?(\d+|\d+\.\d*|\.\d+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|n|u|e-?\d+|E-?\d+)?")
 _WHY = "The API server refuses the object (strict), or drops the field without a word (older kubectl, Helm)."
@@ -32,7 +32,7 @@ def knows(version: Any, kind: str) -> bool:
     return isinstance(version, str) and kind in _known()["kinds"].get(version, ())
 
 
-def check(value: Any, kind: str, path: Path) -> Iterator[Finding]:
+def check(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
     """Find fields that do not exist or have another type."""
     yield from _check(value, kind, path)
 
@@ -44,7 +44,7 @@ def is_quantity(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, str) and _QUANTITY.fullmatch(value) is not None)
 
 
-def _check(value: Any, kind: str, path: Path) -> Iterator[Finding]:
+def _check(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
     if kind == "any" or (value is None and kind not in _known()["types"]):
         return
     if kind.startswith("["):
@@ -61,7 +61,7 @@ def _check(value: Any, kind: str, path: Path) -> Iterator[Finding]:
         yield _wrong(value, _PLAIN[kind], path)
 
 
-def _record(value: Any, kind: str, path: Path) -> Iterator[Finding]:
+def _record(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
     if not isinstance(value, dict):
         yield _wrong(value, "a mapping", path)
         return
@@ -84,7 +84,7 @@ def _record(value: Any, kind: str, path: Path) -> Iterator[Finding]:
             )
 
 
-def _list(value: Any, kind: str, path: Path) -> Iterator[Finding]:
+def _list(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
     if not isinstance(value, list):
         yield _wrong(value, "a list", path)
         return
@@ -92,7 +92,7 @@ def _list(value: Any, kind: str, path: Path) -> Iterator[Finding]:
         yield from _check(item, kind, (*path, i))
 
 
-def _mapping(value: Any, kind: str, path: Path) -> Iterator[Finding]:
+def _mapping(value: Any, kind: str, path: Path) -> Iterator[ConfigFinding]:
     if not isinstance(value, dict):
         yield _wrong(value, "a mapping", path)
         return
@@ -103,7 +103,7 @@ def _mapping(value: Any, kind: str, path: Path) -> Iterator[Finding]:
             yield from _check(inner, kind, (*path, str(key)))
 
 
-def _choice(value: Any, known: list[str], path: Path) -> Iterator[Finding]:
+def _choice(value: Any, known: list[str], path: Path) -> Iterator[ConfigFinding]:
     if value not in known:
         yield error(
             "kube-value",
@@ -114,7 +114,7 @@ def _choice(value: Any, known: list[str], path: Path) -> Iterator[Finding]:
         )
 
 
-def _quantity(value: Any, path: Path) -> Iterator[Finding]:
+def _quantity(value: Any, path: Path) -> Iterator[ConfigFinding]:
     if not is_quantity(value):
         gb = isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?\s?[KMGT]B", value, re.I)
         yield error(
@@ -135,7 +135,7 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, fits) and not isinstance(value, bool)
 
 
-def _wrong(value: Any, wanted: str, path: Path) -> Finding:
+def _wrong(value: Any, wanted: str, path: Path) -> ConfigFinding:
     name = str(path[-1]) if path else "the object"
     quotes = wanted == "a text" and isinstance(value, bool | int | float)
     shown = {True: "true", False: "false"}.get(value, value) if isinstance(value, bool) else value

@@ -8,8 +8,8 @@ from typing import Any
 
 from raytf.cluster.check import kube_pods, kube_schema, kuberay_job, versions
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, near, warning
-from raytf.cluster.check.job_fit import Need, Room
+from raytf.cluster.check.finding import ConfigFinding, Path, error, near, warning
+from raytf.cluster.check.job_fit import JobNeeds, NodeSupply
 from raytf.cluster.check.kube_pods import ACCELERATORS, number, refused
 from raytf.cluster.check.local_environment import Surroundings
 
@@ -38,7 +38,7 @@ def is_manifest(document: Document) -> bool:
     return "apiVersion" in document.mapping() and "kind" in document.mapping()
 
 
-def check(document: Document, here: Surroundings) -> Iterator[Finding]:
+def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     """Find what the API server or the operator refuses, and what never works."""
     kind = str(document.get("kind"))
     version = document.get("apiVersion")
@@ -62,7 +62,7 @@ def check(document: Document, here: Surroundings) -> Iterator[Finding]:
         yield from _cluster(document, base, kind, here)
 
 
-def _other(document: Document, kind: str) -> Iterator[Finding]:
+def _other(document: Document, kind: str) -> Iterator[ConfigFinding]:
     version = document.get("apiVersion")
     if kube_schema.knows(version, kind):
         yield from kube_schema.check(document.value, kind, ())
@@ -76,7 +76,7 @@ def _other(document: Document, kind: str) -> Iterator[Finding]:
         )
 
 
-def _name(document: Document, kind: str) -> Iterator[Finding]:
+def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
     name = document.get("metadata", "name")
     most = _NAME_LENGTH[kind]
     if not isinstance(name, str):
@@ -107,7 +107,7 @@ def groups(document: Document) -> list[tuple[Path, dict[str, Any], bool]]:
     return found
 
 
-def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> Iterator[Finding]:
+def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> Iterator[ConfigFinding]:
     scaling = document.get(*base, "enableInTreeAutoscaling") is True
     found = groups(document)
     names: list[Any] = []
@@ -127,7 +127,7 @@ def _cluster(document: Document, base: Path, kind: str, here: Surroundings) -> I
     yield from _gates(document, base)
 
 
-def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Finding]:
+def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     version = document.get(*base, "rayVersion")
     if isinstance(version, str) and version and "dev" not in version:
         yield from versions.ray_version(version, (*base, "rayVersion"), here)
@@ -158,7 +158,7 @@ def _versions(document: Document, base: Path, here: Surroundings) -> Iterator[Fi
             )
 
 
-def _scaling(document: Document, base: Path, scaling: bool) -> Iterator[Finding]:
+def _scaling(document: Document, base: Path, scaling: bool) -> Iterator[ConfigFinding]:
     options = document.mapping(*base, "autoscalerOptions")
     if options and not scaling:
         yield warning(
@@ -186,7 +186,7 @@ def _scaling(document: Document, base: Path, scaling: bool) -> Iterator[Finding]
             )
 
 
-def _gcs(document: Document, base: Path) -> Iterator[Finding]:
+def _gcs(document: Document, base: Path) -> Iterator[ConfigFinding]:
     options = document.get(*base, "gcsFaultToleranceOptions")
     head: Path = (*base, "headGroupSpec", "template", "spec", "containers", 0, "env")
     env = {e.get("name") for e in document.sequence(*head) if isinstance(e, dict)}
@@ -213,7 +213,7 @@ def _gcs(document: Document, base: Path) -> Iterator[Finding]:
         )
 
 
-def _service(document: Document, base: Path) -> Iterator[Finding]:
+def _service(document: Document, base: Path) -> Iterator[ConfigFinding]:
     kind = document.get(*base, "headGroupSpec", "serviceType")
     if kind in ("LoadBalancer", "NodePort"):
         internal = any("internal" in key for key in document.mapping(*base, "headServiceAnnotations"))
@@ -229,13 +229,13 @@ def _service(document: Document, base: Path) -> Iterator[Finding]:
         yield refused((*base, "headGroupSpec", "serviceType"), f"serviceType is {kind!r}", "Write ClusterIP.")
 
 
-def _auth(document: Document, base: Path) -> Iterator[Finding]:
+def _auth(document: Document, base: Path) -> Iterator[ConfigFinding]:
     mode = document.get(*base, "authOptions", "mode")
     if mode == "token" and not document.get(*base, "rayVersion"):
         yield refused((*base, "authOptions"), "authOptions.mode token without rayVersion", "Add rayVersion: 2.60.0.")
 
 
-def _gates(document: Document, base: Path) -> Iterator[Finding]:
+def _gates(document: Document, base: Path) -> Iterator[ConfigFinding]:
     given = {key: (*base, key) for key in _GATES if document.get(*base, key) is not None}
     if document.get(*base, "gcsFaultToleranceOptions", "backend") == "rocksdb":
         given["rocksdb"] = (*base, "gcsFaultToleranceOptions", "backend")
@@ -261,7 +261,7 @@ def cluster_of(document: Document, manifests: Sequence[Document]) -> Document:
     return document
 
 
-def gpus_from_zero(document: Document, need: Need, where: Path) -> Iterator[Finding]:
+def gpus_from_zero(document: Document, need: JobNeeds, where: Path) -> Iterator[ConfigFinding]:
     """A job that leaves open whether it trains on GPUs, where none is up when it starts."""
     gpus = [
         group.get("minReplicas") or 0
@@ -279,7 +279,7 @@ def gpus_from_zero(document: Document, need: Need, where: Path) -> Iterator[Find
         )
 
 
-def rooms(document: Document) -> tuple[list[Room], Path]:
+def rooms(document: Document) -> tuple[list[NodeSupply], Path]:
     """The nodes that a cluster may become, and where it says so."""
     base = _CLUSTER[str(document.get("kind"))]
     found = []
@@ -299,6 +299,6 @@ def rooms(document: Document) -> tuple[list[Room], Path]:
         hosts = 1 if is_head else group.get("numOfHosts") or 1
         name = "head" if is_head else str(group.get("groupName"))
         found.append(
-            Room(name, int(count) * int(hosts) if isinstance(count, int) else 0, number(cpus), number(gpus), path)
+            NodeSupply(name, int(count) * int(hosts) if isinstance(count, int) else 0, number(cpus), number(gpus), path)
         )
     return found, (*base, "workerGroupSpecs")

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, near, warning
 from raytf.cluster.check.kube_pods import refused, whole
 from raytf.errors import one_line
 from raytf.storage import untrusted_yaml
@@ -16,7 +16,7 @@ from raytf.storage import untrusted_yaml
 _MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find what the operator refuses of a RayJob, and what has no effect in it."""
     spec = document.mapping("spec")
     yield from _job_source(spec)
@@ -61,7 +61,7 @@ def check(document: Document) -> Iterator[Finding]:
             )
 
 
-def _deletion(spec: dict[str, Any]) -> Iterator[Finding]:
+def _deletion(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
     """The rules that the CRD has in CEL, which the API server evaluates, and what the operator adds."""
     strategy = spec.get("deletionStrategy")
     if not isinstance(strategy, dict):
@@ -91,7 +91,7 @@ def _deletion(spec: dict[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _job_source(spec: dict[str, Any]) -> Iterator[Finding]:
+def _job_source(spec: dict[str, Any]) -> Iterator[ConfigFinding]:
     selector, own = spec.get("clusterSelector"), spec.get("rayClusterSpec")
     if not selector and not own:
         yield refused(("spec",), "neither rayClusterSpec nor clusterSelector is given", "Give the one or the other.")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path as File
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, Severity, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, Severity, error, warning
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.ssh_names import is_user
 
@@ -45,14 +45,14 @@ _PLACEHOLDERS = (
 )
 
 
-def check(document: Document, here: Surroundings) -> Iterator[Finding]:
+def check(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     """Find keys and folders that are not there, and folders that are too large to copy."""
     yield from _user(document)
     yield from _key(document, here)
     yield from _mounts(document, here)
 
 
-def _user(document: Document) -> Iterator[Finding]:
+def _user(document: Document) -> Iterator[ConfigFinding]:
     user = document.get("auth", "ssh_user")
     if user and not (isinstance(user, str) and is_placeholder(user)) and not is_user(user):
         yield error(
@@ -64,7 +64,7 @@ def _user(document: Document) -> Iterator[Finding]:
         )
 
 
-def _key(document: Document, here: Surroundings) -> Iterator[Finding]:
+def _key(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     auth = document.mapping("auth")
     private = auth.get("ssh_private_key")
     kind = document.get("provider", "type")
@@ -117,7 +117,7 @@ def _key(document: Document, here: Surroundings) -> Iterator[Finding]:
         )
 
 
-def _mounts(document: Document, here: Surroundings) -> Iterator[Finding]:
+def _mounts(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     left_out = [str(p) for p in document.sequence("rsync_exclude")]
     for remote, local in document.mapping("file_mounts").items():
         path = ("file_mounts", remote)
@@ -136,7 +136,7 @@ def _mounts(document: Document, here: Surroundings) -> Iterator[Finding]:
             if local.endswith(_TOKEN):
                 what = f"{local} is not on this machine yet"
                 mend = "Run `ray get-auth-token --generate`."
-                yield Finding("auth-token", Severity.FILL_IN, path, what, "The nodes get it from here.", mend)
+                yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, "The nodes get it from here.", mend)
                 continue
             yield error(
                 "mount-missing",
@@ -149,7 +149,7 @@ def _mounts(document: Document, here: Surroundings) -> Iterator[Finding]:
             yield from _folder(path, local, file, left_out)
 
 
-def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator[Finding]:
+def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator[ConfigFinding]:
     if file.resolve() in (File("/"), File.home()):
         yield error(
             "mount-too-large",
@@ -181,7 +181,7 @@ def _folder(path: Path, local: str, file: File, left_out: list[str]) -> Iterator
         )
 
 
-def working_dir(folder: str, here: Surroundings) -> Iterator[Finding]:
+def working_dir(folder: str, here: Surroundings) -> Iterator[ConfigFinding]:
     """Find what makes a working directory too large for `ray job submit --working-dir`."""
     file = here.local(folder)
     if not os.path.isdir(file):
@@ -252,7 +252,7 @@ def is_placeholder(value: str) -> bool:
     return any(word in folded for word in _PLACEHOLDERS)
 
 
-def placeholders(document: Document) -> Iterator[Finding]:
+def placeholders(document: Document) -> Iterator[ConfigFinding]:
     """All values that the user is still to give."""
 
     def walk(value: object, path: Path) -> Iterator[Path]:
@@ -267,7 +267,7 @@ def placeholders(document: Document) -> Iterator[Finding]:
 
     for path in walk(document.value, ()):
         value = document.get(*path)
-        yield Finding(
+        yield ConfigFinding(
             "placeholder",
             Severity.FILL_IN,
             path,

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, near, warning
+from raytf.cluster.check.finding import ConfigFinding, error, near, warning
 from raytf.cluster.check.node_types import DEFAULT_HEADS, NodeType, node_types
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find counts that contradict each other."""
     if document.get("provider", "type") == "local":
         return
@@ -58,7 +58,7 @@ def check(document: Document) -> Iterator[Finding]:
     yield from _times(document)
 
 
-def _head(document: Document, names: list[str]) -> Iterator[Finding]:
+def _head(document: Document, names: list[str]) -> Iterator[ConfigFinding]:
     head = document.get("head_node_type")
     if not names or (head is None and DEFAULT_HEADS.get(str(document.get("provider", "type"))) in names):
         return
@@ -80,7 +80,7 @@ def _head(document: Document, names: list[str]) -> Iterator[Finding]:
         )
 
 
-def _type(t: NodeType, most: Any) -> Iterator[Finding]:
+def _type(t: NodeType, most: Any) -> Iterator[ConfigFinding]:
     path = ("available_node_types", t.name)
     if t.most_given and t.least > t.most:
         yield error(
@@ -117,7 +117,7 @@ def _type(t: NodeType, most: Any) -> Iterator[Finding]:
         )
 
 
-def _times(document: Document) -> Iterator[Finding]:
+def _times(document: Document) -> Iterator[ConfigFinding]:
     idle, speed = document.get("idle_timeout_minutes"), document.get("upscaling_speed")
     if _is_number(idle) and idle == 0:
         yield warning(

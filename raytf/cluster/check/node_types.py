@@ -9,7 +9,7 @@ from typing import Any
 
 from raytf.cluster.check import machines
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, near, warning
 from raytf.cluster.check.machines import Machine
 from raytf.cluster.providers import fallback
 
@@ -18,7 +18,7 @@ DEFAULT_HEADS = {"aws": "ray.head.default", "azure": "ray.head.default", "gcp": 
 
 
 @dataclass(frozen=True)
-class Other:
+class FallbackType:
     """What a node may be instead of the first choice of its type: an entry of `fallback`, merged."""
 
     config: dict[str, Any]
@@ -52,7 +52,7 @@ class NodeType:
     config: dict[str, Any] = field(default_factory=dict)
     machine: Machine | None = None
     market: str = "on-demand"
-    others: tuple[Other, ...] = ()
+    others: tuple[FallbackType, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -99,7 +99,7 @@ def node_types(document: Document) -> list[NodeType]:
                 machines.machine(provider, config),
                 market(provider, config),
                 tuple(
-                    Other(o.config, machines.machine(provider, o.config), market(provider, o.config), o.at_most)
+                    FallbackType(o.config, machines.machine(provider, o.config), market(provider, o.config), o.at_most)
                     for o in others
                 ),
             )
@@ -142,7 +142,7 @@ def most_used(members: Sequence[tuple[NodeType, float]], limit: int) -> float:
     return total
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find resources that the machine does not have, and machines that do not exist."""
     provider = str(document.get("provider", "type"))
     for t in node_types(document):
@@ -171,7 +171,7 @@ def check(document: Document) -> Iterator[Finding]:
             yield from _resources(t, t.machine, provider)
 
 
-def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[Finding]:
+def _resources(t: NodeType, machine: Machine, provider: str) -> Iterator[ConfigFinding]:
     path = (*t.path, "resources")
     given = t.resources.get("GPU")
     if given is not None and given > machine.gpus:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, warning
+from raytf.cluster.check.finding import ConfigFinding, error, warning
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.ssh_names import is_host
 
@@ -16,7 +16,7 @@ from raytf.cluster.check.ssh_names import is_host
 _V1 = ("RAY_enable_autoscaler_v2=0", "RAY_enable_autoscaler_v2=false")
 
 
-def check(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
+def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
     """Find what `ray up` refuses or never finishes on given hosts."""
     provider = document.mapping("provider")
     for key in ("available_node_types", "head_node", "worker_nodes"):
@@ -52,7 +52,7 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
     yield from _autoscaler(document, surroundings)
 
 
-def _hosts(document: Document) -> Iterator[Finding]:
+def _hosts(document: Document) -> Iterator[ConfigFinding]:
     head = document.get("provider", "head_ip")
     workers = document.sequence("provider", "worker_ips")
     for i, host in enumerate(workers):
@@ -118,7 +118,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _numbers(document: Document) -> Iterator[Finding]:
+def _numbers(document: Document) -> Iterator[ConfigFinding]:
     hosts = len(document.sequence("provider", "worker_ips"))
     least, most = document.get("min_workers"), document.get("max_workers")
     for key, value in (("min_workers", least), ("max_workers", most)):
@@ -148,7 +148,7 @@ def _numbers(document: Document) -> Iterator[Finding]:
         )
 
 
-def _autoscaler(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
+def _autoscaler(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
     hosts = len(document.sequence("provider", "worker_ips"))
     commands = " ".join(str(c) for c in document.sequence("head_start_ray_commands"))
     if hosts < 2 or any(v1 in commands for v1 in _V1):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from raytf.cluster.check.finding import Finding, Path, error, instead, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, near, warning
 
 #: Flags of Ray 2.60's `ray start` without their dashes.
 OPTIONS = frozenset(
@@ -31,7 +31,7 @@ _NOTICES = ("auto", "off", *_CLOUDS)
 _END = re.compile(r"[;&|<>)]")
 
 
-def check(path: Path, command: str, provider: str) -> Iterator[Finding]:
+def check(path: Path, command: str, provider: str) -> Iterator[ConfigFinding]:
     """Find flags of one command.
 
     Args:
@@ -71,7 +71,7 @@ def _words(text: str) -> list[str]:
     return (bare[: end.start()] if end else bare).split()
 
 
-def _flags(path: Path, command: str, words: list[str], known: frozenset[str]) -> Iterator[Finding]:
+def _flags(path: Path, command: str, words: list[str], known: frozenset[str]) -> Iterator[ConfigFinding]:
     for word in words:
         name = word.removeprefix("--").partition("=")[0]
         if word.startswith("--") and name and name not in {*known, "help", *(f"no-{flag}" for flag in _SWITCHES)}:

@@ -26,8 +26,8 @@ from raytf.cluster.check import (
 from raytf.cluster.check import cost as costs
 from raytf.cluster.check.cost import Cost
 from raytf.cluster.check.document import Document, parse
-from raytf.cluster.check.finding import Finding, Path, Severity, error
-from raytf.cluster.check.job_fit import Need, Room
+from raytf.cluster.check.finding import ConfigFinding, Path, Severity, error
+from raytf.cluster.check.job_fit import JobNeeds, NodeSupply
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.errors import ConfigError, one_line
 
@@ -37,7 +37,7 @@ _ORDER = (Severity.ERROR, Severity.WARNING, Severity.FILL_IN)
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """What was found in one file.
 
     Attributes:
@@ -45,15 +45,15 @@ class Report:
         cost: US dollars an hour; None where no price is known.
     """
 
-    findings: tuple[Finding, ...]
+    findings: tuple[ConfigFinding, ...]
     cost: Cost | None = None
 
-    def of(self, severity: Severity) -> list[Finding]:
+    def of(self, severity: Severity) -> list[ConfigFinding]:
         """Those of one severity."""
         return [f for f in self.findings if f.severity is severity]
 
 
-def check(text: str, here: Surroundings, need: Need | None = None, working_dir: str | None = None) -> Report:
+def check(text: str, here: Surroundings, need: JobNeeds | None = None, working_dir: str | None = None) -> CheckReport:
     """Check a cluster YAML of `ray up`, or KubeRay manifests.
 
     Args:
@@ -79,10 +79,10 @@ def check(text: str, here: Surroundings, need: Need | None = None, working_dir: 
             cost = costs.estimate(fallbacks.as_cloud(document), zones.traffic(document))
     if working_dir is not None:
         found += local_files.working_dir(working_dir, here)
-    return Report(tuple(in_order(found)), cost)
+    return CheckReport(tuple(in_order(found)), cost)
 
 
-def _guarded(checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guarded(checks: Callable[[], Iterator[ConfigFinding]]) -> Iterator[ConfigFinding]:
     """What checks find; where one does not get along with a value, that is a finding, too, and the last one."""
     try:
         yield from checks()
@@ -90,7 +90,7 @@ def _guarded(checks: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield cannot_judge(problem)
 
 
-def cannot_judge(problem: Exception) -> Finding:
+def cannot_judge(problem: Exception) -> ConfigFinding:
     """What a check raised that did not get along with a value."""
     return error(
         "cannot-judge",
@@ -101,7 +101,7 @@ def cannot_judge(problem: Exception) -> Finding:
     )
 
 
-def _cluster(document: Document, here: Surroundings, need: Need | None) -> Iterator[Finding]:
+def _cluster(document: Document, here: Surroundings, need: JobNeeds | None) -> Iterator[ConfigFinding]:
     if isinstance(document.value, dict):
         yield from fallbacks.check(document)
         document = fallbacks.as_cloud(document)
@@ -122,7 +122,7 @@ def _cluster(document: Document, here: Surroundings, need: Need | None) -> Itera
             yield from job_fit.check(need, rooms, ("available_node_types",), limit)
 
 
-def _machines(document: Document, here: Surroundings) -> Iterator[Finding]:
+def _machines(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     """What each node type is made of."""
     provider = document.get("provider", "type")
     yield from node_types.check(document)
@@ -138,7 +138,7 @@ def _machines(document: Document, here: Surroundings) -> Iterator[Finding]:
         yield from on_prem.check(document, here)
 
 
-def _fallbacks(document: Document, here: Surroundings, first: list[Finding]) -> Iterator[Finding]:
+def _fallbacks(document: Document, here: Surroundings, first: list[ConfigFinding]) -> Iterator[ConfigFinding]:
     """The same for what nodes may be instead; what was said of the first choice is not said again."""
     said = {(f.code, f.what) for f in first}
     for variant, config, entry in fallbacks.variants(document):
@@ -147,21 +147,21 @@ def _fallbacks(document: Document, here: Surroundings, first: list[Finding]) -> 
                 yield fallbacks.at_entry(found, config, entry, document)
 
 
-def _rooms(document: Document) -> tuple[list[Room], int | None]:
+def _rooms(document: Document) -> tuple[list[NodeSupply], int | None]:
     types = node_types.node_types(document)
     rooms = []
     for t in types:
         if t.is_head:
-            rooms.append(Room("head", 1, t.has("CPU"), t.has("GPU"), t.path))
+            rooms.append(NodeSupply("head", 1, t.has("CPU"), t.has("GPU"), t.path))
         if t.most > 0:
-            rooms.append(Room(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
+            rooms.append(NodeSupply(t.name, t.most, t.has("CPU"), t.has("GPU"), t.path))
     limit = document.get("max_workers", default=2)
     return rooms, limit if isinstance(limit, int) else None
 
 
 def _manifest(
-    document: Document, manifests: Sequence[Document], here: Surroundings, need: Need | None
-) -> Iterator[Finding]:
+    document: Document, manifests: Sequence[Document], here: Surroundings, need: JobNeeds | None
+) -> Iterator[ConfigFinding]:
     yield from kuberay.check(document, here)
     yield from local_files.placeholders(document)
     if document.get("kind") not in kuberay.KINDS:
@@ -183,11 +183,11 @@ def _manifest(
             yield from job_fit.check(wanted, rooms, path or where)
 
 
-def _lines(document: Document, found: Iterator[Finding]) -> list[Finding]:
+def _lines(document: Document, found: Iterator[ConfigFinding]) -> list[ConfigFinding]:
     return [f if f.line is not None else replace(f, line=document.line(f.path)) for f in found]
 
 
-def in_order(found: Sequence[Finding]) -> list[Finding]:
+def in_order(found: Sequence[ConfigFinding]) -> list[ConfigFinding]:
     """Findings by severity and line; of several about one value only the first of the same kind."""
     seen: set[tuple[str, Path, str]] = set()
     kept = []

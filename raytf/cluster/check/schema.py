@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, instead, listed, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, instead, listed, near, warning
 from raytf.cluster.check.local_environment import ray_file
 
 #: Provider -> keys that its code reads; Ray's schema lets any other pass, and nobody reads it.
@@ -41,7 +41,7 @@ _TYPES = {"object": "a mapping", "array": "a list", "integer": "a whole number",
 _TYPES |= {"string": "a text", "boolean": "true or false"}
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find keys, types and values that Ray refuses, or never reads."""
     kind = document.get("provider", "type")
     if not isinstance(document.value, dict):
@@ -81,7 +81,7 @@ def check(document: Document) -> Iterator[Finding]:
     yield from _provider_keys(document, str(kind))
 
 
-def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[Finding]:
+def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[ConfigFinding]:
     path: Path = tuple(problem.absolute_path)
     rule, given = problem.validator, problem.instance
     if rule == "additionalProperties":
@@ -115,7 +115,7 @@ def _say(problem: jsonschema.ValidationError, kind: str) -> Iterator[Finding]:
         )
 
 
-def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Finding]:
+def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[ConfigFinding]:
     if len(path) == 1 and key in _LEGACY:
         if key == "min_workers" and kind == "local":
             return
@@ -131,7 +131,7 @@ def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Find
     yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the file: all of it.", mend)
 
 
-def _missing(path: Path, key: str, kind: str) -> Finding:
+def _missing(path: Path, key: str, kind: str) -> ConfigFinding:
     if key == "resources":
         mend = 'Give what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray finds it out on AWS only.'
     elif key == "node_config":
@@ -178,7 +178,7 @@ def _where(path: Path) -> str:
     return repr(str(path[-1])) if path else "the file"
 
 
-def _provider_keys(document: Document, kind: str) -> Iterator[Finding]:
+def _provider_keys(document: Document, kind: str) -> Iterator[ConfigFinding]:
     known = _PROVIDER_KEYS.get(kind)
     if known is None:
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from raytf.cluster.check import bash_syntax
 from raytf.cluster.check import ray_start as start_flags
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, near, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, near, warning
 from raytf.cluster.check.versions import NIGHTLY
 
 _SETUP = ("initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands")
@@ -18,7 +18,7 @@ _OPEN_HOSTS = ("0.0.0.0", "::")
 _AUTH_MODES = ("token", "disabled")
 
 
-def check(document: Document) -> Iterator[Finding]:
+def check(document: Document) -> Iterator[ConfigFinding]:
     """Find commands that wait for an answer, lose what they set, or start no cluster."""
     for path, command in _all(document):
         yield from _setup(path, command)
@@ -50,7 +50,7 @@ def _starts(document: Document) -> Iterator[tuple[Path, str]]:
                 yield (key, i), command
 
 
-def _setup(path: Path, command: str) -> Iterator[Finding]:
+def _setup(path: Path, command: str) -> Iterator[ConfigFinding]:
     asks = re.search(r"\b(apt-get|apt|yum|dnf|conda)\s+(-\S+\s+)*(install|upgrade|create|remove)\b", command)
     if asks and not re.search(r"\s(-y|-yq|-qy|-qqy|-yqq|--yes|--assume-yes)\b", command):
         yield error(
@@ -89,7 +89,7 @@ def _setup(path: Path, command: str) -> Iterator[Finding]:
         )
 
 
-def _head(document: Document) -> Iterator[Finding]:
+def _head(document: Document) -> Iterator[ConfigFinding]:
     if _HEAD not in document.mapping():
         return
     commands = [c for c in document.sequence(_HEAD) if isinstance(c, str)]
@@ -155,7 +155,7 @@ def _head(document: Document) -> Iterator[Finding]:
         )
 
 
-def _worker(document: Document) -> Iterator[Finding]:
+def _worker(document: Document) -> Iterator[ConfigFinding]:
     if _WORKER not in document.mapping():
         return
     head = " ".join(c for c in document.sequence(_HEAD) if isinstance(c, str))
@@ -207,7 +207,7 @@ def _worker(document: Document) -> Iterator[Finding]:
         )
 
 
-def _watched(document: Document) -> Iterator[Finding]:
+def _watched(document: Document) -> Iterator[ConfigFinding]:
     for key in (_HEAD, _WORKER):
         for i, command in enumerate(document.sequence(key)):
             if not isinstance(command, str) or not re.search(r"\bray start\b", command):
@@ -231,7 +231,7 @@ def _watched(document: Document) -> Iterator[Finding]:
                 )
 
 
-def _auth(document: Document) -> Iterator[Finding]:
+def _auth(document: Document) -> Iterator[ConfigFinding]:
     head = " ".join(str(c) for c in document.sequence(_HEAD))
     worker = " ".join(str(c) for c in document.sequence(_WORKER))
     setup = " ".join(command for _, command in _all(document))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from raytf.cluster.check import machines
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import node_types
 
@@ -31,14 +31,14 @@ _CUDA_PINS = re.compile(r"constraints-gpu\.txt|nvidia-cudnn-cu12\s*==")
 _CLOUDS = ("aws", "gcp", "azure")
 
 
-def check(document: Document, surroundings: Surroundings) -> Iterator[Finding]:
+def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFinding]:
     """Find versions that differ from this machine's, and images that do not fit."""
     yield from _installed(document, surroundings)
     yield from _docker(document, surroundings)
     yield from _gpu_generation(document)
 
 
-def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
+def _installed(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     kind = document.get("provider", "type")
     keys = ("setup_commands", "head_setup_commands", "worker_setup_commands")
     commands = [((k, i), c) for k in keys for i, c in enumerate(document.sequence(k)) if isinstance(c, str)]
@@ -73,7 +73,7 @@ def _installed(document: Document, here: Surroundings) -> Iterator[Finding]:
         )
 
 
-def _floating_cuda(command: str, path: Path) -> Iterator[Finding]:
+def _floating_cuda(command: str, path: Path) -> Iterator[ConfigFinding]:
     if _CUDA.search(command) and not _CUDA_PINS.search(command):
         yield warning(
             "cuda-not-pinned",
@@ -84,7 +84,7 @@ def _floating_cuda(command: str, path: Path) -> Iterator[Finding]:
         )
 
 
-def _floating_python(command: str, path: Path, here: Surroundings) -> Iterator[Finding]:
+def _floating_python(command: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     """A Python that an installer picks the patch level of; that of an image's tag is as it was built."""
     found = _PYTHON.search(command)
     if found and here.python.startswith(f"{found[1]}."):
@@ -97,7 +97,7 @@ def _floating_python(command: str, path: Path, here: Surroundings) -> Iterator[F
         )
 
 
-def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[Finding]:
+def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     """Compare a version of Ray with this machine's."""
     if version != here.ray:
         yield error(
@@ -109,7 +109,7 @@ def ray_version(version: str, path: Path, here: Surroundings) -> Iterator[Findin
         )
 
 
-def python_version(version: str, path: Path, here: Surroundings) -> Iterator[Finding]:
+def python_version(version: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     """Compare a version of Python, whole or only MAJOR.MINOR, with this machine's."""
     mine = ".".join(here.python.split(".")[: version.count(".") + 1])
     if tuple(map(int, version.split(".")[:2])) < _OLDEST_PYTHON:
@@ -130,7 +130,7 @@ def python_version(version: str, path: Path, here: Surroundings) -> Iterator[Fin
         )
 
 
-def _docker(document: Document, here: Surroundings) -> Iterator[Finding]:
+def _docker(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     docker = document.mapping("docker")
     images = [key for key in _DOCKER_IMAGES if docker.get(key)]
     if images and not docker.get("container_name"):
@@ -168,7 +168,7 @@ def _docker(document: Document, here: Surroundings) -> Iterator[Finding]:
     yield from _mounts(document)
 
 
-def image(name: str, path: Path, here: Surroundings) -> Iterator[Finding]:
+def image(name: str, path: Path, here: Surroundings) -> Iterator[ConfigFinding]:
     """Check an image that is Ray's own by name: its tag says its versions."""
     repository, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
@@ -226,7 +226,7 @@ def _python_tag(name: str) -> str | None:
     return f"{found[1]}.{found[2]}" if found else None
 
 
-def _gpu_images(document: Document) -> Iterator[Finding]:
+def _gpu_images(document: Document) -> Iterator[ConfigFinding]:
     gpu_types = [t.name for t in node_types(document) if not t.is_head and t.most > 0 and t.has("GPU") > 0]
     for name in gpu_types:
         own = document.get("available_node_types", name, "docker", "worker_image")
@@ -245,7 +245,7 @@ def _gpu_images(document: Document) -> Iterator[Finding]:
             return
 
 
-def _mounts(document: Document) -> Iterator[Finding]:
+def _mounts(document: Document) -> Iterator[ConfigFinding]:
     docker = document.mapping("docker")
     for key in ("run_options", "head_run_options", "worker_run_options"):
         for i, option in enumerate(document.sequence("docker", key)):
@@ -271,7 +271,7 @@ def _mounts(document: Document) -> Iterator[Finding]:
         )
 
 
-def _gpu_generation(document: Document) -> Iterator[Finding]:
+def _gpu_generation(document: Document) -> Iterator[ConfigFinding]:
     for t in node_types(document):
         if t.machine is not None and t.machine.gpu in machines.TOO_OLD:
             yield error(

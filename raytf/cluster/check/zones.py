@@ -31,7 +31,7 @@ def usd_per_hour(workers: int, usd_per_gb: float, weights: int = WEIGHTS, steps:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ZoneTraffic:
     """What gradients between zones may cost.
 
     Attributes:
@@ -45,7 +45,7 @@ class Traffic:
     usd: float
 
 
-def traffic(document: Document) -> Traffic | None:
+def traffic(document: Document) -> ZoneTraffic | None:
     """Of a cluster whose GPUs may be in several zones, between which traffic is billed; None for any other.
 
     Args:
@@ -60,4 +60,4 @@ def traffic(document: Document) -> Traffic | None:
     workers = min(limit if isinstance(limit, int) else 2, sum(gpus))
     if usd is None or len(names) < 2 or workers < 2 or is_together:
         return None
-    return Traffic(len(names), workers, round(usd_per_hour(workers, usd), 2))
+    return ZoneTraffic(len(names), workers, round(usd_per_hour(workers, usd), 2))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.clouds.rest import Rest, RestError
+from raytf.cluster.clouds.rest import RestClient, RestError
 
 _TOOL_SECONDS = 15
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
@@ -35,7 +35,7 @@ class NoCredentials(Exception):
 
 
 @dataclass(frozen=True)
-class Google:
+class GoogleAccount:
     """A project.
 
     Attributes:
@@ -52,16 +52,16 @@ class Google:
     environ: Mapping[str, str] = field(default_factory=dict)
     payer: str = ""
 
-    def api(self, name: str) -> Rest:
+    def api(self, name: str) -> RestClient:
         """One of its APIs."""
         root = self.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name.upper()}", "").rstrip("/")
         # A person's application credentials name the project whose quota of calls they use up.
         payer = (("x-goog-user-project", self.payer),) if self.payer else ()
-        return Rest(root or _GOOGLE[name], self.token, payer)
+        return RestClient(root or _GOOGLE[name], self.token, payer)
 
 
 @dataclass(frozen=True)
-class Azure:
+class AzureAccount:
     """A subscription.
 
     Attributes:
@@ -70,14 +70,14 @@ class Azure:
     """
 
     subscription: str
-    arm: Rest
+    arm: RestClient
 
     def path(self, rest: str = "") -> str:
         """A path below the subscription."""
         return f"/subscriptions/{self.subscription}{rest}"
 
 
-def google(document: Document, environ: Mapping[str, str]) -> Google:
+def google(document: Document, environ: Mapping[str, str]) -> GoogleAccount:
     """The project of a cluster, with a token.
 
     Raises:
@@ -87,21 +87,21 @@ def google(document: Document, environ: Mapping[str, str]) -> Google:
     project = str(document.get("provider", "project_id", default=""))
     given = document.get("provider", "gcp_credentials")
     if isinstance(given, dict) and given.get("type") == "credentials_token":
-        return Google(project, str(given.get("credentials")), "provider.gcp_credentials", environ)
+        return GoogleAccount(project, str(given.get("credentials")), "provider.gcp_credentials", environ)
     token = environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN")
     if token:
-        return Google(project, token, "CLOUDSDK_AUTH_ACCESS_TOKEN", environ)
+        return GoogleAccount(project, token, "CLOUDSDK_AUTH_ACCESS_TOKEN", environ)
     home = Path(environ.get("HOME", "~")).expanduser()
     config = Path(environ.get("CLOUDSDK_CONFIG", home / ".config" / "gcloud"))
     file = Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or config / "application_default_credentials.json")
     if file.is_file():
         found = _application_token(file)
         if found:
-            return Google(project, found[0], str(file), environ, found[1])
+            return GoogleAccount(project, found[0], str(file), environ, found[1])
     if shutil.which("gcloud", path=environ.get("PATH")):
         said = _tool(["gcloud", "auth", "print-access-token", "--quiet"], environ)
         if said:
-            return Google(project, said, "gcloud", environ)
+            return GoogleAccount(project, said, "gcloud", environ)
     raise NoCredentials(
         "Run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's file"
     )
@@ -127,7 +127,7 @@ def _application_token(file: Path) -> tuple[str, str] | None:
     return str(credentials.token), str(getattr(credentials, "quota_project_id", None) or "")
 
 
-def azure(document: Document, environ: Mapping[str, str]) -> Azure:
+def azure(document: Document, environ: Mapping[str, str]) -> AzureAccount:
     """The subscription of a cluster, with the token of `az`: Ray takes no other.
 
     Raises:
@@ -144,7 +144,9 @@ def azure(document: Document, environ: Mapping[str, str]) -> Azure:
         raise NoCredentials("Run `az login`")
     root = _tool(["az", "cloud", "show", "--query", "endpoints.resourceManager", "--output", "tsv"], environ)
     subscription = document.get("provider", "subscription_id") or token.get("subscription", "")
-    return Azure(str(subscription), Rest((root or "https://management.azure.com").rstrip("/"), token["accessToken"]))
+    return AzureAccount(
+        str(subscription), RestClient((root or "https://management.azure.com").rstrip("/"), token["accessToken"])
+    )
 
 
 def _tool(command: list[str], environ: Mapping[str, str]) -> str:

@@ -27,7 +27,7 @@ _REFUSED = {
 _RIGHTS = {"s3:HeadBucket": "s3:ListBucket"}
 
 
-class Trouble(StrEnum):
+class AwsTrouble(StrEnum):
     """Why AWS was of no use.
 
     Attributes:
@@ -45,7 +45,7 @@ class Trouble(StrEnum):
     OTHER = "other"
 
 
-class Aws:
+class AwsAccount:
     """An account, seen from one region.
 
     Args:
@@ -96,20 +96,20 @@ def code(error: Exception) -> str:
     return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
 
 
-def trouble(error: Exception) -> Trouble:
+def trouble(error: Exception) -> AwsTrouble:
     """What is behind an exception of boto3."""
     from botocore import exceptions
 
     said = code(error)
     if said in _DENIED:
-        return Trouble.DENIED
+        return AwsTrouble.DENIED
     if said in _REFUSED or isinstance(error, exceptions.NoCredentialsError | exceptions.CredentialRetrievalError):
-        return Trouble.REFUSED
+        return AwsTrouble.REFUSED
     if re.search(r"NotFound|NoSuch|^404$", said):
-        return Trouble.MISSING
+        return AwsTrouble.MISSING
     if isinstance(error, exceptions.HTTPClientError | exceptions.EndpointConnectionError):
-        return Trouble.SILENT
-    return Trouble.OTHER
+        return AwsTrouble.SILENT
+    return AwsTrouble.OTHER
 
 
 def right(error: Exception, service: str) -> str:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from raytf.cluster.check.document import Document
 
 
-class Place(StrEnum):
+class Platform(StrEnum):
     """Where nodes come from."""
 
     AWS = "aws"
@@ -19,21 +19,21 @@ class Place(StrEnum):
 
 #: A key of a node_config that only one place has; `external` says nothing by itself.
 _SIGNS = {
-    "InstanceType": Place.AWS,
-    "machineType": Place.GCP,
-    "runtimeVersion": Place.GCP,
-    "azure_arm_parameters": Place.AZURE,
+    "InstanceType": Platform.AWS,
+    "machineType": Platform.GCP,
+    "runtimeVersion": Platform.GCP,
+    "azure_arm_parameters": Platform.AZURE,
 }
 
 
-def place_of(document: Document) -> Place:
+def place_of(document: Document) -> Platform:
     """The place of a cluster YAML."""
     kind = document.get("provider", "type")
     if isinstance(kind, str) and kind in ("aws", "gcp", "azure", "local"):
-        return Place(kind)
+        return Platform(kind)
     if kind == "external":
         for name in document.mapping("available_node_types"):
             for key in document.mapping("available_node_types", name, "node_config"):
                 if key in _SIGNS:
                     return _SIGNS[key]
-    return Place.OTHER
+    return Platform.OTHER

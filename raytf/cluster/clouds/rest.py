@@ -47,7 +47,7 @@ class _Bearer(AuthBase):
 
 
 @dataclass(frozen=True)
-class Rest:
+class RestClient:
     """An API.
 
     Attributes:

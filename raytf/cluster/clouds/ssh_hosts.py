@@ -19,7 +19,7 @@ _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Answer:
+class ScriptOutput:
     """What a script said on a host.
 
     Attributes:
@@ -47,7 +47,9 @@ def proxy_of(document: Document) -> str:
     return proxy.strip() if isinstance(proxy, str) else ""
 
 
-def ask(document: Document, here: Surroundings, hosts: Sequence[str], script: str, trust: bool = False) -> list[Answer]:
+def ask(
+    document: Document, here: Surroundings, hosts: Sequence[str], script: str, trust: bool = False
+) -> list[ScriptOutput]:
     """Run a script of bash on hosts, at the same time; it must only read.
 
     Args:
@@ -110,16 +112,16 @@ def _options(document: Document, here: Surroundings) -> list[str]:
     return options
 
 
-def _ask(command: list[str], host: str, script: str) -> Answer:
+def _ask(command: list[str], host: str, script: str) -> ScriptOutput:
     try:
         done = subprocess.run(
             [*command, "bash", "-s"], input=script, capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return Answer(host, {}, [], f"no answer within {_SCRIPT_SECONDS} s")
+        return ScriptOutput(host, {}, [], f"no answer within {_SCRIPT_SECONDS} s")
     except OSError as problem:
-        return Answer(host, {}, [], one_line(problem))
+        return ScriptOutput(host, {}, [], one_line(problem))
     lines = done.stdout.splitlines()
     if done.returncode == 255 or "end=here" not in lines:
-        return Answer(host, {}, lines, one_line(done.stderr, 200) or f"ssh ended with {done.returncode}")
-    return Answer(host, dict(line.partition("=")[::2] for line in lines if "=" in line), lines)
+        return ScriptOutput(host, {}, lines, one_line(done.stderr, 200) or f"ssh ended with {done.returncode}")
+    return ScriptOutput(host, dict(line.partition("=")[::2] for line in lines if "=" in line), lines)

@@ -14,7 +14,7 @@ import requests
 from ray.exceptions import AuthenticationError
 
 from raytf._ray import jobs
-from raytf.cluster.jobs.resubmission import Sight
+from raytf.cluster.jobs.resubmission import JobSighting
 from raytf.errors import ClusterError, one_line
 
 #: Within which a connection stands, an answer comes, and the answer to what was uploaded.
@@ -66,7 +66,7 @@ class JobServer:
             if "already exists" not in str(error):
                 raise
 
-    def look(self, name: str) -> Sight:
+    def look(self, name: str) -> JobSighting:
         """What there is to know of a job."""
         sight = self._details(name)
         if sight.status in (None, *_ENDED) or not self._is_watcher_dead(name):
@@ -74,7 +74,7 @@ class JobServer:
         # It may have ended between the two questions; its last word comes before its watcher's end.
         sight = self._details(name)
         is_dead = sight.status is not None and sight.status not in _ENDED
-        return Sight(sight.status, sight.code, sight.error, is_dead, sight.text)
+        return JobSighting(sight.status, sight.code, sight.error, is_dead, sight.text)
 
     def running(self, command: str, origin: str) -> str | None:
         """The name of a job that raytf submitted with this command from there and that has not ended, or None."""
@@ -97,13 +97,13 @@ class JobServer:
         """Show a job's log from now on, in a thread."""
         return Follower(lambda: self._client.tail_job_logs(name), show)
 
-    def _details(self, name: str) -> Sight:
-        def sight(job: Any) -> Sight:
+    def _details(self, name: str) -> JobSighting:
+        def sight(job: Any) -> JobSighting:
             text = job.get("message") or ""
-            return Sight(job["status"], job.get("driver_exit_code"), job.get("error_type"), text=text)
+            return JobSighting(job["status"], job.get("driver_exit_code"), job.get("error_type"), text=text)
 
-        found: Sight | None = self._get(f"/api/jobs/{name}", sight, missing="does not exist")
-        return found or Sight(None)
+        found: JobSighting | None = self._get(f"/api/jobs/{name}", sight, missing="does not exist")
+        return found or JobSighting(None)
 
     def _is_watcher_dead(self, name: str) -> bool:
         # After a restart of the head Ray reads its jobs' status from its store, and looks at none of them. What became

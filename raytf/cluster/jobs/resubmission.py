@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from raytf.config import exit_codes
-from raytf.config.exit_codes import Then
+from raytf.config.exit_codes import AfterEnding
 
 #: Seconds before the first resubmission, doubled for each further one in a row, and the most.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
@@ -23,7 +23,7 @@ REFUSALS = 3
 
 
 @dataclass(frozen=True)
-class Sight:
+class JobSighting:
     """What the job server says of a job.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Limits:
+class ResubmissionLimits:
     """When it is enough.
 
     Attributes:
@@ -54,7 +54,7 @@ class Limits:
     silence: float = 3600.0
 
 
-class Move(enum.Enum):
+class NextMove(enum.Enum):
     """What happens to the job next."""
 
     WAIT = "wait"
@@ -67,7 +67,7 @@ class Move(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Decision:
+class ResubmissionDecision:
     """What to do.
 
     Attributes:
@@ -75,12 +75,12 @@ class Decision:
         pause: seconds before a resubmission.
     """
 
-    move: Move
+    move: NextMove
     why: str = ""
     pause: float = 0.0
 
 
-def judge(sight: Sight | None, silent: float, limits: Limits) -> Decision:
+def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) -> ResubmissionDecision:
     """What has become of a job; RESUBMIT where it died and its run may go on.
 
     Args:
@@ -89,40 +89,46 @@ def judge(sight: Sight | None, silent: float, limits: Limits) -> Decision:
     """
     if sight is None:
         if silent < limits.silence:
-            return Decision(Move.WAIT)
-        return Decision(Move.GIVE_UP, f"the head has not answered for {silent:.0f} s")
+            return ResubmissionDecision(NextMove.WAIT)
+        return ResubmissionDecision(NextMove.GIVE_UP, f"the head has not answered for {silent:.0f} s")
     match sight.status:
         case None:
-            return Decision(Move.RESUBMIT, "the head was started anew and knows nothing of the job")
+            return ResubmissionDecision(NextMove.RESUBMIT, "the head was started anew and knows nothing of the job")
         case "SUCCEEDED":
-            return Decision(Move.FINISHED)
+            return ResubmissionDecision(NextMove.FINISHED)
         case "STOPPED":
-            return Decision(Move.STOPPED, "somebody stopped the job")
+            return ResubmissionDecision(NextMove.STOPPED, "somebody stopped the job")
         case "FAILED":
             return _failed(sight)
     if sight.is_dead:
-        return Decision(Move.RESUBMIT, f"the job died with its head, though Ray still says {sight.status}")
-    return Decision(Move.WAIT)
+        return ResubmissionDecision(
+            NextMove.RESUBMIT, f"the job died with its head, though Ray still says {sight.status}"
+        )
+    return ResubmissionDecision(NextMove.WAIT)
 
 
-def _failed(sight: Sight) -> Decision:
+def _failed(sight: JobSighting) -> ResubmissionDecision:
     code = sight.code
     if code is None:
         if sight.error == "RUNTIME_ENV_SETUP_FAILURE":
-            return Decision(Move.FAILED, "Ray could not make the job's environment")
-        return Decision(Move.RESUBMIT, f"Ray lost the job ({(sight.error or 'no reason given').lower()})")
+            return ResubmissionDecision(NextMove.FAILED, "Ray could not make the job's environment")
+        return ResubmissionDecision(
+            NextMove.RESUBMIT, f"Ray lost the job ({(sight.error or 'no reason given').lower()})"
+        )
     match exit_codes.of_code(code).then:
-        case Then.AGAIN if code == exit_codes.AGAIN.code:
+        case AfterEnding.AGAIN if code == exit_codes.AGAIN.code:
             why = "the job lost Ray or its storage, or its run is still another process's"
-            return Decision(Move.RESUBMIT, why)
-        case Then.AGAIN:
+            return ResubmissionDecision(NextMove.RESUBMIT, why)
+        case AfterEnding.AGAIN:
             # A shell tells a signal that ended its command by 128 and more.
-            return Decision(Move.RESUBMIT, f"the job's driver was killed ({_name(-code if code < 0 else code - 128)})")
-        case Then.REFUSED:
-            return Decision(Move.REFUSED, f"the job was refused (exit code {code})")
-        case Then.STOPPED:
-            return Decision(Move.STOPPED, "somebody interrupted the job")
-    return Decision(Move.FAILED, f"the job failed (exit code {code})")
+            return ResubmissionDecision(
+                NextMove.RESUBMIT, f"the job's driver was killed ({_name(-code if code < 0 else code - 128)})"
+            )
+        case AfterEnding.REFUSED:
+            return ResubmissionDecision(NextMove.REFUSED, f"the job was refused (exit code {code})")
+        case AfterEnding.STOPPED:
+            return ResubmissionDecision(NextMove.STOPPED, "somebody interrupted the job")
+    return ResubmissionDecision(NextMove.FAILED, f"the job failed (exit code {code})")
 
 
 def _name(number: int) -> str:
@@ -140,13 +146,13 @@ class Resubmission:
         random: numbers from 0 to below 1, so that many that lost one head do not come back at once.
     """
 
-    def __init__(self, limits: Limits, random: Callable[[], float]):
+    def __init__(self, limits: ResubmissionLimits, random: Callable[[], float]):
         self._limits, self._random = limits, random
         self._in_a_row = self._refusals = 0
         #: Of all time.
         self.resubmits = 0
 
-    def decide(self, sight: Sight | None, silent: float, lived: float) -> Decision:
+    def decide(self, sight: JobSighting | None, silent: float, lived: float) -> ResubmissionDecision:
         """What to do now; RESUBMIT is counted as done.
 
         Args:
@@ -155,12 +161,12 @@ class Resubmission:
             lived: seconds since the job was submitted.
         """
         found = judge(sight, silent, self._limits)
-        if found.move is Move.REFUSED and self.resubmits and self._refusals < REFUSALS:
+        if found.move is NextMove.REFUSED and self.resubmits and self._refusals < REFUSALS:
             self._refusals += 1
-            found = Decision(Move.RESUBMIT, f"{found.why}, and had been taken before")
-        elif found.move is Move.RESUBMIT:
+            found = ResubmissionDecision(NextMove.RESUBMIT, f"{found.why}, and had been taken before")
+        elif found.move is NextMove.RESUBMIT:
             self._refusals = 0
-        if found.move is not Move.RESUBMIT:
+        if found.move is not NextMove.RESUBMIT:
             return found
         if lived >= LASTING_SECONDS:
             self._in_a_row = 0
@@ -169,8 +175,8 @@ class Resubmission:
             times = (
                 f"after {most} resubmission{'' if most == 1 else 's'} in a row" if most else "and is not resubmitted"
             )
-            return Decision(Move.GIVE_UP, f"{found.why}, {times}")
+            return ResubmissionDecision(NextMove.GIVE_UP, f"{found.why}, {times}")
         self._in_a_row += 1
         self.resubmits += 1
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._in_a_row - 1, 30))
-        return Decision(Move.RESUBMIT, found.why, longest * (0.5 + 0.5 * self._random()))
+        return ResubmissionDecision(NextMove.RESUBMIT, found.why, longest * (0.5 + 0.5 * self._random()))

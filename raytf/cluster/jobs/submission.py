@@ -15,22 +15,28 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from raytf.cluster.jobs.job_server import ORIGIN, AwayError
-from raytf.cluster.jobs.resubmission import Decision, Limits, Move, Resubmission, Sight
+from raytf.cluster.jobs.resubmission import (
+    JobSighting,
+    NextMove,
+    Resubmission,
+    ResubmissionDecision,
+    ResubmissionLimits,
+)
 from raytf.config.command_line import EXIT_FAILED, EXIT_REFUSED
 from raytf.errors import ClusterError, ConfigError
 
 #: Between two looks at a job, and within which a job that was stopped ends.
 LOOK_SECONDS, STOP_SECONDS = 2.0, 60.0
 EXIT_CODES = {
-    Move.FINISHED: 0,
-    Move.FAILED: EXIT_FAILED,
-    Move.STOPPED: EXIT_FAILED,
-    Move.GIVE_UP: EXIT_FAILED,
-    Move.REFUSED: EXIT_REFUSED,
+    NextMove.FINISHED: 0,
+    NextMove.FAILED: EXIT_FAILED,
+    NextMove.STOPPED: EXIT_FAILED,
+    NextMove.GIVE_UP: EXIT_FAILED,
+    NextMove.REFUSED: EXIT_REFUSED,
 }
 
 
-class Log(Protocol):
+class JobLog(Protocol):
     """A job's log, which is being shown."""
 
     def renew(self) -> None: ...
@@ -44,15 +50,15 @@ class Server(Protocol):
     address: str
 
     def submit(self, name: str, command: str, runtime_env: dict[str, Any], metadata: dict[str, str]) -> None: ...
-    def look(self, name: str) -> Sight: ...
+    def look(self, name: str) -> JobSighting: ...
     def running(self, command: str, origin: str) -> str | None: ...
     def log(self, name: str) -> str: ...
     def stop(self, name: str) -> None: ...
-    def follow(self, name: str, show: Callable[[str], None]) -> Log: ...
+    def follow(self, name: str, show: Callable[[str], None]) -> JobLog: ...
 
 
 @dataclass(frozen=True)
-class Outside:
+class Environment:
     """What a submission needs of the world around it.
 
     Attributes:
@@ -82,10 +88,10 @@ class Submission:
     command: str
     origin: str
     runtime_env: dict[str, Any]
-    limits: Limits
-    outside: Outside
+    limits: ResubmissionLimits
+    outside: Environment
     name: str = ""
-    _log: Log | None = None
+    _log: JobLog | None = None
     _heard: float = 0.0
     _away: bool = False
     _names: str = field(default_factory=lambda: secrets.token_hex(3))
@@ -112,17 +118,19 @@ class Submission:
             sight = self._look()
             now = out.clock()
             decision = resubmission.decide(sight, now - self._heard, now - began)
-            if decision.move is Move.WAIT:
+            if decision.move is NextMove.WAIT:
                 out.sleep(LOOK_SECONDS)
                 continue
             is_shown = self._end_log()
-            if decision.move is not Move.RESUBMIT:
+            if decision.move is not NextMove.RESUBMIT:
                 return self._end(decision, sight, is_shown)
             out.say(f"{decision.why}; submitting it again in {decision.pause:.0f} s")
             out.sleep(decision.pause)
             self._heard = out.clock()  # nobody asked meanwhile
             if not self._submit_when_there(resubmission.resubmits):
-                return self._end(Decision(Move.GIVE_UP, "the head has not answered for too long"), None, True)
+                return self._end(
+                    ResubmissionDecision(NextMove.GIVE_UP, "the head has not answered for too long"), None, True
+                )
             began = out.clock()
             self._log = self.server.follow(self.name, out.show)
 
@@ -140,7 +148,7 @@ class Submission:
         if self._log is not None:
             self._log.stop()
 
-    def _look(self) -> Sight | None:
+    def _look(self) -> JobSighting | None:
         try:
             sight = self.server.look(self.name)
         except AwayError as error:
@@ -197,8 +205,8 @@ class Submission:
             return False
         return True
 
-    def _end(self, decision: Decision, sight: Sight | None, is_shown: bool) -> int:
-        if decision.move is Move.FINISHED:
+    def _end(self, decision: ResubmissionDecision, sight: JobSighting | None, is_shown: bool) -> int:
+        if decision.move is NextMove.FINISHED:
             self.outside.say(f"job {self.name} finished")
         else:
             # With a command's end Ray keeps its last lines, which have been shown.

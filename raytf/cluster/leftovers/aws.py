@@ -10,15 +10,15 @@ from raytf.cluster.check import machines
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import node_types
-from raytf.cluster.clouds.aws import Aws, Trouble, right, trouble
-from raytf.cluster.leftovers.resource import ADDRESS_USD, Left, Thing, disk_usd, gather
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, right, trouble
+from raytf.cluster.leftovers.resource import ADDRESS_USD, Leftovers, LeftResource, disk_usd, gather
 from raytf.errors import ConfigError, one_line
 
 _TAG = "ray-cluster-name"
 _ALIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
 
 
-def look(document: Document, here: Surroundings) -> Left:
+def look(document: Document, here: Surroundings) -> Leftovers:
     """Look for all that `ray up` of this file has made.
 
     Raises:
@@ -28,10 +28,10 @@ def look(document: Document, here: Surroundings) -> Left:
     if not isinstance(region, str):
         raise ConfigError("the file has no provider.region. Expected the region that the cluster was in.")
     keys = {k: str(v) for k, v in document.mapping("provider", "aws_credentials").items() if k.startswith("aws_")}
-    aws = Aws(region, keys)
+    aws = AwsAccount(region, keys)
     if not aws.has_credentials():
         raise ConfigError("there are no credentials for AWS. Run `aws configure`, or set AWS_PROFILE.")
-    left = Left(place=f"AWS, {region}, clusters named {name}")
+    left = Leftovers(place=f"AWS, {region}, clusters named {name}")
     seen = _Seen(aws, str(name), document)
     return gather(
         left,
@@ -48,7 +48,7 @@ def look(document: Document, here: Surroundings) -> Left:
 
 
 def _explain(problem: Exception) -> str:
-    if trouble(problem) is Trouble.DENIED:
+    if trouble(problem) is AwsTrouble.DENIED:
         return f"these credentials lack {right(problem, 'ec2')}"
     return one_line(problem, 200)
 
@@ -56,7 +56,7 @@ def _explain(problem: Exception) -> str:
 class _Seen:
     """Later questions build on what earlier ones have found."""
 
-    def __init__(self, aws: Aws, name: str, document: Document):
+    def __init__(self, aws: AwsAccount, name: str, document: Document):
         self._aws, self._name, self._document = aws, name, document
         self._by_tag = [{"Name": f"tag:{_TAG}", "Values": [name]}]
         self._found: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ class _Seen:
     def _command(self, words: str) -> str:
         return f"aws ec2 {words} --region {self._aws.region}"
 
-    def instances(self) -> Iterator[Thing]:
+    def instances(self) -> Iterator[LeftResource]:
         """Those of the cluster, in any state but terminated."""
         states = [{"Name": "instance-state-name", "Values": _ALIVE}]
         for reservation in self._all("describe_instances", "Reservations", self._by_tag + states):
@@ -87,9 +87,9 @@ class _Seen:
                 # Its disks are listed beside it; the instance itself must go for them to go.
                 usd = None if state == "stopped" else 0.0
                 about += "; its disks are paid for" if state == "stopped" else "; is on its way out"
-            yield Thing("instance", i["InstanceId"], state, usd, remove, about)
+            yield LeftResource("instance", i["InstanceId"], state, usd, remove, about)
 
-    def volumes(self) -> Iterator[Thing]:
+    def volumes(self) -> Iterator[LeftResource]:
         """Those of stopped instances, those with Ray's tag, and loose ones with the tags of the config."""
         stopped = {
             d["Ebs"]["VolumeId"]
@@ -113,7 +113,9 @@ class _Seen:
         for name, (v, note) in sorted(found.items()):
             usd = disk_usd(v.get("VolumeType", "gp2"), v["Size"])
             remove = self._command(f"delete-volume --volume-id {name}")
-            yield Thing("volume", name, v["State"], usd, remove, f"{v['Size']} GiB {v.get('VolumeType', '')}, {note}")
+            yield LeftResource(
+                "volume", name, v["State"], usd, remove, f"{v['Size']} GiB {v.get('VolumeType', '')}, {note}"
+            )
 
     def _own_tags(self) -> set[tuple[str, str]]:
         """Tags that the config gives to volumes."""
@@ -126,7 +128,7 @@ class _Seen:
             if "Key" in tag and "Value" in tag
         }
 
-    def addresses(self) -> Iterator[Thing]:
+    def addresses(self) -> Iterator[LeftResource]:
         """Elastic IPs of the cluster's instances, or with Ray's tag."""
         mine = {i["InstanceId"] for i in self._found}
         for a in self._aws.client("ec2").describe_addresses()["Addresses"]:
@@ -134,9 +136,9 @@ class _Seen:
             if tags.get(_TAG) == self._name or a.get("InstanceId") in mine:
                 name = a.get("AllocationId", a["PublicIp"])
                 remove = self._command(f"release-address --allocation-id {name}")
-                yield Thing("address", name, "allocated", ADDRESS_USD, remove, a["PublicIp"])
+                yield LeftResource("address", name, "allocated", ADDRESS_USD, remove, a["PublicIp"])
 
-    def groups(self) -> Iterator[Thing]:
+    def groups(self) -> Iterator[LeftResource]:
         """Security groups that Ray made: they cost nothing and serve the next `ray up`."""
         named = self._document.get("provider", "security_group", "GroupName")
         names = [f"ray-autoscaler-{self._name}", *([named] if isinstance(named, str) else [])]
@@ -146,9 +148,9 @@ class _Seen:
         self._group_ids = set(found)
         for name, g in sorted(found.items()):
             remove = self._command(f"delete-security-group --group-id {name}")
-            yield Thing("security group", name, "there", 0.0, remove, g["GroupName"])
+            yield LeftResource("security group", name, "there", 0.0, remove, g["GroupName"])
 
-    def spot_requests(self) -> Iterator[Thing]:
+    def spot_requests(self) -> Iterator[LeftResource]:
         """Requests that are still open start an instance when there is capacity again."""
         mine = {i["InstanceId"] for i in self._found}
         filters = [{"Name": "state", "Values": ["open", "active"]}]
@@ -166,9 +168,9 @@ class _Seen:
                 else:
                     note = f"of instance {r.get('InstanceId')}, which has no tag of this cluster: end it too"
                 remove = self._command(f"cancel-spot-instance-requests --spot-instance-request-ids {name}")
-                yield Thing("spot request", name, r["State"], usd, remove, note)
+                yield LeftResource("spot request", name, r["State"], usd, remove, note)
 
-    def key_pairs(self) -> Iterator[Thing]:
+    def key_pairs(self) -> Iterator[LeftResource]:
         """Key pairs that Ray made in this region; all its clusters share them."""
         if self._document.get("auth", "ssh_private_key"):
             return
@@ -176,7 +178,9 @@ class _Seen:
             name = pair["KeyName"]
             if name.startswith("ray-autoscaler_") and name.endswith(self._aws.region):
                 remove = self._command(f"delete-key-pair --key-name {name}")
-                yield Thing("key pair", name, "there", 0.0, remove, "shared by all clusters of Ray in this region")
+                yield LeftResource(
+                    "key pair", name, "there", 0.0, remove, "shared by all clusters of Ray in this region"
+                )
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from raytf.cluster.check import machines
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.clouds import accounts
-from raytf.cluster.clouds.accounts import Azure, NoCredentials
+from raytf.cluster.clouds.accounts import AzureAccount, NoCredentials
 from raytf.cluster.clouds.rest import RestError
-from raytf.cluster.leftovers.resource import ADDRESS_USD, Left, Thing, disk_usd, gather
+from raytf.cluster.leftovers.resource import ADDRESS_USD, Leftovers, LeftResource, disk_usd, gather
 from raytf.errors import ConfigError
 
 _TAG = "ray-cluster-name"
@@ -27,7 +27,7 @@ _FREE = {
 }
 
 
-def look(document: Document, here: Surroundings) -> Left:
+def look(document: Document, here: Surroundings) -> Leftovers:
     """Look for all that `ray up` of this file has made; see the AWS one."""
     group, name = document.get("provider", "resource_group"), document.get("cluster_name", default="default")
     if not isinstance(group, str):
@@ -36,12 +36,12 @@ def look(document: Document, here: Surroundings) -> Left:
         azure = accounts.azure(document, here.environ)
     except NoCredentials as problem:
         raise ConfigError(f"there are no credentials for Azure. {problem}.") from None
-    left = Left(place=f"Azure, resource group {group}, clusters named {name}")
+    left = Leftovers(place=f"Azure, resource group {group}, clusters named {name}")
     unique_id = str(document.get("provider", "unique_id") or "")
     return gather(left, [("resources", lambda: list(_resources(azure, group, str(name), unique_id)))])
 
 
-def _resources(azure: Azure, group: str, name: str, unique_id: str) -> Iterator[Thing]:
+def _resources(azure: AzureAccount, group: str, name: str, unique_id: str) -> Iterator[LeftResource]:
     base = azure.path(f"/resourceGroups/{group}")
     try:
         every = azure.arm.pages(f"{base}/resources", "value", **{"api-version": _RESOURCES})
@@ -54,7 +54,9 @@ def _resources(azure: Azure, group: str, name: str, unique_id: str) -> Iterator[
         yield from _thing(azure, group, r)
     if mine and len(mine) == len(every):
         remove = f"az group delete --name {group} --yes"
-        yield Thing("resource group", group, "there", 0.0, remove, "holds nothing else: this removes all of the above")
+        yield LeftResource(
+            "resource group", group, "there", 0.0, remove, "holds nothing else: this removes all of the above"
+        )
 
 
 def _is_of(resource: dict[str, Any], name: str, unique_id: str) -> bool:
@@ -67,7 +69,7 @@ def _is_of(resource: dict[str, Any], name: str, unique_id: str) -> bool:
     return re.match(pattern, str(resource.get("name", "")), re.IGNORECASE) is not None
 
 
-def _thing(azure: Azure, group: str, resource: dict[str, Any]) -> Iterator[Thing]:
+def _thing(azure: AzureAccount, group: str, resource: dict[str, Any]) -> Iterator[LeftResource]:
     kind, name = str(resource["type"]).casefold(), resource["name"]
     remove = f"az resource delete --ids {resource['id']}"
     if kind == "microsoft.compute/virtualmachines":
@@ -78,17 +80,17 @@ def _thing(azure: Azure, group: str, resource: dict[str, Any]) -> Iterator[Thing
         size, sku = about.get("diskSizeGB", 0), disk.get("sku", {}).get("name", "")
         remove = f"az disk delete --resource-group {group} --name {name} --yes"
         state = about.get("diskState", "?")
-        yield Thing("disk", name, state, disk_usd(sku, size), remove, f"{size} GB {sku}")
+        yield LeftResource("disk", name, state, disk_usd(sku, size), remove, f"{size} GB {sku}")
     elif kind == "microsoft.network/publicipaddresses":
         remove = f"az network public-ip delete --resource-group {group} --name {name}"
-        yield Thing("address", name, "there", ADDRESS_USD, remove)
+        yield LeftResource("address", name, "there", ADDRESS_USD, remove)
     elif kind in _FREE:
-        yield Thing(_FREE[kind], name, "there", 0.0, remove)
+        yield LeftResource(_FREE[kind], name, "there", 0.0, remove)
     else:
-        yield Thing(kind, name, "there", None, remove)
+        yield LeftResource(kind, name, "there", None, remove)
 
 
-def _machine(azure: Azure, group: str, name: str) -> Thing:
+def _machine(azure: AzureAccount, group: str, name: str) -> LeftResource:
     path = azure.path(f"/resourceGroups/{group}/providers/Microsoft.Compute/virtualMachines/{name}")
     vm = azure.arm.get(path, **{"api-version": _COMPUTE, "$expand": "instanceView"})
     about = vm.get("properties", {})
@@ -101,4 +103,4 @@ def _machine(azure: Azure, group: str, name: str) -> Thing:
     spot = ", spot: at most this" if about.get("priority") == "Spot" else ""
     note = f"{size}{spot}" + ("; its disks are paid for" if state == "deallocated" else "")
     remove = f"az vm delete --resource-group {group} --name {name} --yes"
-    return Thing("instance", name, state, usd, remove, note)
+    return LeftResource("instance", name, state, usd, remove, note)

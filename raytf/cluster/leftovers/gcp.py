@@ -12,15 +12,15 @@ from raytf.cluster.check.document import Document
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import node_types
 from raytf.cluster.clouds import accounts
-from raytf.cluster.clouds.accounts import Google, NoCredentials
+from raytf.cluster.clouds.accounts import GoogleAccount, NoCredentials
 from raytf.cluster.clouds.rest import RestError
-from raytf.cluster.leftovers.resource import Left, Thing, disk_usd, gather
+from raytf.cluster.leftovers.resource import Leftovers, LeftResource, disk_usd, gather
 from raytf.errors import ConfigError, one_line
 
 _LABEL = "ray-cluster-name"
 
 
-def look(document: Document, here: Surroundings) -> Left:
+def look(document: Document, here: Surroundings) -> Leftovers:
     """Look for all that `ray up` of this file has made; see the AWS one."""
     name, zone = document.get("cluster_name", default="default"), document.get("provider", "availability_zone")
     if not isinstance(zone, str) or not isinstance(document.get("provider", "project_id"), str):
@@ -31,7 +31,7 @@ def look(document: Document, here: Surroundings) -> Left:
         raise ConfigError(f"there are no credentials for Google Cloud. {problem}.") from None
     except RestError as problem:
         raise ConfigError(f"{one_line(problem, 200)}. Look at the network and try again.") from None
-    left = Left(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
+    left = Leftovers(place=f"Google Cloud, {google.project}, {zone}, clusters named {name}")
     has_tpus = any("machineType" not in t.config for t in node_types(document))
     questions = []
     for one in zones(zone):
@@ -46,11 +46,11 @@ def zones(given: str) -> list[str]:
     return [zone.strip() for zone in given.split(",") if zone.strip()]
 
 
-def _where(google: Google, zone: str) -> str:
+def _where(google: GoogleAccount, zone: str) -> str:
     return f"--zone {zone} --project {google.project}"
 
 
-def _instances(google: Google, zone: str, name: str) -> Iterator[Thing]:
+def _instances(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource]:
     path = f"/projects/{google.project}/zones/{zone}/instances"
     for i in google.api("compute").pages(path, "items", filter=f"labels.{_LABEL} = {name}"):
         kind = str(i.get("machineType", "")).rpartition("/")[2]
@@ -68,10 +68,10 @@ def _instances(google: Google, zone: str, name: str) -> Iterator[Thing]:
         if usd is None and state != "RUNNING":
             note += "; its disks are paid for"
         remove = f"gcloud compute instances delete {i['name']} {_where(google, zone)} --quiet"
-        yield Thing("instance", i["name"], state, usd, remove, note)
+        yield LeftResource("instance", i["name"], state, usd, remove, note)
 
 
-def _disks(google: Google, zone: str, name: str) -> Iterator[Thing]:
+def _disks(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource]:
     path = f"/projects/{google.project}/zones/{zone}/disks"
     # Clusters `test` and `test-2` begin alike: what follows the name must be as in Ray's names of instances.
     names = re.compile(rf"ray-{re.escape(name)}-(head|worker)-[0-9a-f]{{8}}-(compute|tpu)")
@@ -83,10 +83,10 @@ def _disks(google: Google, zone: str, name: str) -> Iterator[Thing]:
         kind, size = str(d.get("type", "")).rpartition("/")[2], float(d.get("sizeGb", 0))
         remove = f"gcloud compute disks delete {d['name']} {_where(google, zone)} --quiet"
         note = f"{size:g} GB {kind}, attached to nothing"
-        yield Thing("disk", d["name"], d.get("status", "?"), disk_usd(kind, size), remove, note)
+        yield LeftResource("disk", d["name"], d.get("status", "?"), disk_usd(kind, size), remove, note)
 
 
-def _tpus(google: Google, zone: str, name: str) -> Iterator[Thing]:
+def _tpus(google: GoogleAccount, zone: str, name: str) -> Iterator[LeftResource]:
     for node in google.api("tpu").pages(f"/projects/{google.project}/locations/{zone}/nodes", "nodes"):
         if node.get("labels", {}).get(_LABEL) != name:
             continue
@@ -95,4 +95,4 @@ def _tpus(google: Google, zone: str, name: str) -> Iterator[Thing]:
         state = node.get("state", "?")
         usd = machine.usd if machine and state not in ("STOPPED", "PREEMPTED", "TERMINATED") else None
         remove = f"gcloud compute tpus tpu-vm delete {short} {_where(google, zone)} --quiet"
-        yield Thing("TPU", short, state, usd, remove, kind)
+        yield LeftResource("TPU", short, state, usd, remove, kind)

@@ -10,7 +10,7 @@ from typing import Any
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.clouds.kubectl import Kubectl, KubeError, segment
-from raytf.cluster.leftovers.resource import Left, Thing, gather
+from raytf.cluster.leftovers.resource import Leftovers, LeftResource, gather
 from raytf.errors import ConfigError
 
 #: Kind -> (path of its API, plural, whether it costs something or starts what does).
@@ -28,7 +28,7 @@ _KINDS = {
 }
 
 
-def look(documents: Sequence[Document], here: Surroundings) -> Left:
+def look(documents: Sequence[Document], here: Surroundings) -> Leftovers:
     """Look for what was applied and for what came of it.
 
     Raises:
@@ -43,8 +43,8 @@ def look(documents: Sequence[Document], here: Surroundings) -> Left:
             "update-kubeconfig`, `gcloud container clusters get-credentials`, `az aks get-credentials`)."
         )
     default = kubectl.namespace()
-    left = Left(place=f"Kubernetes, context {context}")
-    questions: list[tuple[str, Callable[[], list[Thing]]]] = []
+    left = Leftovers(place=f"Kubernetes, context {context}")
+    questions: list[tuple[str, Callable[[], list[LeftResource]]]] = []
     for document in documents:
         kind, name = str(document.get("kind")), str(document.get("metadata", "name"))
         space = str(document.get("metadata", "namespace", default=default))
@@ -62,11 +62,11 @@ def look(documents: Sequence[Document], here: Surroundings) -> Left:
     return gather(left, questions)
 
 
-def _all(ask: Callable[..., Iterator[Thing]], *given: Any) -> list[Thing]:
+def _all(ask: Callable[..., Iterator[LeftResource]], *given: Any) -> list[LeftResource]:
     return list(ask(*given))
 
 
-def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]:
+def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
     base, plural, costs = _KINDS[kind]
     try:
         kubectl.get(f"{base}/namespaces/{segment(space)}/{plural}/{segment(name)}")
@@ -75,10 +75,10 @@ def _object(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thin
             return
         raise
     remove = f"kubectl delete {plural} {name} --namespace {space}"
-    yield Thing(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
+    yield LeftResource(kind, f"{space}/{name}", "there", None if costs else 0.0, remove)
 
 
-def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[Thing]:
+def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[LeftResource]:
     """Volumes that outlive their claim, with what they cost: those of reclaimPolicy Retain."""
     for volume in kubectl.get("/api/v1/persistentvolumes").get("items") or ():
         spec, name = volume.get("spec", {}), volume["metadata"]["name"]
@@ -88,10 +88,10 @@ def _volumes(kubectl: Kubectl, claims: set[tuple[str, str]]) -> Iterator[Thing]:
             note = (
                 f"{spec.get('capacity', {}).get('storage', '?')}; the cloud's disk or share stays: delete it there too"
             )
-            yield Thing("volume", name, state, None, f"kubectl delete persistentvolume {name}", note)
+            yield LeftResource("volume", name, state, None, f"kubectl delete persistentvolume {name}", note)
 
 
-def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]:
+def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[LeftResource]:
     clusters = {name} if kind == "RayCluster" else set[str]()
     if kind != "RayCluster":
         # The operator makes a cluster of its own for a job and labels it.
@@ -99,7 +99,9 @@ def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]
         for cluster in _list(kubectl, "/apis/ray.io/v1", space, "rayclusters", label):
             clusters.add(cluster["metadata"]["name"])
             remove = f"kubectl delete rayclusters {cluster['metadata']['name']} --namespace {space}"
-            yield Thing("RayCluster", f"{space}/{cluster['metadata']['name']}", f"of {kind} {name}", None, remove)
+            yield LeftResource(
+                "RayCluster", f"{space}/{cluster['metadata']['name']}", f"of {kind} {name}", None, remove
+            )
         for pod in _list(kubectl, "/api/v1", space, "pods", f"job-name={name}"):
             yield _pod(pod, space)
     for cluster_name in sorted(clusters):
@@ -111,14 +113,14 @@ def _came(kubectl: Kubectl, kind: str, name: str, space: str) -> Iterator[Thing]
             remove = f"kubectl delete persistentvolumeclaim {claim_name} --namespace {space}"
             size = claim.get("spec", {}).get("resources", {}).get("requests", {}).get("storage", "?")
             state = claim.get("status", {}).get("phase", "?")
-            yield Thing("volume claim", f"{space}/{claim_name}", state, None, remove, size)
+            yield LeftResource("volume claim", f"{space}/{claim_name}", state, None, remove, size)
         for service in _list(kubectl, "/api/v1", space, "services", label):
             service_name = service["metadata"]["name"]
             remove = f"kubectl delete service {service_name} --namespace {space}"
             kind_of = service.get("spec", {}).get("type", "ClusterIP")
             # A load balancer is a machine of the cloud.
             usd = None if kind_of == "LoadBalancer" else 0.0
-            yield Thing("service", f"{space}/{service_name}", kind_of, usd, remove)
+            yield LeftResource("service", f"{space}/{service_name}", kind_of, usd, remove)
 
 
 def _list(kubectl: Kubectl, base: str, space: str, plural: str, label: str) -> list[dict]:
@@ -128,7 +130,7 @@ def _list(kubectl: Kubectl, base: str, space: str, plural: str, label: str) -> l
     return list(found.get("items") or ())
 
 
-def _pod(pod: dict, space: str) -> Thing:
+def _pod(pod: dict, space: str) -> LeftResource:
     name = pod["metadata"]["name"]
     gpus = sum(
         int(c.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
@@ -139,4 +141,4 @@ def _pod(pod: dict, space: str) -> Thing:
     note += f"; {gpus} GPUs" if gpus else ""
     state = pod.get("status", {}).get("phase", "?")
     remove = f"kubectl delete pod {name} --namespace {space}"
-    return Thing("pod", f"{space}/{name}", state, None, remove, note)
+    return LeftResource("pod", f"{space}/{name}", state, None, remove, note)

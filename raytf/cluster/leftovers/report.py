@@ -10,15 +10,15 @@ from raytf.cluster.check.finding import place as text_of
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.local_files import placeholders
 from raytf.cluster.check.run import ODD
-from raytf.cluster.clouds.platform import Place, place_of
+from raytf.cluster.clouds.platform import Platform, place_of
 from raytf.cluster.leftovers import aws, azure, gcp, kube, ssh
-from raytf.cluster.leftovers.resource import Left
+from raytf.cluster.leftovers.resource import Leftovers
 from raytf.errors import ConfigError, RaytfError, one_line
 
-_LOOK = {Place.AWS: aws.look, Place.GCP: gcp.look, Place.AZURE: azure.look}
+_LOOK = {Platform.AWS: aws.look, Platform.GCP: gcp.look, Platform.AZURE: azure.look}
 
 
-def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Left:
+def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Leftovers:
     """What is left of the cluster of a file.
 
     Args:
@@ -37,7 +37,7 @@ def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Left:
     if manifests:
         return kube.look(manifests, here)
     document = documents[0]
-    of_hosts = place_of(document) is Place.HOSTS
+    of_hosts = place_of(document) is Platform.HOSTS
     asks = partial(ssh.look, trust=trust) if of_hosts else _LOOK.get(place_of(document))
     if asks is None:
         kind = document.get("provider", "type")

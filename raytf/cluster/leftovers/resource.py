@@ -31,7 +31,7 @@ ADDRESS_USD = 0.005
 
 
 @dataclass(frozen=True)
-class Thing:
+class LeftResource:
     """Something that is still there.
 
     Attributes:
@@ -57,7 +57,7 @@ class Thing:
 
 
 @dataclass
-class Left:
+class Leftovers:
     """What was seen.
 
     Attributes:
@@ -66,21 +66,21 @@ class Left:
         place: where was looked, for people.
     """
 
-    things: list[Thing] = field(default_factory=list)
+    things: list[LeftResource] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     place: str = ""
 
     @property
-    def costly(self) -> list[Thing]:
+    def costly(self) -> list[LeftResource]:
         """What costs money, or may."""
         return [thing for thing in self.things if not thing.is_free]
 
 
 def gather(
-    left: Left,
-    questions: Sequence[tuple[str, Callable[[], Iterable[Thing]]]],
+    left: Leftovers,
+    questions: Sequence[tuple[str, Callable[[], Iterable[LeftResource]]]],
     explain: Callable[[Exception], str] = one_line,
-) -> Left:
+) -> Leftovers:
     """Ask one after the other; one that cannot be asked keeps none of the others from it."""
     for what, ask in questions:
         try:

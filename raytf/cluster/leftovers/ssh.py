@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from raytf.cluster.check.document import Document
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.clouds import ssh_hosts
-from raytf.cluster.leftovers.resource import Left, Thing
+from raytf.cluster.leftovers.resource import Leftovers, LeftResource
 from raytf.errors import ConfigError
 
 # Of names, not of command lines: an editor with raylet.log open is no raylet. The brackets keep the script from itself.
@@ -28,7 +28,7 @@ echo end=here
 """
 
 
-def look(document: Document, here: Surroundings, trust: bool = False) -> Left:
+def look(document: Document, here: Surroundings, trust: bool = False) -> Leftovers:
     """Look at each host for processes of Ray, of whatever cluster they are.
 
     Raises:
@@ -37,7 +37,7 @@ def look(document: Document, here: Surroundings, trust: bool = False) -> Left:
     names = ssh_hosts.addresses(document)
     if not names:
         raise ConfigError("the file has no provider.head_ip and worker_ips. Expected the hosts of the cluster.")
-    left = Left(place=f"hosts {', '.join(names)}")
+    left = Leftovers(place=f"hosts {', '.join(names)}")
     user = document.get("auth", "ssh_user")
     for answer in ssh_hosts.ask(document, here, names, _SCRIPT, trust):
         if answer.problem:
@@ -46,7 +46,7 @@ def look(document: Document, here: Surroundings, trust: bool = False) -> Left:
     return left
 
 
-def _processes(answer: ssh_hosts.Answer, login: str) -> Iterator[Thing]:
+def _processes(answer: ssh_hosts.ScriptOutput, login: str) -> Iterator[LeftResource]:
     for line in answer.lines:
         if line.startswith("process="):
             pid, user, name = (*line.removeprefix("process=").split(None, 2), "", "", "")[:3]
@@ -56,4 +56,4 @@ def _processes(answer: ssh_hosts.Answer, login: str) -> Iterator[Thing]:
                 f"ssh {login} 'kill {pid}'" if user == login.partition("@")[0] else f"ssh {login} 'sudo kill {pid}'"
             )
             note = f"of {user}; all at once: ssh {login} 'ray stop --force'"
-            yield Thing("process", f"{answer.host} {pid}", name, None, remove, note)
+            yield LeftResource("process", f"{answer.host} {pid}", name, None, remove, note)

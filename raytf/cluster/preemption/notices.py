@@ -62,7 +62,7 @@ class Notice:
     leaves: bool = True
 
 
-class Source(Protocol):
+class NoticeSource(Protocol):
     """A cloud's metadata service."""
 
     cloud: str
@@ -81,7 +81,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """An HTTP answer: its status, headers by lower-case name, and body as text."""
 
     status: int
@@ -102,7 +102,7 @@ class Endpoint:
         self._host, self._port, self._prefix = parts.hostname or "", parts.port or 80, parts.path.rstrip("/")
         self._timeout = timeout
 
-    def request(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    def request(self, method: str, path: str, headers: Mapping[str, str]) -> HttpAnswer:
         """Ask once.
 
         Raises:
@@ -113,14 +113,14 @@ class Endpoint:
             connection.request(method, self._prefix + path, headers=dict(headers))
             answer = connection.getresponse()
             text = answer.read(_MOST_BYTES).decode("utf-8", "replace")
-            return Answer(answer.status, {name.lower(): value for name, value in answer.headers.items()}, text)
+            return HttpAnswer(answer.status, {name.lower(): value for name, value in answer.headers.items()}, text)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise MetadataError(f"{method} {path}: {type(error).__name__} {one_line(error, 200)}") from None
         finally:
             connection.close()
 
 
-class Aws:
+class AwsNotices:
     """EC2's instance metadata, version 2: a token first, which each request shows."""
 
     cloud = "aws"
@@ -166,7 +166,7 @@ class Aws:
         self._renew_at = self._now() + _TOKEN_SECONDS - _TOKEN_MARGIN_SECONDS
 
 
-class Gcp:
+class GcpNotices:
     """Compute Engine's metadata server."""
 
     cloud = "gcp"
@@ -202,7 +202,7 @@ class Gcp:
         return answer.text.strip()
 
 
-class Azure:
+class AzureNotices:
     """Azure's scheduled events. They are never acknowledged, since that would start them at once."""
 
     cloud = "azure"
@@ -255,10 +255,10 @@ class Azure:
         return _ok(self._endpoint.request("GET", path, self._headers), path).text
 
 
-def sources(url: str, timeout: float) -> dict[str, Source]:
+def sources(url: str, timeout: float) -> dict[str, NoticeSource]:
     """A client of each cloud's protocol for one address, by the cloud's name."""
     endpoint = Endpoint(url, timeout)
-    return {"aws": Aws(endpoint), "gcp": Gcp(endpoint), "azure": Azure(endpoint)}
+    return {"aws": AwsNotices(endpoint), "gcp": GcpNotices(endpoint), "azure": AzureNotices(endpoint)}
 
 
 def detect(url: str, timeout: float = DETECT_SECONDS) -> str | None:
@@ -274,7 +274,7 @@ def _succeeds(request: Callable[[], object]) -> bool:
     return True
 
 
-def _ok(answer: Answer, path: str) -> Answer:
+def _ok(answer: HttpAnswer, path: str) -> HttpAnswer:
     if answer.status != 200:
         raise MetadataError(f"{path}: HTTP status {answer.status}")
     return answer

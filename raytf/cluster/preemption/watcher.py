@@ -8,7 +8,15 @@ import time
 import zlib
 from collections.abc import Callable
 
-from raytf.cluster.preemption.notices import LINK_LOCAL, TIMEOUT_SECONDS, MetadataError, Notice, Source, detect, sources
+from raytf.cluster.preemption.notices import (
+    LINK_LOCAL,
+    TIMEOUT_SECONDS,
+    MetadataError,
+    Notice,
+    NoticeSource,
+    detect,
+    sources,
+)
 from raytf.config.sections import NoticeSection
 from raytf.errors import ClusterError, one_line
 
@@ -22,7 +30,7 @@ _SILENCE_SECONDS = 180.0
 _RAY_SECONDS = 10.0
 
 
-class Watch:
+class NoticeWatch:
     """Passes each notice of a source on once, and has Ray told until Ray has accepted it.
 
     Args:
@@ -37,7 +45,7 @@ class Watch:
 
     def __init__(
         self,
-        source: Source,
+        source: NoticeSource,
         node: str,
         say: Callable[[str], None],
         event: Callable[..., None],
@@ -83,7 +91,7 @@ class Watch:
         self._told.add(notice.kind)
 
 
-def find(notices: str, url: str | None, wait: Callable[[float], object] = time.sleep) -> Source | None:
+def find(notices: str, url: str | None, wait: Callable[[float], object] = time.sleep) -> NoticeSource | None:
     """The metadata service to ask; None where there is none, which may take half a minute to find out.
 
     Args:
@@ -132,7 +140,7 @@ def start(
         source = find(config.notices, url)
         if source is None:
             return
-        watch = Watch(source, node, say, event, drain, config.follow_warnings)
+        watch = NoticeWatch(source, node, say, event, drain, config.follow_warnings)
         while True:
             watch.look()
             time.sleep(LOOK_SECONDS)

@@ -6,13 +6,22 @@ from collections.abc import Iterator
 from functools import partial
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, warning
-from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.finding import ConfigFinding, warning
+from raytf.cluster.check.job_fit import JobNeeds
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.aws import Aws, Trouble, right, trouble
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, right, trouble
 from raytf.cluster.probe import aws_capacity, aws_images, aws_keys, aws_network, aws_permissions, bucket
-from raytf.cluster.probe.queries import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
+from raytf.cluster.probe.queries import (
+    ProbeResults,
+    Query,
+    all_nodes,
+    no_answer,
+    no_credentials,
+    no_right,
+    refused,
+    run,
+)
 from raytf.errors import one_line
 
 _UNSEEN = "the image, the key pair, the network, quotas, spot offers, rights and the bucket"
@@ -21,7 +30,7 @@ _MEND = "Run `aws configure` or `aws sso login`, or set AWS_PROFILE"
 _SERVICES = {"quotas": "servicequotas", "rights": "iam", "profiles": "iam", "image parameters": "ssm", "bucket": "s3"}
 
 
-def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
+def look(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
     """Ask AWS all that concerns a cluster.
 
     Args:
@@ -29,47 +38,47 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
         here: this machine.
         need: what a job wants, for its storage.
     """
-    seen = Seen()
+    seen = ProbeResults()
     region = document.get("provider", "region")
     if not isinstance(region, str):
         return seen  # the offline part has said so
     keys = {k: str(v) for k, v in document.mapping("provider", "aws_credentials").items() if k.startswith("aws_")}
-    aws = Aws(region, keys)
+    aws = AwsAccount(region, keys)
     if not aws.has_credentials():
         seen.findings.append(no_credentials("AWS", _UNSEEN, _MEND))
         return seen
     try:
         who = aws.client("sts").get_caller_identity()
     except Exception as problem:
-        seen.findings.append(_explain(Look("credentials", list), problem))
+        seen.findings.append(_explain(Query("credentials", list), problem))
         return seen
     seen.notes.append(f"AWS account {who['Account']} as {who['Arn']}, region {region}")
     types = all_nodes(document)
     machines = aws_images.Machines(aws, types)
     looks = [
-        Look("instance types", partial(aws_capacity.offers, aws, document, types, machines)),
-        Look("spot prices", partial(aws_capacity.spot, aws, document, types, seen.spot)),
-        Look("quotas", partial(aws_capacity.quotas, aws, document, types, machines)),
-        Look("images", partial(aws_images.check, aws, document, types, machines)),
-        Look("key pairs", partial(aws_keys.check, aws, document, types, here)),
-        Look("network", partial(aws_network.check, aws, document, types)),
-        Look("rights", partial(aws_permissions.check, aws, document, types, who, need, seen.notes)),
-        Look("spot role", partial(_spot_role, aws, types)),
+        Query("instance types", partial(aws_capacity.offers, aws, document, types, machines)),
+        Query("spot prices", partial(aws_capacity.spot, aws, document, types, seen.spot)),
+        Query("quotas", partial(aws_capacity.quotas, aws, document, types, machines)),
+        Query("images", partial(aws_images.check, aws, document, types, machines)),
+        Query("key pairs", partial(aws_keys.check, aws, document, types, here)),
+        Query("network", partial(aws_network.check, aws, document, types)),
+        Query("rights", partial(aws_permissions.check, aws, document, types, who, need, seen.notes)),
+        Query("spot role", partial(_spot_role, aws, types)),
     ]
     if need is not None and bucket.is_bucket(need.storage):
-        looks.append(Look("bucket", partial(bucket.check, need.storage, aws)))
+        looks.append(Query("bucket", partial(bucket.check, need.storage, aws)))
     seen.findings += run(looks, _explain)
     return seen
 
 
-def _spot_role(aws: Aws, types: list[NodeType]) -> Iterator[Finding]:
+def _spot_role(aws: AwsAccount, types: list[NodeType]) -> Iterator[ConfigFinding]:
     spot = [t for t in types if t.market == "spot"]
     if not spot:
         return
     try:
         aws.client("iam").get_role(RoleName="AWSServiceRoleForEC2Spot")
     except Exception as problem:
-        if trouble(problem) is not Trouble.MISSING:
+        if trouble(problem) is not AwsTrouble.MISSING:
             raise
         yield warning(
             "spot-role-missing",
@@ -80,12 +89,12 @@ def _spot_role(aws: Aws, types: list[NodeType]) -> Iterator[Finding]:
         )
 
 
-def _explain(what: Look, problem: Exception) -> Finding:
+def _explain(what: Query, problem: Exception) -> ConfigFinding:
     kind = trouble(problem)
-    if kind is Trouble.DENIED:
+    if kind is AwsTrouble.DENIED:
         operation = getattr(problem, "operation_name", "")
         return no_right(what.what, right(problem, _service(what.what, operation)))
-    if kind is Trouble.REFUSED:
+    if kind is AwsTrouble.REFUSED:
         return refused("AWS", problem, f"{_MEND}; temporary keys end after hours.")
     return no_answer(what.what, f"{type(problem).__name__}: {one_line(problem, 160)}")
 

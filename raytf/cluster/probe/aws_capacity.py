@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, listed, warning
+from raytf.cluster.check.finding import ConfigFinding, error, listed, warning
 from raytf.cluster.check.node_types import NodeType, most_used
-from raytf.cluster.clouds.aws import Aws, Trouble, trouble
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.cluster.probe.aws_images import Machines
 
 #: First letters of an instance type -> quota on demand, quota of spot, and its name in the console.
@@ -35,7 +35,9 @@ def zones(document: Document) -> list[str]:
     return [zone.strip() for zone in given.split(",") if zone.strip()] if isinstance(given, str) else []
 
 
-def offers(aws: Aws, document: Document, types: Sequence[NodeType], machines: Machines) -> Iterator[Finding]:
+def offers(
+    aws: AwsAccount, document: Document, types: Sequence[NodeType], machines: Machines
+) -> Iterator[ConfigFinding]:
     """Find instance types that the region or some of the zones do not have, and GPUs that a type does not have."""
     names = sorted({str(t.config["InstanceType"]) for t in types if t.config.get("InstanceType")})
     if not names:
@@ -82,7 +84,9 @@ def offers(aws: Aws, document: Document, types: Sequence[NodeType], machines: Ma
             )
 
 
-def spot(aws: Aws, document: Document, types: Sequence[NodeType], prices: dict[str, float]) -> Iterator[Finding]:
+def spot(
+    aws: AwsAccount, document: Document, types: Sequence[NodeType], prices: dict[str, float]
+) -> Iterator[ConfigFinding]:
     """Find spot types that nobody sells, and the price now of those that are sold.
 
     Args:
@@ -123,7 +127,9 @@ def spot(aws: Aws, document: Document, types: Sequence[NodeType], prices: dict[s
             )
 
 
-def quotas(aws: Aws, document: Document, types: Sequence[NodeType], machines: Machines) -> Iterator[Finding]:
+def quotas(
+    aws: AwsAccount, document: Document, types: Sequence[NodeType], machines: Machines
+) -> Iterator[ConfigFinding]:
     """Find quotas that have no room for a node, or not for all of them."""
     groups: dict[tuple[str, str], list[tuple[NodeType, int]]] = defaultdict(list)
     for t in types:
@@ -172,12 +178,12 @@ def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
     return on_demand, f"Running On-Demand {'P' if name == 'P5' else name} instances"
 
 
-def _quota(aws: Aws, code: str) -> float:
+def _quota(aws: AwsAccount, code: str) -> float:
     client = aws.client("service-quotas")
     try:
         return float(client.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])
     except Exception as problem:
-        if trouble(problem) is not Trouble.MISSING:
+        if trouble(problem) is not AwsTrouble.MISSING:
             raise
         # An account that never asked for more has no quota of its own, but AWS's.
         return float(client.get_aws_default_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"])

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.aws import Aws, Trouble, trouble
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, trouble
 
 _PARAMETER = "resolve:ssm:"
 #: Words of an image's name that promise NVIDIA's driver, and those of drivers too old for the CUDA of TensorFlow 2.21.
@@ -22,7 +22,7 @@ _INSTALLS_DRIVER = re.compile(r"nvidia-driver|cuda-drivers|nvidia-headless|NVIDI
 class Machines:
     """What EC2 says of the instance types of a cluster, asked once by whoever needs it first."""
 
-    def __init__(self, aws: Aws, types: Sequence[NodeType]):
+    def __init__(self, aws: AwsAccount, types: Sequence[NodeType]):
         self._aws = aws
         self._names = sorted({str(t.config["InstanceType"]) for t in types if t.config.get("InstanceType")})
         self._known: dict[str, dict[str, Any]] | None = None
@@ -46,7 +46,9 @@ class Machines:
         return kind["VCpuInfo"]["DefaultVCpus"] if kind else None
 
 
-def check(aws: Aws, document: Document, types: Sequence[NodeType], machines: Machines) -> Iterator[Finding]:
+def check(
+    aws: AwsAccount, document: Document, types: Sequence[NodeType], machines: Machines
+) -> Iterator[ConfigFinding]:
     """Find images that are not there, or do not fit the machine, its GPU or its disk."""
     seen: dict[str, dict[str, Any] | None] = {}
     for t in types:
@@ -63,13 +65,13 @@ def check(aws: Aws, document: Document, types: Sequence[NodeType], machines: Mac
             yield from _driver(t, path, found, document, machines)
 
 
-def _image(aws: Aws, name: str) -> dict[str, Any] | None:
+def _image(aws: AwsAccount, name: str) -> dict[str, Any] | None:
     try:
         if name.startswith(_PARAMETER):
             name = aws.client("ssm").get_parameter(Name=name.removeprefix(_PARAMETER))["Parameter"]["Value"]
         images = aws.client("ec2").describe_images(ImageIds=[name])["Images"]
     except Exception as problem:
-        if trouble(problem) is Trouble.MISSING or "ParameterNotFound" in type(problem).__name__:
+        if trouble(problem) is AwsTrouble.MISSING or "ParameterNotFound" in type(problem).__name__:
             return None
         if "InvalidAMIID" in str(problem):
             return None
@@ -77,7 +79,7 @@ def _image(aws: Aws, name: str) -> dict[str, Any] | None:
     return images[0] if images and images[0].get("State", "available") == "available" else None
 
 
-def _missing(name: str, path: Path, region: str) -> Finding:
+def _missing(name: str, path: Path, region: str) -> ConfigFinding:
     if name.startswith(_PARAMETER):
         what = f"the parameter {name.removeprefix(_PARAMETER)} leads to no image in {region}"
         mend = "See `aws ssm get-parameters-by-path --path /aws/service/deeplearning --recursive` for those there are."
@@ -87,7 +89,7 @@ def _missing(name: str, path: Path, region: str) -> Finding:
     return error("image-missing", path, what, "EC2 refuses each node of this type, which Ray repeats forever.", mend)
 
 
-def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) -> Iterator[Finding]:
+def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) -> Iterator[ConfigFinding]:
     name = image.get("Name") or image["ImageId"]
     kind = machines.all().get(str(t.config.get("InstanceType")), {})
     takes = kind.get("ProcessorInfo", {}).get("SupportedArchitectures", [])
@@ -136,7 +138,7 @@ def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) ->
 
 def _driver(
     t: NodeType, path: Path, image: dict[str, Any], document: Document, machines: Machines
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     kind = machines.all().get(str(t.config.get("InstanceType")), {})
     if not (t.machine.gpus if t.machine else "GpuInfo" in kind) or image.get("OwnerId") == "self":
         return

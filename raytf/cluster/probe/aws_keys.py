@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error
+from raytf.cluster.check.finding import ConfigFinding, error
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.aws import Aws, Trouble, trouble
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, trouble
 
 _SECONDS = 5
 
 
-def check(aws: Aws, document: Document, types: Sequence[NodeType], here: Surroundings) -> Iterator[Finding]:
+def check(
+    aws: AwsAccount, document: Document, types: Sequence[NodeType], here: Surroundings
+) -> Iterator[ConfigFinding]:
     """Find key pairs that EC2 does not have, and files that are the key of another one."""
     private = document.get("auth", "ssh_private_key")
     if not isinstance(private, str):
@@ -51,11 +53,11 @@ def check(aws: Aws, document: Document, types: Sequence[NodeType], here: Surroun
             )
 
 
-def _pair(aws: Aws, name: str) -> dict[str, Any] | None:
+def _pair(aws: AwsAccount, name: str) -> dict[str, Any] | None:
     try:
         pairs = aws.client("ec2").describe_key_pairs(KeyNames=[name], IncludePublicKey=True)["KeyPairs"]
     except Exception as problem:
-        if trouble(problem) is Trouble.MISSING:
+        if trouble(problem) is AwsTrouble.MISSING:
             return None
         raise
     return pairs[0] if pairs else None

@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, listed, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, listed, warning
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.aws import Aws, Trouble, trouble
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.cluster.probe.aws_capacity import zones
 
 #: What Ray listens on, and what whoever reaches it may do.
@@ -16,7 +16,7 @@ _RAYS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10
 _WORLD = ("0.0.0.0/0", "::/0")
 
 
-def check(aws: Aws, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def check(aws: AwsAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find networks in which a node does not come up, cannot be reached, or can be reached by everybody."""
     inside = document.get("provider", "use_internal_ips") is True
     groups = yield from _given_groups(aws, types)
@@ -43,7 +43,7 @@ def check(aws: Aws, document: Document, types: Sequence[NodeType]) -> Iterator[F
         yield from _named_group(aws, document, vpcs)
 
 
-def _pages(aws: Aws, operation: str, key: str, **wanted: Any) -> Iterator[dict[str, Any]]:
+def _pages(aws: AwsAccount, operation: str, key: str, **wanted: Any) -> Iterator[dict[str, Any]]:
     for page in aws.client("ec2").get_paginator(operation).paginate(**wanted):
         yield from page[key]
 
@@ -75,7 +75,9 @@ def _key(t: NodeType, key: str) -> Path:
     return (*t.path, "node_config", key if key in t.config or not _interfaces(t) else "NetworkInterfaces")
 
 
-def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, None, dict[str, dict[str, Any]]]:
+def _given_groups(
+    aws: AwsAccount, types: Sequence[NodeType]
+) -> Generator[ConfigFinding, None, dict[str, dict[str, Any]]]:
     """Findings; returns the groups by id."""
     groups: dict[str, dict[str, Any]] = {}
     for t in types:
@@ -85,7 +87,7 @@ def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, Non
             try:
                 (groups[name],) = aws.client("ec2").describe_security_groups(GroupIds=[name])["SecurityGroups"]
             except Exception as problem:
-                if trouble(problem) is not Trouble.MISSING and "InvalidGroup" not in str(problem):
+                if trouble(problem) is not AwsTrouble.MISSING and "InvalidGroup" not in str(problem):
                     raise
                 yield error(
                     "security-group-missing",
@@ -101,7 +103,7 @@ def _given_groups(aws: Aws, types: Sequence[NodeType]) -> Generator[Finding, Non
 
 def _subnets(
     document: Document, t: NodeType, subnets: Sequence[dict[str, Any]], vpc: str | None, inside: bool
-) -> Generator[Finding, None, list[dict[str, Any]]]:
+) -> Generator[ConfigFinding, None, list[dict[str, Any]]]:
     """Findings; returns the subnets that Ray takes."""
     wanted, path = subnet_ids(t), _key(t, "SubnetIds")
     deep = path[-1] == "SubnetIds"
@@ -174,7 +176,7 @@ def _of_one_network(subnets: Sequence[dict[str, Any]], places: Sequence[str]) ->
     return [s for s in ordered if s["VpcId"] == ordered[0]["VpcId"]]
 
 
-def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool) -> Finding | None:
+def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]], inside: bool) -> ConfigFinding | None:
     own = [a for a in tables if any(x.get("SubnetId") == subnet["SubnetId"] for x in a["Associations"])]
     main = [a for a in tables if a["VpcId"] == subnet["VpcId"] and any(x.get("Main") for x in a["Associations"])]
     ways = [
@@ -213,7 +215,7 @@ def _sources(rule: dict[str, Any]) -> list[str]:
     return ranges + [p["PrefixListId"] for p in rule.get("PrefixListIds", ())]
 
 
-def _group_rules(groups: Sequence[dict[str, Any]], path: Path) -> Iterator[Finding]:
+def _group_rules(groups: Sequence[dict[str, Any]], path: Path) -> Iterator[ConfigFinding]:
     rules = [(g, rule) for g in groups for rule in g.get("IpPermissions", ())]
     for group, rule in rules:
         ports, world = _ports(rule), [s for s in _sources(rule) if s in _WORLD]
@@ -245,7 +247,7 @@ def _has(rule: dict[str, Any], port: int) -> bool:
     return ports is not None and ports[0] <= port <= ports[1]
 
 
-def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> Iterator[Finding]:
+def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> Iterator[ConfigFinding]:
     """Whether workers and head reach each other; Ray adds no rule to groups that it is given."""
     heads = [t for t in types if t.is_head]
     for t in types:
@@ -268,7 +270,7 @@ def _between(types: Sequence[NodeType], groups: dict[str, dict[str, Any]]) -> It
                 break
 
 
-def _named_group(aws: Aws, document: Document, vpcs: set[str]) -> Iterator[Finding]:
+def _named_group(aws: AwsAccount, document: Document, vpcs: set[str]) -> Iterator[ConfigFinding]:
     """A group of the name that Ray looks for may be there already; Ray adds rules only where it has none."""
     name = document.get("provider", "security_group", "GroupName", default=None)
     name = name if isinstance(name, str) else f"ray-autoscaler-{document.get('cluster_name')}"

@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, listed, warning
-from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.finding import ConfigFinding, Path, error, listed, warning
+from raytf.cluster.check.job_fit import JobNeeds
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.aws import Aws, Trouble, code, trouble
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, code, trouble
 from raytf.cluster.probe.aws_network import group_ids, subnet_ids
 from raytf.cluster.probe.bucket import parts
 
@@ -28,13 +28,13 @@ _CALLER_SEES = (
 
 
 def check(
-    aws: Aws,
+    aws: AwsAccount,
     document: Document,
     types: Sequence[NodeType],
     who: dict[str, str],
-    need: Need | None,
+    need: JobNeeds | None,
     notes: list[str],
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     """Find instance profiles that are not there, and rights that the caller, the head or the workers lack.
 
     Args:
@@ -89,12 +89,12 @@ def _profile(t: NodeType | None) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
-def _role(aws: Aws, name: str, path: Path) -> Generator[Finding, None, dict[str, Any] | None]:
+def _role(aws: AwsAccount, name: str, path: Path) -> Generator[ConfigFinding, None, dict[str, Any] | None]:
     """Findings; returns the role."""
     try:
         profile = aws.client("iam").get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
     except Exception as problem:
-        if trouble(problem) is not Trouble.MISSING:
+        if trouble(problem) is not AwsTrouble.MISSING:
             raise
         yield error(
             "instance-profile-missing",
@@ -116,7 +116,7 @@ def _role(aws: Aws, name: str, path: Path) -> Generator[Finding, None, dict[str,
     return profile["Roles"][0]
 
 
-def _policies(aws: Aws, role: str) -> str:
+def _policies(aws: AwsAccount, role: str) -> str:
     iam = aws.client("iam")
     try:
         names = iam.list_role_policies(RoleName=role)["PolicyNames"]
@@ -126,7 +126,7 @@ def _policies(aws: Aws, role: str) -> str:
     return listed(names) or "no policy"
 
 
-def _caller(aws: Aws, arn: str) -> str | None:
+def _caller(aws: AwsAccount, arn: str) -> str | None:
     """What can be simulated of a caller; None for the account itself, which may do all, and for guests."""
     kind, _, rest = arn.split(":", 5)[5].partition("/")
     if kind == "assumed-role":
@@ -135,7 +135,11 @@ def _caller(aws: Aws, arn: str) -> str | None:
 
 
 def _lacks(
-    aws: Aws, principal: str, actions: Sequence[str], resources: Sequence[str], context: Mapping[str, str] | None = None
+    aws: AwsAccount,
+    principal: str,
+    actions: Sequence[str],
+    resources: Sequence[str],
+    context: Mapping[str, str] | None = None,
 ) -> list[tuple[str, str]]:
     """Actions that are denied, each with the resource."""
     pages = aws.client("iam").get_paginator("simulate_principal_policy")
@@ -163,7 +167,7 @@ def _lacks(
 
 
 def _starts(
-    aws: Aws, who: str, document: Document, types: Sequence[NodeType], partition: str, account: str
+    aws: AwsAccount, who: str, document: Document, types: Sequence[NodeType], partition: str, account: str
 ) -> list[tuple[str, str]]:
     cluster = str(document.get("cluster_name", default="default"))
     base = f"arn:{partition}:ec2:{aws.region}:{account}"
@@ -195,14 +199,14 @@ def _beside(base: str, types: Sequence[NodeType]) -> list[str]:
     return [f"{base}:{name}" for name in dict.fromkeys(named)]
 
 
-def _passes(aws: Aws, who: str, roles: Sequence[str]) -> list[tuple[str, str]]:
+def _passes(aws: AwsAccount, who: str, roles: Sequence[str]) -> list[tuple[str, str]]:
     if not roles:
         return []
     return _lacks(aws, who, ["iam:PassRole"], roles, {"iam:PassedToService": "ec2.amazonaws.com"})
 
 
 def _makes(
-    aws: Aws, who: str, document: Document, types: Sequence[NodeType], partition: str, account: str
+    aws: AwsAccount, who: str, document: Document, types: Sequence[NodeType], partition: str, account: str
 ) -> list[tuple[str, str]]:
     """What `ray up` makes by itself where the config names none."""
     base, actions = f"arn:{partition}:ec2:{aws.region}:{account}", []
@@ -216,13 +220,13 @@ def _makes(
 
 
 def _bucket_rights(
-    aws: Aws,
+    aws: AwsAccount,
     types: Sequence[NodeType],
     roles: dict[str, dict[str, Any]],
     partition: str,
     bucket: str,
     prefix: str,
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     done: set[str] = set()
     objects = f"arn:{partition}:s3:::{bucket}/{prefix + '/' if prefix else ''}raytf-check"
     for t in types:
@@ -238,7 +242,7 @@ def _bucket_rights(
         yield from _missing(f"nodes of {t.name!r}", role["RoleName"], lacks, path, "The first checkpoint fails.")
 
 
-def _missing(people: str, name: str, lacks: Sequence[tuple[str, str]], path: Path, why: str) -> Iterator[Finding]:
+def _missing(people: str, name: str, lacks: Sequence[tuple[str, str]], path: Path, why: str) -> Iterator[ConfigFinding]:
     for action in dict.fromkeys(action for action, _ in lacks):
         where = listed([resource for lacking, resource in lacks if lacking == action], 3)
         yield (warning if action.startswith("ec2:Describe") and people == "you" else error)(

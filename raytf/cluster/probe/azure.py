@@ -9,15 +9,24 @@ from functools import partial
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, listed
-from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.finding import ConfigFinding, error, listed
+from raytf.cluster.check.job_fit import JobNeeds
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import NodeType
 from raytf.cluster.clouds import accounts
-from raytf.cluster.clouds.accounts import Azure, NoCredentials
+from raytf.cluster.clouds.accounts import AzureAccount, NoCredentials
 from raytf.cluster.clouds.rest import RestError
 from raytf.cluster.probe.azure_quotas import quotas, size
-from raytf.cluster.probe.queries import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
+from raytf.cluster.probe.queries import (
+    ProbeResults,
+    Query,
+    all_nodes,
+    no_answer,
+    no_credentials,
+    no_right,
+    refused,
+    run,
+)
 
 _UNSEEN = "the subscription, its resource providers, sizes, quotas, images, rights and the share"
 #: API versions that were current when this was written; Azure keeps them for years.
@@ -45,9 +54,9 @@ _RIGHTS = {
 }
 
 
-def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
+def look(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
     """Ask Azure all that concerns a cluster; see the AWS one. Storage is a share there, looked at by its name."""
-    seen = Seen()
+    seen = ProbeResults()
     location = document.get("provider", "location")
     if not isinstance(location, str):
         return seen  # the offline part has said so
@@ -69,20 +78,20 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
     types = all_nodes(document)
     seen.findings += run(
         [
-            Look("resource providers", partial(_providers, azure)),
-            Look("resource group", partial(_group, azure, document)),
-            Look("sizes", partial(_sizes, azure, document, types)),
-            Look("quotas", partial(quotas, azure, document, types)),
-            Look("images", partial(_images, azure, location, types)),
-            Look("rights", partial(_rights, azure)),
-            Look("share", partial(_share, azure, document)),
+            Query("resource providers", partial(_providers, azure)),
+            Query("resource group", partial(_group, azure, document)),
+            Query("sizes", partial(_sizes, azure, document, types)),
+            Query("quotas", partial(quotas, azure, document, types)),
+            Query("images", partial(_images, azure, location, types)),
+            Query("rights", partial(_rights, azure)),
+            Query("share", partial(_share, azure, document)),
         ],
         _explain,
     )
     return seen
 
 
-def _no_subscription(azure: Azure, problem: RestError) -> Finding:
+def _no_subscription(azure: AzureAccount, problem: RestError) -> ConfigFinding:
     if problem.status == 401:
         return refused("Azure", problem, "Run `az login` again.")
     if problem.status == 0:
@@ -96,7 +105,7 @@ def _no_subscription(azure: Azure, problem: RestError) -> Finding:
     )
 
 
-def _explain(what: Look, problem: Exception) -> Finding:
+def _explain(what: Query, problem: Exception) -> ConfigFinding:
     if isinstance(problem, RestError):
         if problem.status == 401:
             return refused("Azure", problem, "Run `az login` again.")
@@ -105,7 +114,7 @@ def _explain(what: Look, problem: Exception) -> Finding:
     return no_answer(what.what, f"{type(problem).__name__}: {problem}")
 
 
-def _providers(azure: Azure) -> Iterator[Finding]:
+def _providers(azure: AzureAccount) -> Iterator[ConfigFinding]:
     for name in _PROVIDERS:
         found = azure.arm.get(azure.path(f"/providers/{name}"), **{"api-version": _RESOURCES})
         if found.get("registrationState") != "Registered":
@@ -118,7 +127,7 @@ def _providers(azure: Azure) -> Iterator[Finding]:
             )
 
 
-def _group(azure: Azure, document: Document) -> Iterator[Finding]:
+def _group(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
     name, location = document.get("provider", "resource_group"), document.get("provider", "location")
     try:
         found = azure.arm.get(azure.path(f"/resourcegroups/{name}"), **{"api-version": _RESOURCES})
@@ -136,7 +145,7 @@ def _group(azure: Azure, document: Document) -> Iterator[Finding]:
         )
 
 
-def _sizes(azure: Azure, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def _sizes(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     location = str(document.get("provider", "location"))
     wanted = {"api-version": _SKUS, "$filter": f"location eq '{location}'"}
     offered = {
@@ -180,7 +189,7 @@ def _sizes(azure: Azure, document: Document, types: Sequence[NodeType]) -> Itera
             )
 
 
-def _images(azure: Azure, location: str, types: Sequence[NodeType]) -> Iterator[Finding]:
+def _images(azure: AzureAccount, location: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     seen: set[tuple[str, ...]] = set()
     for t in types:
         parameters = t.config.get("azure_arm_parameters")
@@ -214,7 +223,7 @@ def _images(azure: Azure, location: str, types: Sequence[NodeType]) -> Iterator[
         yield from _plan(azure.arm.get(f"{base}/{last}", **{"api-version": _COMPUTE}), t, name, given)
 
 
-def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], given: dict[str, Any]) -> Iterator[Finding]:
+def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], given: dict[str, Any]) -> Iterator[ConfigFinding]:
     path = (*t.path, "node_config", "azure_arm_parameters")
     about = image.get("properties", {})
     if about.get("plan"):
@@ -247,7 +256,7 @@ def _plan(image: dict[str, Any], t: NodeType, name: tuple[str, ...], given: dict
         )
 
 
-def _rights(azure: Azure) -> Iterator[Finding]:
+def _rights(azure: AzureAccount) -> Iterator[ConfigFinding]:
     query = {"api-version": _AUTHORIZATION}
     granted = azure.arm.pages(azure.path("/providers/Microsoft.Authorization/permissions"), "value", **query)
     lacks = [action for action in _WANTED if not any(_grants(p, action) for p in granted)]
@@ -268,7 +277,7 @@ def _grants(permission: dict[str, Any], action: str) -> bool:
     return hit(permission.get("actions", ())) and not hit(permission.get("notActions", ()))
 
 
-def _share(azure: Azure, document: Document) -> Iterator[Finding]:
+def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
     """The storage account of an NFS share that the set-up mounts: a name that is still free is no account."""
     for key in ("setup_commands", "worker_setup_commands", "initialization_commands"):
         for i, command in enumerate(document.sequence(key)):

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, warning
+from raytf.cluster.check.finding import ConfigFinding, error, warning
 from raytf.cluster.check.node_types import NodeType, most_used
-from raytf.cluster.clouds.accounts import Azure
+from raytf.cluster.clouds.accounts import AzureAccount
 
 _API = "2024-07-01"
 
@@ -38,7 +38,7 @@ def _folded(text: str) -> str:
     return "".join(sorted(re.sub(r"[^a-z0-9]", "", text.casefold())))
 
 
-def quotas(azure: Azure, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def quotas(azure: AzureAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find quotas that have no room for a node, or not for all of them."""
     location = document.get("provider", "location")
     path = azure.path(f"/providers/Microsoft.Compute/locations/{location}/usages")

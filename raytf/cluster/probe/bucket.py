@@ -10,12 +10,12 @@ import urllib.parse
 import uuid
 from collections.abc import Iterator
 
-from raytf.cluster.check.finding import Finding, error, warning
-from raytf.cluster.clouds.aws import Aws, Trouble, trouble
+from raytf.cluster.check.finding import ConfigFinding, error, warning
+from raytf.cluster.clouds.aws import AwsAccount, AwsTrouble, trouble
 from raytf.cluster.probe.queries import no_answer
 from raytf.errors import ConfigError, StorageError, one_line
 
-_KINDS = {Trouble.MISSING: "missing", Trouble.DENIED: "denied", Trouble.REFUSED: "denied"}
+_KINDS = {AwsTrouble.MISSING: "missing", AwsTrouble.DENIED: "denied", AwsTrouble.REFUSED: "denied"}
 _SCHEMES = ("s3", "gs", "gcs", "az")
 
 
@@ -33,7 +33,7 @@ def is_bucket(storage: str) -> bool:
     return parts(storage) is not None
 
 
-def check(storage: str, aws: Aws | None = None) -> Iterator[Finding]:
+def check(storage: str, aws: AwsAccount | None = None) -> Iterator[ConfigFinding]:
     """Find a bucket that is not there, is far away, or cannot be written to.
 
     Args:
@@ -49,7 +49,7 @@ def check(storage: str, aws: Aws | None = None) -> Iterator[Finding]:
         yield from _region(aws, bucket)
 
 
-def _probe(storage: str, name: str) -> Iterator[Finding]:
+def _probe(storage: str, name: str) -> Iterator[ConfigFinding]:
     try:
         if name.startswith("s3:"):
             _write_to_s3(storage)
@@ -108,7 +108,7 @@ def _probe_name() -> str:
     return f".raytf-check-{uuid.uuid4().hex[:12]}"
 
 
-def _region(aws: Aws, bucket: str) -> Iterator[Finding]:
+def _region(aws: AwsAccount, bucket: str) -> Iterator[ConfigFinding]:
     try:
         answer = aws.client("s3").head_bucket(Bucket=bucket)
     except Exception:

@@ -8,15 +8,24 @@ from dataclasses import replace
 from functools import partial
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Severity, error, warning
-from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.finding import ConfigFinding, Severity, error, warning
+from raytf.cluster.check.job_fit import JobNeeds
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.check.node_types import NodeType, most_used
 from raytf.cluster.clouds import accounts
-from raytf.cluster.clouds.accounts import Google, NoCredentials
+from raytf.cluster.clouds.accounts import GoogleAccount, NoCredentials
 from raytf.cluster.clouds.rest import RestError
 from raytf.cluster.probe import bucket, gcp_images, gcp_permissions
-from raytf.cluster.probe.queries import Look, Seen, all_nodes, no_answer, no_credentials, no_right, refused, run
+from raytf.cluster.probe.queries import (
+    ProbeResults,
+    Query,
+    all_nodes,
+    no_answer,
+    no_credentials,
+    no_right,
+    refused,
+    run,
+)
 
 _UNSEEN = "the project, its APIs, the zone, quotas, images, the network, accounts, rights and the bucket"
 _LOGIN = "Run `gcloud auth application-default login` again; tokens end after an hour."
@@ -34,9 +43,9 @@ _RIGHTS = {
 }
 
 
-def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
+def look(document: Document, here: Surroundings, need: JobNeeds | None) -> ProbeResults:
     """Ask Google Cloud all that concerns a cluster; see the AWS one."""
-    seen = Seen()
+    seen = ProbeResults()
     if not isinstance(document.get("provider", "project_id"), str):
         return seen  # the offline part has said so
     try:
@@ -60,24 +69,24 @@ def look(document: Document, here: Surroundings, need: Need | None) -> Seen:
         return seen
     types = all_nodes(document)
     looks = [
-        Look("APIs", partial(_apis, google, types)),
-        Look("zone and machines", partial(_machines, google, document, types)),
-        Look("quotas", partial(_quotas, google, document, types)),
-        Look("images", partial(gcp_images.check, google, document, types)),
-        Look("network", partial(gcp_permissions.network, google, document, types)),
-        Look("service accounts", partial(gcp_permissions.service_accounts, google, types)),
-        Look("rights", partial(gcp_permissions.caller, google, document, types)),
+        Query("APIs", partial(_apis, google, types)),
+        Query("zone and machines", partial(_machines, google, document, types)),
+        Query("quotas", partial(_quotas, google, document, types)),
+        Query("images", partial(gcp_images.check, google, document, types)),
+        Query("network", partial(gcp_permissions.network, google, document, types)),
+        Query("service accounts", partial(gcp_permissions.service_accounts, google, types)),
+        Query("rights", partial(gcp_permissions.caller, google, document, types)),
     ]
     place = bucket.parts(need.storage) if need is not None else None
     if need is not None and place is not None and place[0] == "gs":
-        looks.append(Look("bucket", partial(bucket.check, need.storage)))
-        looks.append(Look("roles", partial(gcp_permissions.on_bucket, google, types, place[1])))
-        looks.append(Look("place of the bucket", partial(gcp_permissions.bucket_region, google, document, place[1])))
+        looks.append(Query("bucket", partial(bucket.check, need.storage)))
+        looks.append(Query("roles", partial(gcp_permissions.on_bucket, google, types, place[1])))
+        looks.append(Query("place of the bucket", partial(gcp_permissions.bucket_region, google, document, place[1])))
     seen.findings += run(looks, _explain)
     return seen
 
 
-def _no_project(google: Google, problem: RestError) -> Finding:
+def _no_project(google: GoogleAccount, problem: RestError) -> ConfigFinding:
     if problem.status == 401:
         return refused("Google Cloud", problem, _LOGIN)
     if problem.status == 0:
@@ -93,7 +102,7 @@ def _no_project(google: Google, problem: RestError) -> Finding:
     )
 
 
-def _explain(what: Look, problem: Exception) -> Finding:
+def _explain(what: Query, problem: Exception) -> ConfigFinding:
     if isinstance(problem, RestError):
         if problem.status == 401:
             return refused("Google Cloud", problem, _LOGIN)
@@ -104,7 +113,7 @@ def _explain(what: Look, problem: Exception) -> Finding:
     return no_answer(what.what, f"{type(problem).__name__}: {problem}")
 
 
-def _disabled(name: str, project: str) -> Finding:
+def _disabled(name: str, project: str) -> ConfigFinding:
     return error(
         "api-disabled",
         ("provider", "project_id"),
@@ -114,7 +123,7 @@ def _disabled(name: str, project: str) -> Finding:
     )
 
 
-def _apis(google: Google, types: Sequence[NodeType]) -> Iterator[Finding]:
+def _apis(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     wanted = [*_APIS, *(["tpu"] if any(is_tpu(t) for t in types) else [])]
     names = "&".join(f"names=projects/{google.project}/services/{api}.googleapis.com" for api in wanted)
     answer = google.api("serviceusage").get(f"/projects/{google.project}/services:batchGet?{names}")
@@ -129,7 +138,7 @@ def is_tpu(t: NodeType) -> bool:
     return "machineType" not in t.config and ("acceleratorType" in t.config or "acceleratorConfig" in t.config)
 
 
-def _machines(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def _machines(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     given = document.get("provider", "availability_zone")
     zones = [zone.strip() for zone in given.split(",")] if isinstance(given, str) else []
     for zone in zones:
@@ -138,7 +147,7 @@ def _machines(google: Google, document: Document, types: Sequence[NodeType]) -> 
             yield found if len(zones) == 1 else replace(found, severity=Severity.WARNING)
 
 
-def _in_zone(google: Google, zone: str, types: Sequence[NodeType]) -> Iterator[Finding]:
+def _in_zone(google: GoogleAccount, zone: str, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     compute, base = google.api("compute"), f"/projects/{google.project}/zones/{zone}"
     try:
         up = compute.get(base).get("status") == "UP"
@@ -181,7 +190,7 @@ def _in_zone(google: Google, zone: str, types: Sequence[NodeType]) -> Iterator[F
                 )
 
 
-def _tpu(google: Google, t: NodeType, zone: str) -> Iterator[Finding]:
+def _tpu(google: GoogleAccount, t: NodeType, zone: str) -> Iterator[ConfigFinding]:
     base = f"/projects/{google.project}/locations/{zone}"
     for key, folder in (("acceleratorType", "acceleratorTypes"), ("runtimeVersion", "runtimeVersions")):
         name = t.config.get(key)
@@ -196,7 +205,7 @@ def _tpu(google: Google, t: NodeType, zone: str) -> Iterator[Finding]:
             )
 
 
-def _there(google: Google, api: str, path: str) -> bool:
+def _there(google: GoogleAccount, api: str, path: str) -> bool:
     try:
         google.api(api).get(path)
     except RestError as problem:
@@ -206,7 +215,7 @@ def _there(google: Google, api: str, path: str) -> bool:
     return True
 
 
-def _quotas(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def _quotas(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     region = document.get("provider", "region")
     if not isinstance(region, str):
         return

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, warning
+from raytf.cluster.check.finding import ConfigFinding, error, warning
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.accounts import Google
+from raytf.cluster.clouds.accounts import GoogleAccount
 from raytf.cluster.clouds.rest import RestError
 from raytf.cluster.probe.aws_images import DRIVER, installs_driver
 
 
-def check(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def check(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find images that are not there, or do not fit the disk, the machine or its GPU."""
     seen: dict[str, dict[str, Any] | None] = {}
     for t in types:
@@ -51,7 +51,7 @@ def check(google: Google, document: Document, types: Sequence[NodeType]) -> Iter
                     )
 
 
-def _image(google: Google, name: str) -> dict[str, Any] | None:
+def _image(google: GoogleAccount, name: str) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = google.api("compute").get(f"/{name}")
     except RestError as problem:
@@ -61,7 +61,9 @@ def _image(google: Google, name: str) -> dict[str, Any] | None:
     return found if found.get("status", "READY") == "READY" else None
 
 
-def _fits(t: NodeType, path: tuple[str | int, ...], setup: dict[str, Any], image: dict[str, Any]) -> Iterator[Finding]:
+def _fits(
+    t: NodeType, path: tuple[str | int, ...], setup: dict[str, Any], image: dict[str, Any]
+) -> Iterator[ConfigFinding]:
     least, size = int(image.get("diskSizeGb", 0)), setup.get("diskSizeGb")
     if isinstance(size, int) and size < least:
         yield error(

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, listed, warning
+from raytf.cluster.check.finding import ConfigFinding, error, listed, warning
 from raytf.cluster.check.node_types import NodeType
-from raytf.cluster.clouds.accounts import Google
+from raytf.cluster.clouds.accounts import GoogleAccount
 from raytf.cluster.clouds.rest import RestError
 
 #: Roles that write objects.
@@ -29,7 +29,7 @@ _WANTED = (
 _RAYS = {8265: "the dashboard and the job server", 6379: "the head's tables", 10001: "Ray Client"}
 
 
-def caller(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def caller(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find rights that whoever calls `ray up` lacks; asking for them needs none."""
     wanted = [*_WANTED]
     if not document.get("auth", "ssh_private_key"):
@@ -55,7 +55,7 @@ def caller(google: Google, document: Document, types: Sequence[NodeType]) -> Ite
         )
 
 
-def service_accounts(google: Google, types: Sequence[NodeType]) -> Iterator[Finding]:
+def service_accounts(google: GoogleAccount, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find accounts of nodes that are not there."""
     for email, t in _emails(types).items():
         try:
@@ -76,7 +76,7 @@ def service_accounts(google: Google, types: Sequence[NodeType]) -> Iterator[Find
             )
 
 
-def on_bucket(google: Google, types: Sequence[NodeType], bucket: str) -> Iterator[Finding]:
+def on_bucket(google: GoogleAccount, types: Sequence[NodeType], bucket: str) -> Iterator[ConfigFinding]:
     """Find accounts of nodes that no role lets write to the bucket; roles of one's own are not read."""
     crm = google.api("cloudresourcemanager")
     bindings = list(crm.post(f"/projects/{google.project}:getIamPolicy", {}).get("bindings", ()))
@@ -100,7 +100,7 @@ def on_bucket(google: Google, types: Sequence[NodeType], bucket: str) -> Iterato
             )
 
 
-def bucket_region(google: Google, document: Document, bucket: str) -> Iterator[Finding]:
+def bucket_region(google: GoogleAccount, document: Document, bucket: str) -> Iterator[ConfigFinding]:
     """Find a bucket that is far away."""
     region = document.get("provider", "region")
     try:
@@ -120,7 +120,7 @@ def bucket_region(google: Google, document: Document, bucket: str) -> Iterator[F
         )
 
 
-def network(google: Google, document: Document, types: Sequence[NodeType]) -> Iterator[Finding]:
+def network(google: GoogleAccount, document: Document, types: Sequence[NodeType]) -> Iterator[ConfigFinding]:
     """Find a network without a subnet here, SSH that is closed, and ports of Ray that are open to the world.
 
     Only the network `default` is looked at, which Ray takes where node_config names none.

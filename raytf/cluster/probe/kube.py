@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, error, warning
+from raytf.cluster.check.finding import ConfigFinding, error, warning
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.clouds.kubectl import Kubectl, KubeError, segment
 from raytf.cluster.probe import kube_capacity
-from raytf.cluster.probe.queries import Look, Seen, no_answer, no_credentials, no_right, run
+from raytf.cluster.probe.queries import ProbeResults, Query, no_answer, no_credentials, no_right, run
 
 _UNSEEN = "the operator, its CRDs, GPUs of nodes, quotas, rights and Secrets"
 _KINDS = {"RayCluster": "rayclusters", "RayJob": "rayjobs", "RayService": "rayservices"}
@@ -24,9 +24,9 @@ _RIGHTS = {
 }
 
 
-def look(documents: Sequence[Document], here: Surroundings) -> Seen:
+def look(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
     """Ask the API server of kubectl's context all that concerns some manifests."""
-    seen = Seen()
+    seen = ProbeResults()
     rays = [d for d in documents if d.get("kind") in _KINDS]
     if not rays:
         return seen
@@ -42,22 +42,22 @@ def look(documents: Sequence[Document], here: Surroundings) -> Seen:
     try:
         version = kubectl.get("/version")
     except KubeError as problem:
-        seen.findings.append(_explain(Look("API server", list), problem))
+        seen.findings.append(_explain(Query("API server", list), problem))
         return seen
     seen.notes.append(f"Kubernetes {version.get('gitVersion')}, context {context}")
     default = kubectl.namespace()
     looks = [
-        Look("operator", partial(_operator, kubectl, rays)),
-        Look("rights", partial(_rights, kubectl, rays, default)),
-        Look("nodes", partial(kube_capacity.nodes, kubectl, rays)),
-        Look("quotas", partial(kube_capacity.quotas, kubectl, rays, default)),
-        Look("objects", partial(_objects, kubectl, documents, rays, default)),
+        Query("operator", partial(_operator, kubectl, rays)),
+        Query("rights", partial(_rights, kubectl, rays, default)),
+        Query("nodes", partial(kube_capacity.nodes, kubectl, rays)),
+        Query("quotas", partial(kube_capacity.quotas, kubectl, rays, default)),
+        Query("objects", partial(_objects, kubectl, documents, rays, default)),
     ]
     seen.findings += run(looks, _explain)
     return seen
 
 
-def _explain(what: Look, problem: Exception) -> Finding:
+def _explain(what: Query, problem: Exception) -> ConfigFinding:
     if isinstance(problem, KubeError) and problem.reason == "Forbidden":
         return no_right(what.what, _RIGHTS.get(what.what, "the right to read it"))
     if isinstance(problem, KubeError) and problem.reason == "Unauthorized":
@@ -77,7 +77,7 @@ def namespace_of(document: Document, default: str) -> str:
     return found if isinstance(found, str) else default
 
 
-def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[Finding]:
+def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
     install = (
         "Run `helm install kuberay-operator kuberay/kuberay-operator --version 1.7.0`, which brings the CRDs "
         "(docs/clusters/kubernetes.md)."
@@ -129,7 +129,7 @@ def _operator(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[Finding]:
         )
 
 
-def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[Finding]:
+def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
     for document in rays:
         plural, namespace = _KINDS[document.get("kind")], namespace_of(document, default)
         for verb in ("create", "delete"):
@@ -145,7 +145,7 @@ def _rights(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterato
 
 def _objects(
     kubectl: Kubectl, documents: Sequence[Document], rays: Sequence[Document], default: str
-) -> Iterator[Finding]:
+) -> Iterator[ConfigFinding]:
     """What pods refer to, which must be in the manifests or on the server."""
     given = {(d.get("kind"), d.get("metadata", "name")) for d in documents}
     for document in rays:

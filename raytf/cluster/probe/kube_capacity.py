@@ -9,7 +9,7 @@ from typing import Any
 
 from raytf.cluster.check import kuberay
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
 from raytf.cluster.check.kube_pods import number
 from raytf.cluster.clouds.kubectl import Kubectl, segment
 
@@ -17,7 +17,7 @@ _ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
 
 
 @dataclass(frozen=True)
-class Group:
+class PodGroup:
     """Pods of one kind.
 
     Attributes:
@@ -37,7 +37,7 @@ class Group:
     path: Path
 
 
-def groups(document: Document) -> list[Group]:
+def groups(document: Document) -> list[PodGroup]:
     """Head and worker groups of a RayCluster, or of the one in a RayJob."""
     found = []
     for path, spec, is_head in kuberay.groups(document):
@@ -47,7 +47,7 @@ def groups(document: Document) -> list[Group]:
     return found
 
 
-def _group(document: Document, name: str, most: int, path: Path) -> Group:
+def _group(document: Document, name: str, most: int, path: Path) -> PodGroup:
     pod = (*path, "template", "spec")
     wants: dict[str, float] = defaultdict(float)
     for i in range(len(document.sequence(*pod, "containers"))):
@@ -56,10 +56,10 @@ def _group(document: Document, name: str, most: int, path: Path) -> Group:
             wants[key] += number(value)
     tolerations = tuple(t for t in document.sequence(*pod, "tolerations") if isinstance(t, dict))
     selector = {k: str(v) for k, v in document.mapping(*pod, "nodeSelector").items()}
-    return Group(name, most, dict(wants), selector, tolerations, path)
+    return PodGroup(name, most, dict(wants), selector, tolerations, path)
 
 
-def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[Finding]:
+def nodes(kubectl: Kubectl, rays: Sequence[Document]) -> Iterator[ConfigFinding]:
     """Find pods that fit on no node that is there now; what pods already use of a node is not counted."""
     there = kubectl.get("/api/v1/nodes").get("items", [])
     for document in rays:
@@ -89,7 +89,7 @@ def _text(key: str, value: float) -> str:
     return f"{value / 2**30:.1f}Gi" if key == "memory" or "storage" in key else f"{value:g}"
 
 
-def _fits(group: Group, node: dict[str, Any]) -> bool:
+def _fits(group: PodGroup, node: dict[str, Any]) -> bool:
     labels = node.get("metadata", {}).get("labels", {})
     if any(labels.get(key) != value for key, value in group.selector.items()):
         return False
@@ -114,7 +114,7 @@ def _tolerates(toleration: dict[str, Any], taint: dict[str, Any]) -> bool:
     return toleration.get("key") == taint.get("key") and str(toleration.get("value", "")) == str(taint.get("value", ""))
 
 
-def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[Finding]:
+def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator[ConfigFinding]:
     """Find quotas of the namespace that have no room for a pod, or not for all of them."""
     for document in rays:
         namespace = document.get("metadata", "namespace") or default
@@ -130,7 +130,9 @@ def quotas(kubectl: Kubectl, rays: Sequence[Document], default: str) -> Iterator
                 yield from _room(quota["metadata"]["name"], key, room, every, each)
 
 
-def _room(name: str, key: str, room: float, every: Sequence[Group], each: dict[str, float]) -> Iterator[Finding]:
+def _room(
+    name: str, key: str, room: float, every: Sequence[PodGroup], each: dict[str, float]
+) -> Iterator[ConfigFinding]:
     over = [g for g in every if each[g.name] > room]
     for group in over:
         yield error(

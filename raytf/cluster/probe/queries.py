@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Severity, error, warning
+from raytf.cluster.check.finding import ConfigFinding, Severity, error, warning
 from raytf.cluster.check.node_types import NodeType, node_types
 from raytf.errors import one_line
 
@@ -17,7 +17,7 @@ LIMIT_SECONDS = 20.0
 
 
 @dataclass
-class Seen:
+class ProbeResults:
     """What was seen of a place.
 
     Attributes:
@@ -26,13 +26,13 @@ class Seen:
         spot: node type -> US dollars an hour that a spot node of it costs now.
     """
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ConfigFinding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     spot: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Look:
+class Query:
     """A question.
 
     Attributes:
@@ -41,12 +41,12 @@ class Look:
     """
 
     what: str
-    ask: Callable[[], Iterable[Finding]]
+    ask: Callable[[], Iterable[ConfigFinding]]
 
 
 def run(
-    looks: Sequence[Look], explain: Callable[[Look, Exception], Finding], seconds: float = LIMIT_SECONDS
-) -> list[Finding]:
+    looks: Sequence[Query], explain: Callable[[Query, Exception], ConfigFinding], seconds: float = LIMIT_SECONDS
+) -> list[ConfigFinding]:
     """Ask all at once and wait for the answers; what has none by then is said to have none.
 
     Args:
@@ -54,10 +54,10 @@ def run(
         explain: what an exception of one of them means.
         seconds: how long to wait for all of them.
     """
-    found: dict[int, list[Finding]] = {}
+    found: dict[int, list[ConfigFinding]] = {}
 
-    def ask(i: int, look: Look) -> None:
-        answer: list[Finding] = []
+    def ask(i: int, look: Query) -> None:
+        answer: list[ConfigFinding] = []
         try:
             answer.extend(look.ask())  # what was found before an exception is kept
         except Exception as problem:
@@ -90,7 +90,7 @@ def all_nodes(document: Document) -> list[NodeType]:
     return found
 
 
-def no_answer(what: str, said: object) -> Finding:
+def no_answer(what: str, said: object) -> ConfigFinding:
     """Nobody there, or not in time."""
     return warning(
         "no-answer",
@@ -101,7 +101,7 @@ def no_answer(what: str, said: object) -> Finding:
     )
 
 
-def no_right(what: str, rights: str) -> Finding:
+def no_right(what: str, rights: str) -> ConfigFinding:
     """The credentials are good, and may not look."""
     return warning(
         "no-right-to-look",
@@ -112,7 +112,7 @@ def no_right(what: str, rights: str) -> Finding:
     )
 
 
-def no_credentials(place: str, unseen: str, mend: str) -> Finding:
+def no_credentials(place: str, unseen: str, mend: str) -> ConfigFinding:
     """There is nothing to ask with."""
     return warning(
         "no-credentials",
@@ -123,7 +123,7 @@ def no_credentials(place: str, unseen: str, mend: str) -> Finding:
     )
 
 
-def refused(place: str, said: object, mend: str) -> Finding:
+def refused(place: str, said: object, mend: str) -> ConfigFinding:
     """The credentials are there, and are no good."""
     return error(
         "credentials-refused",
@@ -134,6 +134,6 @@ def refused(place: str, said: object, mend: str) -> Finding:
     )
 
 
-def is_filled_in(findings: Iterable[Finding]) -> bool:
+def is_filled_in(findings: Iterable[ConfigFinding]) -> bool:
     """Whether a file holds no placeholder that a cloud would be asked about."""
     return not any(f.severity is Severity.FILL_IN and f.code == "placeholder" for f in findings)

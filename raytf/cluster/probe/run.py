@@ -7,23 +7,25 @@ from dataclasses import replace
 
 from raytf.cluster.check import fallbacks, kuberay
 from raytf.cluster.check.document import Document, parse
-from raytf.cluster.check.finding import Finding, Severity
-from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.finding import ConfigFinding, Severity
+from raytf.cluster.check.job_fit import JobNeeds
 from raytf.cluster.check.local_environment import Surroundings
-from raytf.cluster.check.run import ODD, Report, cannot_judge
-from raytf.cluster.clouds.platform import Place, place_of
+from raytf.cluster.check.run import ODD, CheckReport, cannot_judge
+from raytf.cluster.clouds.platform import Platform, place_of
 from raytf.cluster.probe import aws, azure, gcp, kube, ssh
-from raytf.cluster.probe.queries import Seen
+from raytf.cluster.probe.queries import ProbeResults
 
 #: Place -> who asks there.
-_ASK: dict[Place, Callable[[Document, Surroundings, Need | None], Seen]] = {
-    Place.AWS: aws.look,
-    Place.GCP: gcp.look,
-    Place.AZURE: azure.look,
+_ASK: dict[Platform, Callable[[Document, Surroundings, JobNeeds | None], ProbeResults]] = {
+    Platform.AWS: aws.look,
+    Platform.GCP: gcp.look,
+    Platform.AZURE: azure.look,
 }
 
 
-def look(text: str, here: Surroundings, need: Need | None, offline: Report, trust: bool = False) -> Seen:
+def look(
+    text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool = False
+) -> ProbeResults:
     """Ask the place that a file is about.
 
     Args:
@@ -36,23 +38,23 @@ def look(text: str, here: Surroundings, need: Need | None, offline: Report, trus
     try:
         return _look(text, here, need, offline, trust)
     except ODD as problem:
-        return Seen([cannot_judge(problem)])
+        return ProbeResults([cannot_judge(problem)])
 
 
-def _look(text: str, here: Surroundings, need: Need | None, offline: Report, trust: bool) -> Seen:
+def _look(text: str, here: Surroundings, need: JobNeeds | None, offline: CheckReport, trust: bool) -> ProbeResults:
     documents, _ = parse(text)
     if not documents or any(f.code in ("yaml-syntax", "wrong-type", "cannot-judge") for f in offline.findings):
-        return Seen()
+        return ProbeResults()
     if any(f.code == "placeholder" for f in offline.of(Severity.FILL_IN)):
-        return Seen([_not_filled_in(offline)])
+        return ProbeResults([_not_filled_in(offline)])
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
         return _with_lines(kube.look(manifests, here), manifests[0])
     document = _with_all_zones(fallbacks.as_cloud(documents[0]), documents[0])
-    if place_of(document) is Place.HOSTS:
+    if place_of(document) is Platform.HOSTS:
         return _with_lines(ssh.look(document, here, need, trust), document)
     ask = _ASK.get(place_of(document))
-    return _with_lines(ask(document, here, need), document) if ask else Seen()
+    return _with_lines(ask(document, here, need), document) if ask else ProbeResults()
 
 
 def _with_all_zones(cloud: Document, given: Document) -> Document:
@@ -63,14 +65,14 @@ def _with_all_zones(cloud: Document, given: Document) -> Document:
     return replace(cloud, value={**cloud.value, "provider": {**cloud.mapping("provider"), "availability_zone": zones}})
 
 
-def _with_lines(seen: Seen, document: Document) -> Seen:
+def _with_lines(seen: ProbeResults, document: Document) -> ProbeResults:
     seen.findings = [f if f.line is not None else replace(f, line=document.line(f.path)) for f in seen.findings]
     return seen
 
 
-def _not_filled_in(offline: Report) -> Finding:
+def _not_filled_in(offline: CheckReport) -> ConfigFinding:
     first = next(f for f in offline.of(Severity.FILL_IN) if f.code == "placeholder")
-    return Finding(
+    return ConfigFinding(
         "not-asked-yet",
         Severity.FILL_IN,
         first.path,

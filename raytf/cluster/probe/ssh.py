@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from raytf.cluster.check.document import Document
-from raytf.cluster.check.finding import Finding, Path, error, warning
-from raytf.cluster.check.job_fit import Need
+from raytf.cluster.check.finding import ConfigFinding, Path, error, warning
+from raytf.cluster.check.job_fit import JobNeeds
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.clouds import ssh_hosts
-from raytf.cluster.clouds.ssh_hosts import Answer
+from raytf.cluster.clouds.ssh_hosts import ScriptOutput
 from raytf.cluster.probe import bucket
-from raytf.cluster.probe.queries import Look, Seen, no_answer, run
+from raytf.cluster.probe.queries import ProbeResults, Query, no_answer, run
 from raytf.errors import ConfigError
 
 _LEAST_GIB = 20
@@ -33,27 +33,27 @@ echo end=here
 """
 
 
-def look(document: Document, here: Surroundings, need: Need | None, trust: bool = False) -> Seen:
+def look(document: Document, here: Surroundings, need: JobNeeds | None, trust: bool = False) -> ProbeResults:
     """Ask each host; see the AWS one.
 
     Args:
         trust: run the file's proxy command, which is the only way to its hosts where it has one.
     """
-    seen = Seen()
+    seen = ProbeResults()
     if not ssh_hosts.addresses(document):
         return seen  # the offline part has said so, or a coordinator knows them
     looks = []
     if ssh_hosts.proxy_of(document) and not trust:
         seen.findings.append(not_trusted(document))
     else:
-        looks.append(Look("hosts", lambda: _hosts(document, here, seen.notes, trust)))
+        looks.append(Query("hosts", lambda: _hosts(document, here, seen.notes, trust)))
     if need is not None and bucket.is_bucket(need.storage):
-        looks.append(Look("bucket", lambda: bucket.check(need.storage)))
+        looks.append(Query("bucket", lambda: bucket.check(need.storage)))
     seen.findings += run(looks, lambda what, problem: no_answer(what.what, problem), seconds=30.0)
     return seen
 
 
-def not_trusted(document: Document) -> Finding:
+def not_trusted(document: Document) -> ConfigFinding:
     """Hosts that can be reached only by running what the file says."""
     return warning(
         "not-trusted",
@@ -64,7 +64,7 @@ def not_trusted(document: Document) -> Finding:
     )
 
 
-def _hosts(document: Document, here: Surroundings, notes: list[str], trust: bool) -> Iterator[Finding]:
+def _hosts(document: Document, here: Surroundings, notes: list[str], trust: bool) -> Iterator[ConfigFinding]:
     names = ssh_hosts.addresses(document)
     try:
         answers = ssh_hosts.ask(document, here, names, script(names), trust)
@@ -79,7 +79,9 @@ def script(names: Sequence[str]) -> str:
     return _SCRIPT.replace("HOSTS", " ".join(map(shlex.quote, names)))
 
 
-def judge(answers: Sequence[Answer], document: Document, here: Surroundings, notes: list[str]) -> Iterator[Finding]:
+def judge(
+    answers: Sequence[ScriptOutput], document: Document, here: Surroundings, notes: list[str]
+) -> Iterator[ConfigFinding]:
     """What is wrong by what the hosts said.
 
     Args:
@@ -114,7 +116,7 @@ def judge(answers: Sequence[Answer], document: Document, here: Surroundings, not
             )
 
 
-def _no_way_in(answer: Answer, path: Path, behind: bool) -> Finding:
+def _no_way_in(answer: ScriptOutput, path: Path, behind: bool) -> ConfigFinding:
     if behind and "denied" not in answer.problem.casefold():
         return warning(
             "ssh-not-from-here",
@@ -138,7 +140,7 @@ def _no_way_in(answer: Answer, path: Path, behind: bool) -> Finding:
     )
 
 
-def _note(answer: Answer) -> str:
+def _note(answer: ScriptOutput) -> str:
     ray = answer.values.get("ray", "").split()
     gpus = answer.values.get("gpus", "0")
     free = int(answer.values.get("disk") or 0) / 2**20
@@ -146,7 +148,7 @@ def _note(answer: Answer) -> str:
     return f"host {answer.host}: {what}, {gpus} GPUs, {free:.0f} GiB free"
 
 
-def _installed(answer: Answer, path: Path, document: Document, here: Surroundings) -> Iterator[Finding]:
+def _installed(answer: ScriptOutput, path: Path, document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
     ray = answer.values.get("ray", "").split()
     if len(ray) > 2 and ray[0] != here.python:
         yield warning(

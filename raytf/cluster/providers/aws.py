@@ -9,15 +9,15 @@ from typing import Any
 
 from raytf._ray.autoscaler_aws import BOTO_MAX_RETRIES, AWSNodeProvider, make_ec2_resource
 from raytf.cluster.providers import error_codes, fallback
-from raytf.cluster.providers.base import Falling, least, named, refuse, refuse_malformed, with_defaults
-from raytf.cluster.providers.capacity import NoCapacity, Offer
+from raytf.cluster.providers.base import FallbackProvider, least, named, refuse, refuse_malformed, with_defaults
+from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
 
 #: Key of the provider that raytf adds: subnet -> its zone, which the head has no right to look up.
 _ZONES = "_zones"
 
 
-class Provider(Falling, AWSNodeProvider):
+class Provider(FallbackProvider, AWSNodeProvider):
     """Tries each machine of a node type in each zone; what AWS's provider does otherwise stays."""
 
     cloud = "aws"
@@ -26,11 +26,11 @@ class Provider(Falling, AWSNodeProvider):
         super().__init__(provider_config, cluster_name, **more)
         self.ec2_fail_fast = _Ec2(self.ec2_fail_fast)
 
-    def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
+    def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
         """Each machine in each of its subnets; Ray itself would try all subnets, five times."""
         return list(self._offers(node_config))
 
-    def _offers(self, node_config: Mapping[str, Any]) -> Iterator[Offer]:
+    def _offers(self, node_config: Mapping[str, Any]) -> Iterator[CapacityOffer]:
         zones = self.provider_config.get(_ZONES, {})
         for machine, candidate in named(node_config, machine_name):
             config = candidate.config
@@ -39,11 +39,11 @@ class Provider(Falling, AWSNodeProvider):
             subnets = () if "NetworkInterfaces" in config else dict.fromkeys(config.get("SubnetIds", ()))
             for subnet in subnets:
                 own = {**config, "SubnetIds": [subnet]}
-                yield Offer(machine, zones.get(subnet, subnet), own, candidate.at_most, kind)
+                yield CapacityOffer(machine, zones.get(subnet, subnet), own, candidate.at_most, kind)
             if not subnets:
-                yield Offer(machine, "", config, candidate.at_most, kind)
+                yield CapacityOffer(machine, "", config, candidate.at_most, kind)
 
-    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+    def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """One call of RunInstances; should Ray repeat it after an error, AWS knows it by its token."""
         config = {**copy.deepcopy(dict(offer.config)), "ClientToken": uuid.uuid4().hex}
         return AWSNodeProvider.create_node(self, config, tags, count)

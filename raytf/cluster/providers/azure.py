@@ -9,28 +9,28 @@ from typing import Any
 
 from raytf._ray.autoscaler_azure import AzureNodeProvider
 from raytf.cluster.providers import error_codes
-from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
-from raytf.cluster.providers.capacity import NoCapacity, Offer, Shortage
+from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
+from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity, Shortage
 from raytf.errors import one_line
 
 #: On each machine, which deployment it came of.
 TAG_LAUNCH = "raytf-launch"
 
 
-class Provider(Falling, AzureNodeProvider):
+class Provider(FallbackProvider, AzureNodeProvider):
     """Tries each machine of a node type; in which zones is Azure's affair, as without raytf."""
 
     cloud = "azure"
 
-    def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
+    def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
         """Each machine."""
         zone = self.provider_config.get("availability_zone")
         return [
-            Offer(machine, place(c.config, zone), c.config, c.at_most, kind_name(c.config))
+            CapacityOffer(machine, place(c.config, zone), c.config, c.at_most, kind_name(c.config))
             for machine, c in named(node_config, machine_name)
         ]
 
-    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+    def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """One deployment, of which some machines may come up and others not; what those leave is deleted."""
         mark = uuid.uuid4().hex
         lack: tuple[Shortage, str] | None = None

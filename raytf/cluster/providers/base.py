@@ -23,7 +23,7 @@ from raytf._ray.autoscaler import (
     default_config,
 )
 from raytf.cluster.providers import fallback
-from raytf.cluster.providers.capacity import Empty, NoCapacity, Offer, obtain, slug, together
+from raytf.cluster.providers.capacity import CapacityOffer, EmptyPools, NoCapacity, obtain, slug, together
 
 #: On each node, which machine it is, so that `at_most` can be kept; and where it is and of which kind, so that others
 #: can be beside it.
@@ -36,7 +36,7 @@ _OWN = {"cluster_name", "provider", "auth", "available_node_types", "head_node_t
 logger = logging.getLogger(__name__)
 
 
-class Falling:
+class FallbackProvider:
     """Goes before one of Ray's providers in the bases of a class.
 
     Args:
@@ -53,17 +53,17 @@ class Falling:
     ) -> None:
         super().__init__(provider_config, cluster_name)  # type: ignore[call-arg]
         self._clock = clock
-        self._empty = Empty(float(provider_config.get(fallback.HOLD, fallback.HOLD_SECONDS)), clock)
+        self._empty = EmptyPools(float(provider_config.get(fallback.HOLD, fallback.HOLD_SECONDS)), clock)
         self._is_spread = bool(provider_config.get(fallback.SPREAD, False))
         #: Node -> its tags, and until when it may be missing in the cloud's list.
         self._recent: dict[str, tuple[dict[str, str], float]] = {}
         self._counting = threading.Lock()
 
-    def offers(self, node_config: Mapping[str, Any]) -> Sequence[Offer]:
+    def offers(self, node_config: Mapping[str, Any]) -> Sequence[CapacityOffer]:
         """What the cloud may be asked for, in order."""
         raise NotImplementedError
 
-    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+    def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """Have Ray's provider launch nodes; those that came up, by id.
 
         Raises:
@@ -78,7 +78,7 @@ class Falling:
         is_spread = self._is_spread or tags.get(TAG_RAY_NODE_KIND) != NODE_KIND_WORKER
         is_counted = not is_spread or any(offer.at_most for offer in offers)
 
-        def launch(offer: Offer, wanted: int) -> Mapping[str, Any]:
+        def launch(offer: CapacityOffer, wanted: int) -> Mapping[str, Any]:
             own = {TAG_MACHINE: slug(offer.machine), TAG_PLACE: slug(offer.place), TAG_KIND: slug(offer.kind)}
             nodes = self.launch(offer, {**tags, **own}, wanted)
             for node in nodes if is_counted else ():  # then nobody else is here
@@ -97,13 +97,15 @@ class Falling:
             except NoCapacity as error:
                 raise NodeLaunchException("NoCapacity", error.description, sys.exc_info()) from None
 
-    def _together(self, offers: Sequence[Offer], node_type: str, room: Callable[[Offer], float]) -> list[Offer]:
+    def _together(
+        self, offers: Sequence[CapacityOffer], node_type: str, room: Callable[[CapacityOffer], float]
+    ) -> list[CapacityOffer]:
         workers = [tags for tags in self._tags().values() if tags.get(TAG_RAY_NODE_KIND) == NODE_KIND_WORKER]
         alike = [tags for tags in workers if tags.get(TAG_RAY_USER_NODE_TYPE) == node_type]
         places = (tags[TAG_PLACE] for tags in workers if TAG_PLACE in tags)
         return together(offers, places, (tags[TAG_KIND] for tags in alike if TAG_KIND in tags), self._empty, room)
 
-    def _room(self, node_type: str, offer: Offer) -> float:
+    def _room(self, node_type: str, offer: CapacityOffer) -> float:
         if offer.at_most is None:
             return math.inf
         wanted = (node_type, slug(offer.machine))

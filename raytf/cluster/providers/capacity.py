@@ -17,7 +17,7 @@ LONG_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
-class Offer:
+class CapacityOffer:
     """One thing that a cloud may be asked for.
 
     Attributes:
@@ -61,7 +61,7 @@ class NoCapacity(Exception):
         self.shortage, self.description, self.nodes = shortage, description, dict(nodes or {})
 
 
-class Empty:
+class EmptyPools:
     """What was empty, and until when it is not asked again. Used by several threads.
 
     Args:
@@ -75,10 +75,10 @@ class Empty:
         self._short_at: dict[tuple[str, str], float] = {}
         self._until: dict[tuple[str, str | None], tuple[float, str]] = {}
         #: Since when an offer has given too few each time, and when it was asked last.
-        self._lacking: dict[Offer, tuple[float, float]] = {}
+        self._lacking: dict[CapacityOffer, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
-    def put(self, offer: Offer, shortage: Shortage) -> None:
+    def put(self, offer: CapacityOffer, shortage: Shortage) -> None:
         """An offer was empty just now."""
         seconds = max(self._hold, LONG_SECONDS) if shortage.lasting else self._hold
         with self._lock:
@@ -87,36 +87,36 @@ class Empty:
             self._lacking[offer] = (self._since(offer, now), now)
             self._until[(offer.machine, None if shortage.everywhere else offer.place)] = now + seconds, shortage.code
 
-    def gave(self, offer: Offer) -> None:
+    def gave(self, offer: CapacityOffer) -> None:
         """An offer had all that was asked for just now."""
         with self._lock:
             self._lacking.pop(offer, None)
 
-    def lacking_seconds(self, offer: Offer) -> float:
+    def lacking_seconds(self, offer: CapacityOffer) -> float:
         """For how long an offer that is asked again and again has given too few; 0 where nobody asked of late."""
         with self._lock:
             now = self._clock()
             return now - self._since(offer, now)
 
-    def _since(self, offer: Offer, now: float) -> float:
+    def _since(self, offer: CapacityOffer, now: float) -> float:
         first, last = self._lacking.get(offer, (now, now))
         return first if now - last <= 2 * max(self._hold, LONG_SECONDS) else now
 
-    def seconds(self, offer: Offer) -> float:
+    def seconds(self, offer: CapacityOffer) -> float:
         """For how long an offer is not to be asked for; 0 where it may be now."""
         return self._held(offer)[0]
 
-    def code(self, offer: Offer) -> str:
+    def code(self, offer: CapacityOffer) -> str:
         """What the cloud said of an offer that is not to be asked for."""
         return self._held(offer)[1]
 
-    def was_short(self, offer: Offer) -> bool:
+    def was_short(self, offer: CapacityOffer) -> bool:
         """Whether its place had too few of its kind within the last quarter of an hour."""
         with self._lock:
             at = self._short_at.get((offer.place, offer.kind))
             return at is not None and self._clock() - at < LONG_SECONDS
 
-    def _held(self, offer: Offer) -> tuple[float, str]:
+    def _held(self, offer: CapacityOffer) -> tuple[float, str]:
         with self._lock:
             now = self._clock()
             found = [self._until.get((offer.machine, place), (-math.inf, "")) for place in (offer.place, None)]
@@ -130,12 +130,12 @@ def slug(text: str) -> str:
 
 
 def together(
-    offers: Sequence[Offer],
+    offers: Sequence[CapacityOffer],
     places: Iterable[str],
     kinds: Iterable[str],
-    empty: Empty,
-    room: Callable[[Offer], float] = lambda offer: math.inf,
-) -> list[Offer]:
+    empty: EmptyPools,
+    room: Callable[[CapacityOffer], float] = lambda offer: math.inf,
+) -> list[CapacityOffer]:
     """The offers that keep nodes in one place and of one kind, in their order.
 
     Where no node runs, what had too few of late comes last: the nodes that it gave were not enough, and have gone.
@@ -164,11 +164,11 @@ def _most_common(names: Iterable[str]) -> str | None:
 
 
 def obtain(
-    offers: Sequence[Offer],
+    offers: Sequence[CapacityOffer],
     count: int,
-    launch: Callable[[Offer, int], Mapping[str, Any]],
-    empty: Empty,
-    room: Callable[[Offer], float],
+    launch: Callable[[CapacityOffer, int], Mapping[str, Any]],
+    empty: EmptyPools,
+    room: Callable[[CapacityOffer], float],
     say: Callable[[str], None],
     is_spread: bool = True,
     where: str = "anywhere",
@@ -198,7 +198,7 @@ def obtain(
     nodes: dict[str, Any] = {}
     left = {offer.machine: room(offer) for offer in offers}
     first = ""
-    chosen: Offer | None = None
+    chosen: CapacityOffer | None = None
     for offer in offers:
         if chosen is not None and not is_spread and (offer.place, offer.kind) != (chosen.place, chosen.kind):
             continue

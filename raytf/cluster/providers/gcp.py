@@ -17,12 +17,12 @@ from raytf._ray.autoscaler_gcp import (
     retry,
 )
 from raytf.cluster.providers import error_codes
-from raytf.cluster.providers.base import Falling, named, refuse_malformed, with_defaults
-from raytf.cluster.providers.capacity import NoCapacity, Offer
+from raytf.cluster.providers.base import FallbackProvider, named, refuse_malformed, with_defaults
+from raytf.cluster.providers.capacity import CapacityOffer, NoCapacity
 from raytf.errors import one_line
 
 
-class Provider(Falling, GCPNodeProvider):
+class Provider(FallbackProvider, GCPNodeProvider):
     """Tries each machine of a node type in each zone of `availability_zone`; Ray knows one zone."""
 
     cloud = "gcp"
@@ -62,15 +62,15 @@ class Provider(Falling, GCPNodeProvider):
             known = self.cached_nodes.get(node_name)
             return known.resource if known is not None else super()._get_resource_depending_on_node_name(node_name)
 
-    def offers(self, node_config: Mapping[str, Any]) -> list[Offer]:
+    def offers(self, node_config: Mapping[str, Any]) -> list[CapacityOffer]:
         """Each machine in each zone."""
         return [
-            Offer(machine, zone, candidate.config, candidate.at_most, kind_name(candidate.config))
+            CapacityOffer(machine, zone, candidate.config, candidate.at_most, kind_name(candidate.config))
             for machine, candidate in named(node_config, machine_name)
             for zone in self._zones
         ]
 
-    def launch(self, offer: Offer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
+    def launch(self, offer: CapacityOffer, tags: dict[str, str], count: int) -> Mapping[str, Any]:
         """All nodes at once, each waited for by itself: some may come up and others not."""
         config = copy.deepcopy(dict(offer.config))
         resource = self._zones[offer.place][get_node_type(config)]

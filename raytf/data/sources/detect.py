@@ -21,7 +21,7 @@ SPLITS = ("train", "validation", "val", "test")
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How records are to be read, where what is there does not say it.
 
     Attributes:
@@ -109,7 +109,7 @@ def splits_of(names: Sequence[str]) -> list[str]:
     return [split for split in SPLITS if split in tops]
 
 
-def open_source(uri: str, reading: Reading | None = None, order: Order | None = None) -> Source:
+def open_source(uri: str, reading: ReadOptions | None = None, order: Order | None = None) -> Source:
     """The source for what lies at a URI.
 
     Args:
@@ -119,7 +119,7 @@ def open_source(uri: str, reading: Reading | None = None, order: Order | None = 
         DataError: nothing there that a source reads.
         StorageError: storage refuses.
     """
-    reading = reading or Reading()
+    reading = reading or ReadOptions()
     kind, columns = kind_of(files_of(uri), uri), reading.columns()
     ordered: dict[str, Any] = {} if order is None else {"order": order}
     pixels: dict[str, Any] = {"size": reading.size, "channels": reading.channels, "fit": reading.fit}

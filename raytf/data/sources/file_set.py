@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from raytf.errors import DataError
 
 if TYPE_CHECKING:
-    from raytf.storage.listing import File
+    from raytf.storage.listing import StoredFile
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -155,13 +155,13 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(_HIDDEN) for part in name.split("/"))
 
 
-def _single(storage: Any, uri: str) -> tuple[list[File], str]:
+def _single(storage: Any, uri: str) -> tuple[list[StoredFile], str]:
     """The one file that a URI names, and the URI of its folder; nothing where there is none."""
     base, mark, query = (storage.root, "", "") if storage.is_local else uri.partition("?")
     folder, _, name = base.rstrip("/").rpartition("/")
     if folder.endswith(":/") or not storage.exists(""):
         return [], uri
     filesystem, path = storage.arrow()
-    from raytf.storage.listing import File
+    from raytf.storage.listing import StoredFile
 
-    return [File(name, filesystem.get_file_info(path).size, 0.0)], f"{folder or '/'}{mark}{query}"
+    return [StoredFile(name, filesystem.get_file_info(path).size, 0.0)], f"{folder or '/'}{mark}{query}"

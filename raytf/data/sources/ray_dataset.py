@@ -14,7 +14,7 @@ from raytf.data import tree
 from raytf.data.sources.base import WINDOW_RECORDS, Order, Spec, by_name
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import UNFINISHED, Schema
-from raytf.data.sources.writer import FILE_BYTES, Folder, Layout
+from raytf.data.sources.writer import FILE_BYTES, DatasetFolder, FileLayout
 from raytf.errors import DataError, RaytfError, one_line
 
 _BLOCK_BYTES = 1 << 20
@@ -95,13 +95,13 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
     first: list[np.ndarray] = []
     specs: dict[str, Spec] = {}
 
-    def opened() -> Folder:
+    def opened() -> DatasetFolder:
         is_label = isinstance(columns[1], str) and specs and specs[columns[1]] == Spec((), specs[columns[1]].dtype)
         whole = is_label and np.dtype(specs[columns[1]].dtype).kind in "iub"
         label = names.index(columns[1]) if whole else None
-        return Folder(storage, Schema(columns, specs, None, {}, identity), layout, label)
+        return DatasetFolder(storage, Schema(columns, specs, None, {}, identity), layout, label)
 
-    layout = Layout("parquet", 1, 1)
+    layout = FileLayout("parquet", 1, 1)
     if opened().is_finished:
         say(f"the Ray Dataset was written to {storage.locate('')} before, and is read from there")
         return
@@ -116,7 +116,7 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
         raise DataError("the Ray Dataset holds no records.")
     specs.update({name: Spec(leaf.shape[1:], leaf.dtype.name) for name, leaf in zip(names, first, strict=True)})
     spec = tree.unflatten(columns, [specs[name] for name in names])
-    layout = Layout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
+    layout = FileLayout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
     folder = opened()
     folder.begin()
     rest = itertools.chain([first], batches)

@@ -30,7 +30,7 @@ _SILENT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexEntry:
     """What the index knows of a file.
 
     Attributes:
@@ -50,7 +50,7 @@ class Entry:
         return np.cumsum(sizes) - sizes + tfrecord_frames.HEADER
 
 
-def encode(entries: dict[str, Entry]) -> bytes:
+def encode(entries: dict[str, IndexEntry]) -> bytes:
     """As a file; the same bytes for the same entries."""
     names = sorted(entries)
     about = [[n, entries[n].bytes, entries[n].end_crc, len(entries[n].lengths)] for n in names]
@@ -60,7 +60,7 @@ def encode(entries: dict[str, Entry]) -> bytes:
     return data
 
 
-def decode(data: bytes) -> dict[str, Entry]:
+def decode(data: bytes) -> dict[str, IndexEntry]:
     """From a file; empty where it is damaged: then the records are looked for anew."""
     try:
         size, crc = _LENGTHS.unpack_from(data, len(_MAGIC))
@@ -70,7 +70,7 @@ def decode(data: bytes) -> dict[str, Entry]:
         lengths = np.frombuffer(zlib.decompress(rest[size:]), "<u4")
         entries, at = {}, 0
         for name, bytes_, end_crc, count in json.loads(rest[:size]):
-            entries[name] = Entry(bytes_, end_crc, lengths[at : at + count])
+            entries[name] = IndexEntry(bytes_, end_crc, lengths[at : at + count])
             at += count
         return entries
     except (struct.error, zlib.error, ValueError):
@@ -78,8 +78,8 @@ def decode(data: bytes) -> dict[str, Entry]:
 
 
 def index(
-    files: Files, say: Callable[[str], None] | None = None, scan: Callable[[Files, int], Entry] | None = None
-) -> list[Entry]:
+    files: Files, say: Callable[[str], None] | None = None, scan: Callable[[Files, int], IndexEntry] | None = None
+) -> list[IndexEntry]:
     """An entry for each file: from the index that there is, or by going through the files, once.
 
     Args:
@@ -90,7 +90,7 @@ def index(
         DataError: a file is damaged, or compressed.
         StorageError: storage refuses.
     """
-    known: dict[str, Entry] = {}
+    known: dict[str, IndexEntry] = {}
     with contextlib.suppress(DamagedFileError):  # it is made anew, elsewhere
         known = decode(files.storage.get_or_none(INDEX) or b"")
     cache = _cache(files)
@@ -110,9 +110,9 @@ def index(
     return found
 
 
-def entry_of(data: bytes, lengths: np.ndarray) -> Entry:
+def entry_of(data: bytes, lengths: np.ndarray) -> IndexEntry:
     """For a file that is at hand."""
-    return Entry(len(data), zlib.crc32(data[-_END:]), np.asarray(lengths, np.uint32))
+    return IndexEntry(len(data), zlib.crc32(data[-_END:]), np.asarray(lengths, np.uint32))
 
 
 def refuse_compressed(start: bytes | memoryview, place: str) -> None:
@@ -128,7 +128,7 @@ def refuse_compressed(start: bytes | memoryview, place: str) -> None:
         )
 
 
-def _valid(files: Files, i: int, entry: Entry | None) -> Entry | None:
+def _valid(files: Files, i: int, entry: IndexEntry | None) -> IndexEntry | None:
     if entry is None or entry.bytes != files.sizes[i]:
         return None
     return entry if zlib.crc32(_end(files, i)) == entry.end_crc else None
@@ -139,7 +139,7 @@ def _end(files: Files, i: int) -> memoryview:
     return files.read(i, files.sizes[i] - size, size)
 
 
-def _scan(files: Files, i: int) -> Entry:
+def _scan(files: Files, i: int) -> IndexEntry:
     lengths = []
     for found in tfrecord_frames.scan(lambda at, n: files.read(i, at, n), files.sizes[i]):
         if isinstance(found, tfrecord_frames.Damage):
@@ -151,7 +151,7 @@ def _scan(files: Files, i: int) -> Entry:
                 f"`raytf data check` finds all that is damaged."
             )
         lengths.append(len(found[1]))
-    return Entry(files.sizes[i], zlib.crc32(_end(files, i)), np.array(lengths, np.uint32))
+    return IndexEntry(files.sizes[i], zlib.crc32(_end(files, i)), np.array(lengths, np.uint32))
 
 
 def _cache(files: Files) -> Path:

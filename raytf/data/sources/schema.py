@@ -18,7 +18,7 @@ _FORMAT = "raytf-data-1"
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordFile:
     """A file of records.
 
     Attributes:
@@ -49,7 +49,7 @@ class Schema:
     columns: tuple[Any, Any, Any]
     specs: dict[str, Spec]
     classes: tuple[str, ...] | None
-    files: dict[str, Part]
+    files: dict[str, RecordFile]
     identity: str = ""
 
     @property
@@ -92,7 +92,10 @@ class Schema:
                 (x, y, weight),
                 {n: Spec(tuple(s["shape"]), s["dtype"]) for n, s in document["specs"].items()},
                 None if document["classes"] is None else tuple(document["classes"]),
-                {n: Part(**{**p, "labels": p["labels"] and tuple(p["labels"])}) for n, p in document["files"].items()},
+                {
+                    n: RecordFile(**{**p, "labels": p["labels"] and tuple(p["labels"])})
+                    for n, p in document["files"].items()
+                },
                 document["identity"],
             )
         except (ValueError, KeyError, TypeError) as error:

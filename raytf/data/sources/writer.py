@@ -15,9 +15,9 @@ import numpy as np
 from raytf.data import tree
 from raytf.data.sources import tfrecord_frames
 from raytf.data.sources.base import Source, Spec, fingerprint, record_bytes
-from raytf.data.sources.record_index import INDEX, Entry, entry_of
+from raytf.data.sources.record_index import INDEX, IndexEntry, entry_of
 from raytf.data.sources.record_index import encode as encode_index
-from raytf.data.sources.schema import SCHEMA, UNFINISHED, Part, Schema
+from raytf.data.sources.schema import SCHEMA, UNFINISHED, RecordFile, Schema
 from raytf.data.sources.tf_example import encode, feature
 from raytf.errors import ConfigError, DataError
 
@@ -31,7 +31,7 @@ _OVERHEAD = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """How records are cut into files and blocks.
 
     Attributes:
@@ -44,7 +44,7 @@ class Layout:
     block_records: int
 
     @classmethod
-    def of(cls, to: To, spec: Any, records: int | None, file_bytes: int, block_bytes: int | None) -> Layout:
+    def of(cls, to: To, spec: Any, records: int | None, file_bytes: int, block_bytes: int | None) -> FileLayout:
         """For records of a kind.
 
         Args:
@@ -90,7 +90,7 @@ def _names(part: Any, name: str) -> Any:
     raise DataError(f"{name} holds nested arrays. Files have columns: give one array, or a flat dict of them.")
 
 
-class Folder:
+class DatasetFolder:
     """A folder that is being written: it takes records in files, and remembers those that are complete.
 
     Args:
@@ -103,10 +103,10 @@ class Folder:
         ConfigError: something else is in the folder.
     """
 
-    def __init__(self, storage: Any, schema: Schema, layout: Layout, labels: int | None):
+    def __init__(self, storage: Any, schema: Schema, layout: FileLayout, labels: int | None):
         self._storage, self._schema, self._layout, self._labels = storage, schema, layout, labels
-        self._files: dict[str, Part] = {}
-        self._entries: dict[str, Entry] = {}
+        self._files: dict[str, RecordFile] = {}
+        self._entries: dict[str, IndexEntry] = {}
         begun = storage.get_or_none(UNFINISHED)
         done = storage.get_or_none(SCHEMA) if begun is None else None
         self.is_finished = done is not None
@@ -120,7 +120,7 @@ class Folder:
             raise ConfigError(f"{storage.locate('')} is not empty: it has {found[0]}. Give a folder of its own.")
 
     @property
-    def files(self) -> dict[str, Part]:
+    def files(self) -> dict[str, RecordFile]:
         """Those that are complete."""
         return self._files
 
@@ -144,7 +144,7 @@ class Folder:
         if writer is not None:
             self._entries[name] = entry_of(data, np.array(writer.lengths, np.uint32))
         labels = (int(low), int(high)) if low <= high else None
-        self._files[name] = Part(len(data), _crc32c(data), records, labels)
+        self._files[name] = RecordFile(len(data), _crc32c(data), records, labels)
         self._remember()
 
     def finish(self) -> None:
@@ -162,7 +162,7 @@ class Folder:
                     os.unlink(left)
         self._storage.delete(UNFINISHED)
 
-    def _lengths_of(self, name: str) -> Entry:
+    def _lengths_of(self, name: str) -> IndexEntry:
         data = memoryview(self._storage.get(name))
         if len(data) != self._files[name].bytes or _crc32c(data) != self._files[name].crc32c:
             raise DataError(f"{self._storage.locate(name)} was changed while it was made. Begin with an empty folder.")
@@ -186,7 +186,7 @@ class Folder:
 
 
 class _Tfrecords:
-    def __init__(self, schema: Schema, layout: Layout):
+    def __init__(self, schema: Schema, layout: FileLayout):
         self._features = [feature(name, schema.specs[name]) for name in schema.names()]
         self._data = bytearray()
         self.lengths: list[int] = []
@@ -201,7 +201,7 @@ class _Tfrecords:
 
 
 class _Parquet:
-    def __init__(self, schema: Schema, layout: Layout):
+    def __init__(self, schema: Schema, layout: FileLayout):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -263,7 +263,7 @@ def _crc32c(data: bytes | memoryview) -> int:
 def write(
     storage: Any,
     source: Source,
-    layout: Layout,
+    layout: FileLayout,
     identity: str,
     progress: Callable[[int], object] = lambda records: None,
 ) -> bool:
@@ -303,7 +303,7 @@ def write(
     return True
 
 
-def open_folder(storage: Any, source: Source, layout: Layout, identity: str) -> Folder:
+def open_folder(storage: Any, source: Source, layout: FileLayout, identity: str) -> DatasetFolder:
     """The folder for a source's records, with what it has of them.
 
     Raises:
@@ -318,9 +318,9 @@ def open_folder(storage: Any, source: Source, layout: Layout, identity: str) -> 
     if layout.to == "parquet":
         for name, spec in specs.items():
             _arrow_type(spec, name)
-    return Folder(storage, schema, layout, label)
+    return DatasetFolder(storage, schema, layout, label)
 
 
-def identity_of(source: Source, layout: Layout, about: str = "") -> str:
+def identity_of(source: Source, layout: FileLayout, about: str = "") -> str:
     """Tells a conversion from others."""
     return json.dumps({"records": fingerprint(source), **asdict(layout), **({"about": about} if about else {})})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from raytf.errors import one_line
 
 
-class Whose(enum.Enum):
+class FaultOwner(enum.Enum):
     """Who has to do something about an error."""
 
     REFUSED = "TensorFlow or NCCL does not do this on these devices, and will not the next time"
@@ -28,7 +28,7 @@ class Whose(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Facts:
+class FaultFacts:
     """What is known beside an error's text.
 
     Attributes:
@@ -135,7 +135,7 @@ _LAUNCH = _any(
 )
 
 
-def sort(text: str, facts: Facts) -> Whose | None:
+def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
     """Whose fault an error is; None for one that says nothing of a GPU.
 
     Args:
@@ -143,25 +143,25 @@ def sort(text: str, facts: Facts) -> Whose | None:
     """
     text = _NAMES.sub("", text)
     if _REFUSED.search(text):
-        return Whose.REFUSED
+        return FaultOwner.REFUSED
     own = _of_own(text, facts)
-    return Whose.PEER if own is not None and not facts.is_told and _PASSED_ON.search(text) else own
+    return FaultOwner.PEER if own is not None and not facts.is_told and _PASSED_ON.search(text) else own
 
 
-def _of_own(text: str, facts: Facts) -> Whose | None:
+def _of_own(text: str, facts: FaultFacts) -> FaultOwner | None:
     is_shared = bool(facts.others) and not facts.is_divided
     if _PEER.search(text):
-        return Whose.PEER
+        return FaultOwner.PEER
     if _NODE.search(text):
-        return Whose.NODE
+        return FaultOwner.NODE
     if _NETWORK.search(text):
-        return Whose.NETWORK
+        return FaultOwner.NETWORK
     if _MEMORY.search(text):
-        return None if _HOST.search(text) else Whose.TAKEN if is_shared else Whose.MEMORY
+        return None if _HOST.search(text) else FaultOwner.TAKEN if is_shared else FaultOwner.MEMORY
     if _STARTING.search(text):
-        return Whose.TAKEN if is_shared else Whose.NODE
+        return FaultOwner.TAKEN if is_shared else FaultOwner.NODE
     if _LAUNCH.search(text):
-        return Whose.CODE if facts.elsewhere else Whose.LAUNCH
+        return FaultOwner.CODE if facts.elsewhere else FaultOwner.LAUNCH
     return None
 
 
@@ -183,7 +183,7 @@ def asked_bytes(text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Load:
+class StepLoad:
     """What a step puts on a GPU.
 
     Attributes:
@@ -201,7 +201,7 @@ class Load:
     share: float = 1.0
 
 
-def advise(text: str, load: Load) -> str:
+def advise(text: str, load: StepLoad) -> str:
     """What a person reads whose model needs more memory than the GPU has."""
     asked = asked_bytes(text)
     lacking = f"{asked / 2**20:,.1f} MiB more could not be had" if asked else "no more could be had"

@@ -30,7 +30,7 @@ SLOW = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReading:
     """What NVML says of a GPU; None for what its kind cannot tell.
 
     Attributes:
@@ -55,7 +55,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Complaint:
+class GpuComplaint:
     """What is wrong with a GPU.
 
     Attributes:
@@ -67,7 +67,7 @@ class Complaint:
     passes: bool = False
 
 
-def judge(reading: Reading, share: float = 1.0) -> list[Complaint]:
+def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
     """All that is wrong with a GPU, what does not pass first.
 
     Args:
@@ -75,20 +75,20 @@ def judge(reading: Reading, share: float = 1.0) -> list[Complaint]:
     """
     found = []
     if reading.uncorrected:
-        found.append(Complaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
+        found.append(GpuComplaint(f"{reading.uncorrected} uncorrectable ECC errors since its driver was loaded"))
     if reading.is_worn:
-        found.append(Complaint("rows of its memory are broken and could not be replaced"))
+        found.append(GpuComplaint("rows of its memory are broken and could not be replaced"))
     if reading.is_remapping:
-        found.append(Complaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
+        found.append(GpuComplaint("rows of its memory wait for a reset (nvidia-smi -r) to be replaced"))
     reasons = [text for bit, text in SLOW.items() if reading.slow and reading.slow & bit]
     if reasons:
-        found.append(Complaint(" and ".join(reasons), passes=True))
+        found.append(GpuComplaint(" and ".join(reasons), passes=True))
     all_bytes = reading.gpu.memory_bytes - reading.display_bytes
     wanted = int(FREE * min(share, 1.0) * all_bytes)
     if reading.free_bytes < wanted:
         held = "another process holds the rest" if reading.processes else "nobody says who has the rest"
         text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, and {_gib(wanted)} should be: {held}"
-        found.append(Complaint(text, passes=True))
+        found.append(GpuComplaint(text, passes=True))
     return found
 
 
@@ -97,7 +97,7 @@ def _gib(count: float) -> str:
 
 
 def await_fit(
-    read: Callable[[], Sequence[Reading]],
+    read: Callable[[], Sequence[GpuReading]],
     node: tuple[str, str],
     share: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
@@ -133,7 +133,7 @@ def await_fit(
 # -- the thin edge: NVML itself ----------------------------------------------------------------------------------------
 
 
-def read_mine(computes: bool = False) -> list[Reading]:
+def read_mine(computes: bool = False) -> list[GpuReading]:
     """Readings of the GPUs that this process may use; none without a driver.
 
     Args:
@@ -146,7 +146,7 @@ def read_mine(computes: bool = False) -> list[Reading]:
         return [] if library is None else [_read(library, handle, computes) for handle in handles(library)]
 
 
-def _read(library: Any, handle: Any, computes: bool) -> Reading:
+def _read(library: Any, handle: Any, computes: bool) -> GpuReading:
     # Some of these are what a driver says of a question that makes no sense for a part of a GPU (MIG).
     names = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument")
     unknown = tuple(getattr(library, f"NVMLError_{name}") for name in names)
@@ -161,7 +161,7 @@ def _read(library: Any, handle: Any, computes: bool) -> Reading:
     computing = ask(library.nvmlDeviceGetComputeRunningProcesses)
     drawing = ask(library.nvmlDeviceGetGraphicsRunningProcesses) or ()
     uncorrected, volatile = library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, library.NVML_VOLATILE_ECC
-    return Reading(
+    return GpuReading(
         identity(library, handle),
         int(library.nvmlDeviceGetMemoryInfo(handle).free),
         display_bytes=sum(process.usedGpuMemory or 0 for process in drawing),

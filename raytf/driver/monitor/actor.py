@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from raytf.driver.crash_safe_memory import Memo
+from raytf.driver.crash_safe_memory import CrashSafeMemory
 from raytf.driver.monitor.outbox import Outbox
 from raytf.driver.monitor.parking import Parking
 from raytf.driver.monitor.progress import Progress
 from raytf.driver.monitor.roster import Roster
 from raytf.runs.status import Status
-from raytf.training.beat import Beat, Finding, Sighting
+from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
 #: Between two notes in the memo of beats alone, which come again by themselves.
 _BEATS_SECONDS = 1.0
@@ -67,7 +67,7 @@ class Monitor:
         attempts: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
         epoch: Callable[[], float] = time.time,
-        memo: Memo | None = None,
+        memo: CrashSafeMemory | None = None,
         call: Callable[[], str] = lambda: "",
         is_another: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -165,23 +165,23 @@ class Monitor:
         """The number of the present group."""
         return self._roster.group
 
-    def beat(self, beat: Beat) -> None:
+    def beat(self, beat: HeartbeatState) -> None:
         """A rank's sign of life."""
         now = self._clock()
         self._roster.hear(beat, now)
         if now - self._kept_at >= _BEATS_SECONDS:
             self._keep()
 
-    def sightings(self) -> list[Sighting]:
+    def sightings(self) -> list[LastHeartbeat]:
         """The latest sign of life of each rank of the present group."""
         return self._roster.sightings(self._clock())
 
     @_changes
-    def blame(self, finding: Finding) -> None:
+    def blame(self, finding: HangFinding) -> None:
         """Who of the present group hangs. Its peers may say so too before it has ended."""
         self._roster.blamed = finding
 
-    def blamed(self) -> Finding | None:
+    def blamed(self) -> HangFinding | None:
         """What `blame` said of the present group."""
         return self._roster.blamed
 

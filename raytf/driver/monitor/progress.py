@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raytf.runs.restart_phases import Restart, describe
+from raytf.runs.restart_phases import RestartPhases, describe
 from raytf.runs.status import Status
-from raytf.training.beat import Sighting
+from raytf.training.beat import LastHeartbeat
 
 #: Seconds between two notes of the ledger about a run that trains.
 PROGRESS_SECONDS = 5.0
@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self, attempts: Sequence[str], now: float):
         self._attempts = list(attempts)
-        self._restart, self._starts = Restart(), 0
+        self._restart, self._starts = RestartPhases(), 0
         self._updated_at = self._noted_at = now
         self._durable: int | None = None
         self.status: Status | None = None
@@ -62,7 +62,7 @@ class Progress:
         return before, self._durable
 
     def happened(
-        self, kind: str, fields: dict[str, Any], sightings: Sequence[Sighting], now: float
+        self, kind: str, fields: dict[str, Any], sightings: Sequence[LastHeartbeat], now: float
     ) -> tuple[dict[str, Any], str]:
         """Something happened.
 
@@ -87,7 +87,9 @@ class Progress:
                 return fields, f"restarted in {describe(fields['phases'])}"
         return fields, ""
 
-    def _failed(self, fields: dict[str, Any], status: Status | None, sightings: Sequence[Sighting], now: float) -> None:
+    def _failed(
+        self, fields: dict[str, Any], status: Status | None, sightings: Sequence[LastHeartbeat], now: float
+    ) -> None:
         # The last sign of life of a group that trained; another one has none yet, or says so by its phase.
         is_training = status is not None and status.phase == "training"
         fields["silent"] = now - self._updated_at if is_training else 0.0

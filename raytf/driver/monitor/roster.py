@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raytf.driver.supervision.hang_detector import Beats
-from raytf.training.beat import Beat, Finding, Sighting
+from raytf.driver.supervision.hang_detector import Heartbeats
+from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
 
 class Roster:
@@ -15,8 +15,8 @@ class Roster:
     """
 
     def __init__(self) -> None:
-        self._beats = Beats()
-        self.blamed: Finding | None = None
+        self._beats = Heartbeats()
+        self.blamed: HangFinding | None = None
         self.noticed: dict[int, str] = {}
 
     @property
@@ -29,7 +29,7 @@ class Roster:
         self.blamed, self.noticed = None, {}
         return self._beats.begin()
 
-    def hear(self, beat: Beat, now: float) -> None:
+    def hear(self, beat: HeartbeatState, now: float) -> None:
         """A rank's sign of life."""
         self._beats.hear(beat, now)
 
@@ -37,6 +37,6 @@ class Roster:
         """Nobody could be heard until now."""
         self._beats.forgive(now)
 
-    def sightings(self, now: float) -> list[Sighting]:
+    def sightings(self, now: float) -> list[LastHeartbeat]:
         """The latest sign of life of each rank."""
         return self._beats.sightings(now)

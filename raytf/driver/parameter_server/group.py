@@ -11,11 +11,11 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytf.distributed import worker_table
-from raytf.driver.parameter_server.processes import Coordinator, ParameterServer, ParameterWorker, Process
+from raytf.driver.parameter_server.processes import CoordinatorProcess, GroupProcess, ParameterServer, ParameterWorker
 from raytf.driver.supervision.diagnosis import ProcessDiedError
 from raytf.errors import RaytfError, WorkerLostError, one_line
 from raytf.runs.events import WorkerLost
-from raytf.training.job import Job
+from raytf.training.job import TrainingJob
 
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
@@ -36,7 +36,7 @@ class Processes:
         return [self.chief, *self.servers, *self.workers]
 
 
-def start(job: Job, bundles: Any, workers: int, use_gpu: bool) -> Processes:
+def start(job: TrainingJob, bundles: Any, workers: int, use_gpu: bool) -> Processes:
     """Start the processes of a group.
 
     Args:
@@ -45,7 +45,7 @@ def start(job: Job, bundles: Any, workers: int, use_gpu: bool) -> Processes:
     cluster, quiet = job.config.cluster, not job.config.run.verbose
     servers = job.config.strategy.ps or 1
 
-    def actor(kind: type[Process], bundle: int, threads: int = 1, **options: Any) -> Any:
+    def actor(kind: type[GroupProcess], bundle: int, threads: int = 1, **options: Any) -> Any:
         place = PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=bundle)
         made = ray.remote(kind).options(max_concurrency=4, scheduling_strategy=place, **options)
         return made.remote(threads, quiet)
@@ -55,13 +55,13 @@ def start(job: Job, bundles: Any, workers: int, use_gpu: bool) -> Processes:
     worker = {"num_cpus": cluster.cpus, "num_gpus": gpus, "max_restarts": -1}
     threads = max(1, int(cluster.cpus))
     return Processes(
-        actor(Coordinator, 0, **helper),
+        actor(CoordinatorProcess, 0, **helper),
         [actor(ParameterServer, 1 + i, **helper) for i in range(servers)],
         [actor(ParameterWorker, 1 + servers + i, threads, **worker) for i in range(workers)],
     )
 
 
-class Group:
+class ParameterServerGroup:
     """The processes of one attempt.
 
     Args:
@@ -70,7 +70,7 @@ class Group:
         say: takes a line for the user.
     """
 
-    def __init__(self, job: Job, processes: Processes, say: Callable[[str], None]):
+    def __init__(self, job: TrainingJob, processes: Processes, say: Callable[[str], None]):
         self._job, self._processes, self._say = job, processes, say
         self._cluster: dict[str, list[str]] = {}
         #: What is waited for -> of which process it is; `again` is a worker that is started again.

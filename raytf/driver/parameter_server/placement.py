@@ -13,7 +13,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from raytf._ray import state
 from raytf.config.resources import HELPER, possible_workers
 from raytf.runs.events import Waiting
-from raytf.training.job import Job
+from raytf.training.job import TrainingJob
 
 #: Seconds in which a placement group that fits must have come to be, and between two looks at a cluster that is too
 #: small, and two words about it.
@@ -23,7 +23,7 @@ _FREE_SECONDS = 8.0
 
 
 @contextlib.contextmanager
-def placed(job: Job, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
+def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
     """A placement group for as many workers as there is room for, and their number, while the `with` lasts."""
     told_at, began = float("-inf"), time.monotonic()
     least, most = job.config.cluster.worker_range

@@ -15,11 +15,11 @@ from raytf.distributed import worker_table
 from raytf.distributed.gpu import visibility
 from raytf.errors import GpuError, JobError, WorkerLostError
 from raytf.runs.restart_phases import Phases
-from raytf.training.job import Job
+from raytf.training.job import TrainingJob
 from raytf.training.worker import settle_in
 
 
-class Process:
+class GroupProcess:
     """An actor: one process of the group. TensorFlow is imported while the others start.
 
     Args:
@@ -99,15 +99,15 @@ class Process:
         while True:
             time.sleep(3600)
 
-    def coordinate(self, job: Job, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
+    def coordinate(self, job: TrainingJob, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
         """Train, and return the run's result."""
         import tensorflow as tf
 
-        from raytf.training.heartbeat import Pulse
+        from raytf.training.heartbeat import Heartbeat
         from raytf.training.parameter_server import loop
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
-        pulse = Pulse(job.monitor, 0, 1)
+        pulse = Heartbeat(job.monitor, 0, 1)
         try:
             return loop.run(job, pulse, self._phases, cluster)
         except JobError as error:
@@ -119,13 +119,13 @@ class Process:
 
 
 # Three names, for `ps` and for Ray's dashboard.
-class ParameterServer(Process):
+class ParameterServer(GroupProcess):
     """Holds weights."""
 
 
-class ParameterWorker(Process):
+class ParameterWorker(GroupProcess):
     """Computes gradients."""
 
 
-class Coordinator(Process):
+class CoordinatorProcess(GroupProcess):
     """Hands out batches."""

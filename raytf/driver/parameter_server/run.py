@@ -8,15 +8,15 @@ from typing import Any
 
 import ray
 
-from raytf.driver.parameter_server.group import Group, start
+from raytf.driver.parameter_server.group import ParameterServerGroup, start
 from raytf.driver.parameter_server.placement import placed
 from raytf.driver.supervision.attempts import Budget, until_done
 from raytf.errors import RaytfError
 from raytf.runs.events import GroupStart
-from raytf.training.job import Job
+from raytf.training.job import TrainingJob
 
 
-def run(job: Job, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
+def run(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Train a job with parameter servers to its end.
 
     Args:
@@ -33,7 +33,7 @@ def run(job: Job, use_gpu: bool, say: Callable[[str], None]) -> dict[str, Any] |
         with placed(job, use_gpu, say) as (bundles, workers):
             job.monitor.book(GroupStart(workers))
             job.monitor.begin_group()
-            group = Group(job, start(job, bundles, workers, use_gpu), say)
+            group = ParameterServerGroup(job, start(job, bundles, workers, use_gpu), say)
             with contextlib.closing(group):
                 return group.train()
 

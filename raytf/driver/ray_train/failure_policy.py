@@ -14,7 +14,7 @@ from raytf.driver.supervision.diagnosis import diagnose, worker_errors
 from raytf.driver.supervision.supervisor import Scene, Supervisor
 from raytf.driver.supervision.watchdog import explain_loss
 from raytf.errors import WorkerLostError
-from raytf.training.beat import Sighting
+from raytf.training.beat import LastHeartbeat
 from raytf.training.monitor_client import MonitorClient
 
 Answer = TypeVar("Answer")
@@ -39,7 +39,7 @@ class FailurePolicy(DefaultFailurePolicy):
 
     def make_decision(self, training_failed_error: Any) -> FailureDecision:
         error, monitor = training_failed_error, self._run_monitor
-        none: list[Sighting] = []
+        none: list[LastHeartbeat] = []
         sightings = _or_else(none, monitor.sightings)
         hung = self._frozen(error)
         if hung is not None:  # the driver raises what Ray has, and it must say who hung

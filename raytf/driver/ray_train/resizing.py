@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 8.0
 LAST_SAVE_SECONDS = 10.0
 
 
-class Move(enum.Enum):
+class ResizeDecision(enum.Enum):
     """What to do with a group of workers that trains well."""
 
     KEEP = "keep"
@@ -28,7 +28,7 @@ class Move(enum.Enum):
 
 
 @dataclass(frozen=True)
-class View:
+class ClusterView:
     """The cluster and the run at one moment.
 
     Attributes:
@@ -78,7 +78,7 @@ class Resizer:
         self._workers, self._seen, self._differs_at, self._parking = workers, None, now, False
         self._saved_at = None
 
-    def decide(self, view: View) -> Move:
+    def decide(self, view: ClusterView) -> ResizeDecision:
         """The next move; each is answered before the next one is asked for, or the view says otherwise."""
         if view.possible != self._seen:
             self._seen, self._seen_at = view.possible, view.now
@@ -91,25 +91,25 @@ class Resizer:
             self._saved_at = None
         if self._parking:
             if view.parked and wanted:
-                return Move.RESIZE
+                return ResizeDecision.RESIZE
             if view.parked is None and (wanted or is_stuck):
-                return Move.KEEP
+                return ResizeDecision.KEEP
             self._parking = False
             if view.parked is False:
                 self._failed_at = view.now
             elif view.parked and is_stuck:
                 self._saved_at = view.now
-            return Move.RELEASE
+            return ResizeDecision.RELEASE
         settled = view.now - self._seen_at >= SETTLE_SECONDS or view.now - self._differs_at >= PATIENCE_SECONDS
         lasting = settled and view.now - self._changed_at >= self._every
         # Training goes on between two tries to save, else a run on failing storage would only try.
         rested = view.now - self._failed_at >= SETTLE_SECONDS
         if rested and ((wanted and (lasting or view.leaving)) or (is_stuck and self._is_save_due(view))):
             self._parking = True
-            return Move.PARK
-        return Move.KEEP
+            return ResizeDecision.PARK
+        return ResizeDecision.KEEP
 
-    def _is_save_due(self, view: View) -> bool:
+    def _is_save_due(self, view: ClusterView) -> bool:
         if self._saved_at is None:
             return True
         last = None if view.deadline is None else view.deadline - LAST_SAVE_SECONDS

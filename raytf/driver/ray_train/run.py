@@ -18,10 +18,10 @@ from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
 from raytf.errors import ClusterError, one_line
 from raytf.storage.storage import Storage
 from raytf.training import warm_pool
-from raytf.training.job import Job
+from raytf.training.job import TrainingJob
 
 
-def run(job: Job, run: Storage, resources: dict[str, float]) -> Any:
+def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
     """Train a job to its end.
 
     Args:
@@ -63,7 +63,7 @@ def _fit(trainer: Trainer) -> Any:
         ) from None
 
 
-def _trainer(job: Job, run: Storage, resources: dict[str, float]) -> Trainer:
+def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Trainer:
     config, verbose = job.config, job.config.run.verbose
     filesystem, path = Storage(config.storage_uri).arrow()
     hidden = not resources.keys() & {"GPU", "TPU"}
@@ -109,7 +109,7 @@ def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
     return max(1, int(cluster.cpus))
 
 
-def _train_function(job: Job) -> Callable[[], Any]:
+def _train_function(job: TrainingJob) -> Callable[[], Any]:
     def train() -> Any:
         from raytf.training import worker
 

@@ -13,12 +13,12 @@ import ray.train
 from ray.util.placement_group import remove_placement_group
 
 from raytf._ray import raylets, state, train
-from raytf._ray.raylets import Answer
+from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
 from raytf.distributed.gpu import kinds
-from raytf.driver.ray_train.resizing import Move, Resizer, View
-from raytf.driver.ray_train.warm_supply import Supply
+from raytf.driver.ray_train.resizing import ClusterView, ResizeDecision, Resizer
+from raytf.driver.ray_train.warm_supply import WarmSupply
 from raytf.driver.supervision.node_exclusion import without
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.driver.supervision.watchdog import Watchdog
@@ -40,7 +40,7 @@ def remove_abandoned() -> None:
 
 
 @dataclass(frozen=True)
-class Run:
+class PolicyContext:
     """The run for which a policy decides.
 
     Attributes:
@@ -66,7 +66,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
     of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
     decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
-    workers fail again and again (`Exclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A group
+    workers fail again and again (`NodeExclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A group
     that hangs is ended (`Watchdog`).
 
     Args:
@@ -74,7 +74,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         run: for which it decides.
     """
 
-    def __init__(self, scaling_config: Any, run: Run):
+    def __init__(self, scaling_config: Any, run: PolicyContext):
         super().__init__(scaling_config)
         self._run, self._run_monitor, flags = run, run.monitor, run.flags
         self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
@@ -99,7 +99,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._kind: str | None = None
         self._next_kind: str | None = None
         self._other_kinds = frozenset[str]()
-        self._supply = Supply(resources, run.monitor.say) if flags.warm_workers else None
+        self._supply = WarmSupply(resources, run.monitor.say) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
@@ -147,16 +147,16 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
         mine, end = set(nodes.values()), self._heed(nodes)
         replaced = mine & set(self._slow) - set(self._nodes)
-        view = View(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
+        view = ClusterView(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
         match self._resizer.decide(view):
-            case Move.PARK:
+            case ResizeDecision.PARK:
                 why = _why_to_park(view, bool(replaced), self.scaling_config.min_workers)
                 self._run_monitor.say(why)
                 self._run_monitor.book(events.Park(workers, possible, why, bool(self._noticed)))
                 self._ticket = self._run_monitor.park()
-            case Move.RELEASE:
+            case ResizeDecision.RELEASE:
                 self._run_monitor.release(self._ticket)
-            case Move.RESIZE:
+            case ResizeDecision.RESIZE:
                 why = "a node is about to go" if view.leaving else "the cluster has changed"
                 self._run_monitor.book(events.Resize(workers, possible, why, bool(self._noticed)))
                 return self._resize(possible)
@@ -272,7 +272,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         answers = dict(known or {})
         unasked = [about for node, about in staying.items() if node in reserved and node not in answers]
         if knock:
-            answers |= {node: answer is Answer.LIVES for node, answer in raylets.ask(unasked).items()}
+            answers |= {node: answer is NodeReply.LIVES for node, answer in raylets.ask(unasked).items()}
         else:
             answers |= {about["NodeID"]: True for about in unasked}
         usable = {node: resources for node, resources in reserved.items() if answers.get(node) and node in staying}
@@ -291,7 +291,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self._count_possible_workers(usable)
 
 
-def _why_to_park(view: View, is_slow: bool, fewest: int) -> str:
+def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
     if view.possible < fewest:
         return (
             f"a node is about to go, and the cluster can run {view.possible} workers without it, while at least "

@@ -11,7 +11,7 @@ import ray.train
 from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.config.sections import ClusterSection
 from raytf.driver.ray_train.failure_policy import FailurePolicy
-from raytf.driver.ray_train.scaling_policy import Run, ScalingPolicy
+from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.training.monitor_client import MonitorClient
 
@@ -56,7 +56,7 @@ class Trainer(TensorflowTrainer):
         hangs = self._run_uri if self._flags.hang_seconds else None
         supervisor = Supervisor()
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs, supervisor)
-        about = Run(self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind)
+        about = PolicyContext(self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind)
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
         return super()._initialize_and_run_controller(**kwargs)
 
@@ -65,10 +65,10 @@ class Trainer(TensorflowTrainer):
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
-        return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [Teardown()]
+        return [c for c in made if type(c).__name__ not in _LEFT_OUT] + [HungWorkerTeardown()]
 
 
-class Teardown(WorkerGroupCallback):
+class HungWorkerTeardown(WorkerGroupCallback):
     """Ends the workers that hang before Ray waits for them."""
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:

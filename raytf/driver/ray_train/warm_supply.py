@@ -75,7 +75,7 @@ def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
     return found
 
 
-class Supply:
+class WarmSupply:
     """Keeps the nodes of a run, and a spare one, supplied with warm processes.
 
     Args:
@@ -142,7 +142,7 @@ class Supply:
         for ref in ray.wait(list(self._answers), num_returns=len(self._answers), timeout=0)[0]:
             node = self._answers.pop(ref)
             try:
-                answer: warm_pool.Answer = ray.get(ref)
+                answer: warm_pool.WarmAnswer = ray.get(ref)
             except ray.exceptions.RayError:  # it died, and the group will be replaced
                 continue
             if answer.runtime_env and not self._has_helper:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from raytf.training.beat import USUAL, Activity, Beat, Finding, Sighting
+from raytf.training.beat import USUAL, Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 #: Of the user's limit: what is over then leaves time for the beat, the look and the message.
 _EARLY = 0.85
@@ -65,7 +65,7 @@ _IN_WORDS = {
 }
 
 
-class Evidence(enum.StrEnum):
+class HangEvidence(enum.StrEnum):
     """What is found on a rank's node."""
 
     STOPPED = "stopped"  # the process was stopped by a signal
@@ -75,12 +75,12 @@ class Evidence(enum.StrEnum):
     IDLE = "idle"  # it lives and does nothing
 
 
-class Beats:
+class Heartbeats:
     """The latest beat of each rank of the present group."""
 
     def __init__(self) -> None:
         self.group = 0
-        self._latest: dict[int, tuple[Beat, float]] = {}
+        self._latest: dict[int, tuple[HeartbeatState, float]] = {}
 
     def begin(self) -> int:
         """A new group starts, and what is heard of older ones from now on is void; its number."""
@@ -88,7 +88,7 @@ class Beats:
         self._latest = {}
         return self.group
 
-    def hear(self, beat: Beat, now: float) -> None:
+    def hear(self, beat: HeartbeatState, now: float) -> None:
         """A beat comes, at a time of a clock that only goes forward; after a rank's last word only one that is late."""
         before = self._latest.get(beat.rank)
         if beat.group == self.group and (before is None or before[0].activity is not Activity.DONE):
@@ -98,16 +98,16 @@ class Beats:
         """Nobody could be heard until now, which is not the ranks' fault."""
         self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}
 
-    def sightings(self, now: float) -> list[Sighting]:
+    def sightings(self, now: float) -> list[LastHeartbeat]:
         """By rank."""
-        return [Sighting(beat, now - at) for _, (beat, at) in sorted(self._latest.items())]
+        return [LastHeartbeat(beat, now - at) for _, (beat, at) in sorted(self._latest.items())]
 
 
 @dataclass(frozen=True)
-class Look:
+class HangReport:
     """A look at a group: who hangs, if anyone; and ranks of which evidence is wanted."""
 
-    finding: Finding | None = None
+    finding: HangFinding | None = None
     suspects: frozenset[int] = frozenset()
 
 
@@ -137,13 +137,13 @@ class HangDetector:
         """Seconds without progress that are let pass now, where steps are short."""
         return self._seconds * _EARLY * (self._patience if self._step <= self._hung_step else 1.0)
 
-    def allowed(self, beat: Beat) -> float:
+    def allowed(self, beat: HeartbeatState) -> float:
         """Seconds that a rank may spend without progress in what it does."""
         if beat.activity in USUAL:
             return max(self.limit, max(_STEPS, _CALLS * beat.call_steps) * beat.step_seconds)
         return self.limit * (_CALLBACK_FACTOR if beat.activity is Activity.CALLBACK else _FACTOR)
 
-    def look(self, now: float, sightings: Sequence[Sighting], evidence: Mapping[int, Evidence]) -> Look:
+    def look(self, now: float, sightings: Sequence[LastHeartbeat], evidence: Mapping[int, HangEvidence]) -> HangReport:
         """Judge a group.
 
         Args:
@@ -155,71 +155,77 @@ class HangDetector:
             self._forgiven_at = now  # whoever looks was held up, and so may have been the beats
         self._looked_at = now
         if not self._seconds:
-            return Look()
+            return HangReport()
         self._step = max((s.beat.step for s in sightings), default=0)
         ages = {s.beat.rank: min(s.age, now - self._forgiven_at) for s in sightings}
         there = [s for s in sightings if s.beat.activity is not Activity.DONE]
-        stopped = {s.beat.rank for s in there if evidence.get(s.beat.rank) is Evidence.STOPPED}
+        stopped = {s.beat.rank for s in there if evidence.get(s.beat.rank) is HangEvidence.STOPPED}
         quiet = self.limit * _QUIET
         patience = {s.beat.rank: min(quiet, _STOPPED_SECONDS) if s.beat.rank in stopped else quiet for s in there}
         silent = [s for s in there if ages[s.beat.rank] > patience[s.beat.rank]]
         if silent:
             frozen = self._frozen(silent, ages, evidence, len(silent) == len(there))
-            return Look(frozen, frozenset() if frozen else frozenset(s.beat.rank for s in silent))
-        return Look(self._stuck([s.beat for s in there]))
+            return HangReport(frozen, frozenset() if frozen else frozenset(s.beat.rank for s in silent))
+        return HangReport(self._stuck([s.beat for s in there]))
 
     def _frozen(
-        self, silent: list[Sighting], ages: Mapping[int, float], evidence: Mapping[int, Evidence], all_silent: bool
-    ) -> Finding | None:
-        blamed: list[Beat] = []
+        self,
+        silent: list[LastHeartbeat],
+        ages: Mapping[int, float],
+        evidence: Mapping[int, HangEvidence],
+        all_silent: bool,
+    ) -> HangFinding | None:
+        blamed: list[HeartbeatState] = []
         texts: list[str] = []
         for beat in (s.beat for s in silent):
             found, age = evidence.get(beat.rank), ages[beat.rank]
             match found:
-                case Evidence.STOPPED:
+                case HangEvidence.STOPPED:
                     after, text = 0.0, "frozen (its process was stopped)"
-                case Evidence.SILENT_NODE:
+                case HangEvidence.SILENT_NODE:
                     after, text = 0.0, "its node does not answer"
-                case Evidence.BUSY:
+                case HangEvidence.BUSY:
                     after, text = self.allowed(beat), "computes without a sign of life"
-                case Evidence.IDLE:
+                case HangEvidence.IDLE:
                     after, text = self.limit, "lives without a sign of life"
                 case _:
                     after, text = self.limit, "gives no sign of life"
-            if all_silent and found is not Evidence.STOPPED:
+            if all_silent and found is not HangEvidence.STOPPED:
                 # Rather nobody hears them: the network of the driver, or its machine.
-                after = max(after, self.limit * (2.0 if found is Evidence.SILENT_NODE else _ALL_SILENT))
+                after = max(after, self.limit * (2.0 if found is HangEvidence.SILENT_NODE else _ALL_SILENT))
             if age > after:
                 blamed.append(beat)
                 texts.append(text)
         if not blamed:
             return None
         seconds = max(ages[b.rank] + b.seconds for b in blamed)
-        finding = Finding(tuple(blamed), seconds, "frozen", texts[0])
-        is_certain = any(evidence.get(b.rank) in (Evidence.STOPPED, Evidence.SILENT_NODE) for b in blamed)
+        finding = HangFinding(tuple(blamed), seconds, "frozen", texts[0])
+        is_certain = any(evidence.get(b.rank) in (HangEvidence.STOPPED, HangEvidence.SILENT_NODE) for b in blamed)
         return finding if is_certain else self._remember(finding)
 
-    def _stuck(self, beats: list[Beat]) -> Finding | None:
+    def _stuck(self, beats: list[HeartbeatState]) -> HangFinding | None:
         late = [b for b in beats if b.seconds > self.allowed(b)]
         working = [b for b in late if b.activity not in _WAITING]
         if working:
             text = _IN_WORDS[working[0].activity]
-            found = Finding(tuple(working), max(b.seconds for b in working), working[0].activity.value, text)
+            found = HangFinding(tuple(working), max(b.seconds for b in working), working[0].activity.value, text)
         elif late and len(late) == len(beats):
             alone = len(beats) == 1
             text = _IN_WORDS[late[0].activity] if alone else "all workers wait for each other"
-            found = Finding(tuple(late), min(b.seconds for b in late), "step" if alone else "collective", text)
+            found = HangFinding(tuple(late), min(b.seconds for b in late), "step" if alone else "collective", text)
         else:
             return None
         return self._remember(found)
 
-    def _remember(self, found: Finding) -> Finding:
+    def _remember(self, found: HangFinding) -> HangFinding:
         self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._step <= self._hung_step else 2.0
         self._hung_step = max(self._hung_step, self._step)
         return found
 
 
-def blamed_for_loss(sightings: Collection[Sighting], answered: Collection[int], seconds: float) -> list[Beat]:
+def blamed_for_loss(
+    sightings: Collection[LastHeartbeat], answered: Collection[int], seconds: float
+) -> list[HeartbeatState]:
     """Ranks to look at when the others have lost a peer: those that neither said so nor beat in the last seconds.
 
     Args:

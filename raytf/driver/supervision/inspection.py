@@ -20,11 +20,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf._ray import raylets
-from raytf._ray.raylets import Answer
+from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import memory_keeper
-from raytf.driver.supervision.hang_detector import Evidence
+from raytf.driver.supervision.hang_detector import HangEvidence
 from raytf.errors import one_line
-from raytf.training.beat import Beat
+from raytf.training.beat import HeartbeatState
 from raytf.training.heartbeat import STACKS_SIGNAL
 
 #: Seconds over which a process's use of the CPU is measured, and the share of one from which it is busy.
@@ -36,19 +36,19 @@ _KEEPER_SECONDS, _END_SECONDS = 3.0, 1.0
 
 
 @dataclass(frozen=True)
-class Found:
+class RankInspection:
     """What was found of a rank: evidence, None where there is none; its Python stacks, or why there are none.
 
     Attributes:
         is_whole: nothing more is to come.
     """
 
-    evidence: Evidence | None
+    evidence: HangEvidence | None
     stacks: str
     is_whole: bool = True
 
 
-class Examination:
+class Inspector:
     """Looks at ranks on their nodes, in the background.
 
     On the node of this process by itself; on others by the run's keeper, and by a task, whose process has to start
@@ -60,18 +60,18 @@ class Examination:
         beats: of the ranks.
     """
 
-    def __init__(self, run_uri: str, beats: Sequence[Beat]):
+    def __init__(self, run_uri: str, beats: Sequence[HeartbeatState]):
         self._beats = {beat.rank: beat for beat in beats}
-        by_node: dict[str, list[Beat]] = {}
+        by_node: dict[str, list[HeartbeatState]] = {}
         for beat in beats:
             by_node.setdefault(beat.node, []).append(beat)
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, NodeReply] = {}
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         self._dead = set(by_node) - set(alive)
         for node in by_node:
             if node in alive:
                 threading.Thread(target=self._knock, args=(alive[node],), daemon=True, name="raytf-knock").start()
-        self._found: dict[int, Found] = {}
+        self._found: dict[int, RankInspection] = {}
         self._here = threading.Thread(target=self._look_here, args=(by_node.pop(_own_node(), []),), daemon=True)
         self._here.start()
         self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
@@ -89,7 +89,7 @@ class Examination:
     def is_complete(self) -> bool:
         return not self._waiting and not self._here.is_alive()
 
-    def collect(self, seconds: float = 0.0) -> dict[int, Found]:
+    def collect(self, seconds: float = 0.0) -> dict[int, RankInspection]:
         """What is known by now of each rank, after so many seconds at most."""
         deadline = time.monotonic() + seconds
         while self._waiting:
@@ -100,7 +100,7 @@ class Examination:
             for ref in done:
                 self._take(ref)
             for ref, node in list(self._waiting.items()):
-                if node in self._dead or self._answers.get(node, Answer.LIVES) is not Answer.LIVES:
+                if node in self._dead or self._answers.get(node, NodeReply.LIVES) is not NodeReply.LIVES:
                     del self._waiting[ref]
             if time.monotonic() >= deadline:
                 break
@@ -123,30 +123,30 @@ class Examination:
             return
         self._waiting = {ref: other for ref, other in self._waiting.items() if other != node}
 
-    def _look_here(self, beats: list[Beat]) -> None:
-        def look_at(beat: Beat) -> None:
+    def _look_here(self, beats: list[HeartbeatState]) -> None:
+        def look_at(beat: HeartbeatState) -> None:
             evidence = state(beat.pid)
-            self._found[beat.rank] = Found(evidence, "no stacks: they did not come in time", False)
+            self._found[beat.rank] = RankInspection(evidence, "no stacks: they did not come in time", False)
             self._found |= [_look_at((beat.rank, beat.pid, beat.stacks))]
 
         with ThreadPoolExecutor(max(1, len(beats))) as pool:
             list(pool.map(look_at, beats))
 
-    def _unseen(self, beat: Beat) -> Found:
-        if beat.node in self._dead or self._answers.get(beat.node) is Answer.REFUSES:
-            return Found(Evidence.GONE, "its node has gone")
-        if self._answers.get(beat.node) is Answer.SILENT:
-            return Found(Evidence.SILENT_NODE, "its node does not answer")
-        return Found(None, "its node has not answered in time")
+    def _unseen(self, beat: HeartbeatState) -> RankInspection:
+        if beat.node in self._dead or self._answers.get(beat.node) is NodeReply.REFUSES:
+            return RankInspection(HangEvidence.GONE, "its node has gone")
+        if self._answers.get(beat.node) is NodeReply.SILENT:
+            return RankInspection(HangEvidence.SILENT_NODE, "its node does not answer")
+        return RankInspection(None, "its node has not answered in time")
 
     def _knock(self, node: dict[str, Any]) -> None:
         self._answers |= raylets.ask([node])
 
 
-def end(run_uri: str, beats: Sequence[Beat]) -> None:
+def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
     """SIGKILL to ranks, stopped ones too; waits a second at most."""
     own = _own_node()
-    asked: dict[Any, Beat] = {}
+    asked: dict[Any, HeartbeatState] = {}
     for beat in beats:
         if beat.node == own:
             kill(beat.pid)
@@ -163,7 +163,7 @@ def end(run_uri: str, beats: Sequence[Beat]) -> None:
         _by_task(beat.node, kill, beat.pid)
 
 
-def stopped_here(beats: Sequence[Beat]) -> list[int]:
+def stopped_here(beats: Sequence[HeartbeatState]) -> list[int]:
     """Ranks on the node of this process whose processes were stopped by a signal; does not wait."""
     own = _own_node()
     return [beat.rank for beat in beats if beat.node == own and _is_stopped(beat.pid)]
@@ -193,7 +193,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def look(processes: list[tuple[int, int, int]]) -> dict[int, Found]:
+def look(processes: list[tuple[int, int, int]]) -> dict[int, RankInspection]:
     """Look at processes of this machine.
 
     Args:
@@ -203,29 +203,29 @@ def look(processes: list[tuple[int, int, int]]) -> dict[int, Found]:
         return dict(pool.map(_look_at, processes))
 
 
-def _look_at(process: tuple[int, int, int]) -> tuple[int, Found]:
+def _look_at(process: tuple[int, int, int]) -> tuple[int, RankInspection]:
     rank, pid, file = process
     evidence = state(pid)
-    return rank, Found(evidence, "it has gone" if evidence is Evidence.GONE else stacks(pid, file))
+    return rank, RankInspection(evidence, "it has gone" if evidence is HangEvidence.GONE else stacks(pid, file))
 
 
-def state(pid: int) -> Evidence:
+def state(pid: int) -> HangEvidence:
     """What a process does, from half a second of it."""
     try:
         process = psutil.Process(pid)
         status = process.status()
         if status == psutil.STATUS_ZOMBIE:
-            return Evidence.GONE
+            return HangEvidence.GONE
         if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
-            return Evidence.STOPPED
+            return HangEvidence.STOPPED
         if status == psutil.STATUS_DISK_SLEEP:
-            return Evidence.BUSY
+            return HangEvidence.BUSY
         before = sum(process.cpu_times()[:2])
         time.sleep(_WATCH_SECONDS)
         used = sum(process.cpu_times()[:2]) - before
     except psutil.Error:
-        return Evidence.GONE
-    return Evidence.BUSY if used >= _BUSY_SHARE * _WATCH_SECONDS else Evidence.IDLE
+        return HangEvidence.GONE
+    return HangEvidence.BUSY if used >= _BUSY_SHARE * _WATCH_SECONDS else HangEvidence.IDLE
 
 
 def stacks(pid: int, file: int) -> str:
@@ -248,7 +248,7 @@ def _py_spy(pid: int) -> tuple[str, str]:
         return "", "py-spy is not installed"
     problem = ""
     # Read while it runs on, a process may seem to lack threads, so it is paused; what is stopped, py-spy cannot pause.
-    is_stopped = state(pid) is Evidence.STOPPED
+    is_stopped = state(pid) is HangEvidence.STOPPED
     for options in ((), ("--nonblocking",), ("--nonblocking",))[is_stopped:]:
         try:
             command = [program, "dump", *options, "--pid", str(pid)]

@@ -11,7 +11,7 @@ FAULTS, MEMORY_SECONDS = 3, 3600.0
 _MORE = 3.0
 
 
-class Exclusion:
+class NodeExclusion:
     """Counts the faults of nodes.
 
     A node is excluded after three faults within an hour, unless the other nodes have faults too: then it is not the
@@ -43,7 +43,7 @@ class Exclusion:
         return sorted(out, key=lambda node: (-counts[node], node))
 
 
-class Launches:
+class KernelFailures:
     """Kernels that failed, by node: on one node it may be the GPU, on a second one within an hour it is the code."""
 
     def __init__(self) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import ray
 
 from raytf._ray import state
-from raytf.driver.supervision.hang_detector import Evidence
-from raytf.driver.supervision.inspection import Examination, end
+from raytf.driver.supervision.hang_detector import HangEvidence
+from raytf.driver.supervision.inspection import Inspector, end
 from raytf.runs.events import Hang
-from raytf.training.beat import Activity, Beat
+from raytf.training.beat import Activity, HeartbeatState
 from raytf.training.monitor_client import MonitorClient
 
 #: Seconds before the first look, and between two of them; a worker must be found stopped in two in a row.
@@ -48,20 +48,23 @@ class StartGuard:
             seconds = _LOOK_SECONDS
             with contextlib.suppress(ray.exceptions.RayError):
                 beats = self._workers()
-                found = Examination(self._run_uri, beats).collect(_LOOK_SECONDS)
-                stopped = [beat for beat in beats if found[beat.rank].evidence is Evidence.STOPPED]
+                found = Inspector(self._run_uri, beats).collect(_LOOK_SECONDS)
+                stopped = [beat for beat in beats if found[beat.rank].evidence is HangEvidence.STOPPED]
                 if not self._over.is_set():
                     self._end([beat for beat in stopped if (beat.node, beat.pid) in before])
                 before = {(beat.node, beat.pid) for beat in stopped}
 
-    def _workers(self) -> list[Beat]:
+    def _workers(self) -> list[HeartbeatState]:
         """The job's workers that live; they have no ranks yet, so they are numbered."""
         job = ray.get_runtime_context().job_id
         actors = state.living_actors(job)
         places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]
-        return [Beat(self._group, i, len(places), *place, activity=Activity.START) for i, place in enumerate(places)]
+        return [
+            HeartbeatState(self._group, i, len(places), *place, activity=Activity.START)
+            for i, place in enumerate(places)
+        ]
 
-    def _end(self, beats: list[Beat]) -> None:
+    def _end(self, beats: list[HeartbeatState]) -> None:
         for beat in beats:
             text = f"a worker on node {beat.address} (pid {beat.pid}) was stopped while it started; ending it"
             self._monitor.say(text)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raytf.training.beat import Beat
+from raytf.training.beat import HeartbeatState
 
 #: Times the usual rank from which one is slow, and below which it is so no more.
 SLOW, RECOVERED = 1.5, 1.25
@@ -38,12 +38,12 @@ class Stragglers:
     """Finds slow ranks of one worker group."""
 
     def __init__(self) -> None:
-        self._before: dict[int, Beat] = {}
+        self._before: dict[int, HeartbeatState] = {}
         self._costs: dict[int, deque[float]] = {}
         self._slow: dict[int, int] = {}
         self._named: set[int] = set()
 
-    def look(self, beats: Sequence[Beat]) -> list[Straggler]:
+    def look(self, beats: Sequence[HeartbeatState]) -> list[Straggler]:
         """Take the latest beat of each rank; those that are found to be slow now and were not before."""
         if len(beats) < 2 or len(beats) < beats[0].world_size:
             return []
@@ -84,7 +84,7 @@ def _median_without(in_order: Sequence[float], one: float) -> float:
     return at(left // 2) if left % 2 else (at(left // 2 - 1) + at(left // 2)) / 2
 
 
-def _shard_seconds(before: Beat, beat: Beat) -> float:
+def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
     """What a shard costs a rank: computing it, and waiting for its records."""
     computing = (beat.probe_seconds - before.probe_seconds) / (beat.probes - before.probes)
     steps = beat.step - before.step

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.node_exclusion import Exclusion, Launches
+from raytf.driver.supervision.node_exclusion import KernelFailures, NodeExclusion
 from raytf.driver.supervision.retry import Retry
-from raytf.runs.events import Fault, short
+from raytf.runs.events import FaultEvent, short
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Decision:
 
     retry: bool
     pause: float
-    fault: Fault
+    fault: FaultEvent
     said: str
 
 
@@ -65,10 +65,10 @@ class Supervisor:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._name = clock, uuid.uuid4().hex
-        self.exclusion = Exclusion()
+        self.exclusion = NodeExclusion()
         self.resumes_at = float("-inf")
         self._retry = Retry()
-        self._launches = Launches()
+        self._launches = KernelFailures()
         self._reached = 0
 
     def decide(self, failure: Failure, scene: Scene, has_budget: Callable[[], bool] = lambda: True) -> Decision:
@@ -87,7 +87,7 @@ class Supervisor:
         self._reached = max(self._reached, scene.reached, failure.step or 0)
         verdict = self._retry.decide(failure, self._reached)
         goes_on = verdict.retry and has_budget()
-        fault = Fault(failure.cause, failure.ranks, nodes, failure.text, goes_on)
+        fault = FaultEvent(failure.cause, failure.ranks, nodes, failure.text, goes_on)
         if goes_on:
             return self._go_on(verdict.pause, fault, failure.cause, verdict.why)
         said = ""
@@ -97,7 +97,7 @@ class Supervisor:
             said = f"not tried again: {verdict.why}"
         return Decision(False, 0.0, fault, said)
 
-    def _go_on(self, pause: float, fault: Fault, cause: Cause, said: str = "") -> Decision:
+    def _go_on(self, pause: float, fault: FaultEvent, cause: Cause, said: str = "") -> Decision:
         now = self._clock()
         self.resumes_at = now + pause
         # A node that went as announced, or on which the job's own code failed, has done nothing wrong.
@@ -126,7 +126,7 @@ def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
     return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.gpu_nodes)
 
 
-def judge_launch(failure: Failure, nodes: Collection[str], launches: Launches, now: float) -> Failure:
+def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailures, now: float) -> Failure:
     """A failure as it is, or the job's own where kernels have failed on these nodes and on another one."""
     if not failure.is_launch or not launches.failed(nodes, now):
         return failure
@@ -147,7 +147,7 @@ def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
     return failure.dead <= set(noticed) if failure.dead else failure.is_peer_missed
 
 
-def _preemption(noticed: Mapping[int, str]) -> Fault:
+def _preemption(noticed: Mapping[int, str]) -> FaultEvent:
     nodes = sorted(set(noticed.values()))
     text = f"node {', '.join(map(short, nodes))} is gone, as announced"
-    return Fault(Cause.NODE_LOST, sorted(noticed), nodes, text, preemption=True)
+    return FaultEvent(Cause.NODE_LOST, sorted(noticed), nodes, text, preemption=True)

@@ -12,14 +12,14 @@ from typing import Any
 import ray
 from ray.train import WorkerGroupError
 
-from raytf.driver.supervision.hang_detector import Evidence, HangDetector, blamed_for_loss
-from raytf.driver.supervision.inspection import Examination, Found, end, stopped_here
+from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, blamed_for_loss
+from raytf.driver.supervision.inspection import Inspector, RankInspection, end, stopped_here
 from raytf.driver.supervision.start_guard import StartGuard
 from raytf.driver.supervision.stragglers import Straggler, Stragglers
 from raytf.errors import HangError, StorageError
 from raytf.runs import events
 from raytf.storage.storage import Storage
-from raytf.training.beat import Activity, Beat, Finding, Sighting
+from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
 from raytf.training.monitor_client import MonitorClient, Question
 
 #: Seconds between two questions for the beats, between two examinations, and for the stacks of all.
@@ -31,7 +31,7 @@ _STOPPED_STACKS_SECONDS = 4.0
 #: Characters of a rank's stacks in an event, and frames in a message.
 _EVENT_CHARACTERS, _FRAMES = 8000, 4
 #: What does not end in time when Ray Train asks it to, and can be killed.
-_KILLABLE = (Evidence.STOPPED, Evidence.IDLE, Evidence.BUSY)
+_KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
 #: Whose frames tell a user little.
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
@@ -42,13 +42,13 @@ class _Group:
     """What is known of the present group; times are those of `time.monotonic`."""
 
     began: float
-    question: Question[list[Sighting]] | None = None
+    question: Question[list[LastHeartbeat]] | None = None
     asked_at: float = float("-inf")
-    sightings: list[Sighting] = field(default_factory=list)
-    evidence: dict[int, Evidence] = field(default_factory=dict)
-    examination: Examination | None = None
+    sightings: list[LastHeartbeat] = field(default_factory=list)
+    evidence: dict[int, HangEvidence] = field(default_factory=dict)
+    examination: Inspector | None = None
     examined_at: float = float("-inf")
-    finding: Finding | None = None
+    finding: HangFinding | None = None
     found_at: float = float("-inf")
     stragglers: Stragglers = field(default_factory=Stragglers)
 
@@ -107,17 +107,17 @@ class Watchdog:
             found = group.examination.collect()
             group.evidence = {rank: about.evidence for rank, about in found.items() if about.evidence is not None}
         quiet = [s.beat for s in sightings if s.age > _LOSS_SILENCE_SECONDS]
-        seen = group.evidence | dict.fromkeys(stopped_here(quiet), Evidence.STOPPED)
+        seen = group.evidence | dict.fromkeys(stopped_here(quiet), HangEvidence.STOPPED)
         look = self._detector.look(now, sightings, seen)
         if look.finding is not None:
             group.finding, group.found_at = look.finding, now
             _blame(self._monitor, look.finding)
-            group.examination = Examination(self._run, [s.beat for s in sightings])
+            group.examination = Inspector(self._run, [s.beat for s in sightings])
         elif not look.suspects:
             group.examination, group.evidence = None, {}
         elif group.examination is None or now - group.examined_at >= _EXAMINE_SECONDS:
             suspects = [s.beat for s in sightings if s.beat.rank in look.suspects]
-            group.examination, group.examined_at = Examination(self._run, suspects), now
+            group.examination, group.examined_at = Inspector(self._run, suspects), now
         slow = group.stragglers.look([s.beat for s in sightings])
         for straggler in slow:
             self._monitor.say(
@@ -143,13 +143,13 @@ class Watchdog:
             return False
         return True
 
-    def _with_the_unheard(self, workers: Sequence[Any], now: float) -> list[Sighting]:
+    def _with_the_unheard(self, workers: Sequence[Any], now: float) -> list[LastHeartbeat]:
         heard = {s.beat.rank: s for s in self._group.sightings}
         for rank, worker in enumerate(workers):
             if rank not in heard:
                 at = worker.metadata
-                beat = Beat(0, rank, len(workers), at.node_id, at.node_ip, at.pid)
-                heard[rank] = Sighting(beat, now - self._group.began)
+                beat = HeartbeatState(0, rank, len(workers), at.node_id, at.node_ip, at.pid)
+                heard[rank] = LastHeartbeat(beat, now - self._group.began)
         return [heard[rank] for rank in sorted(heard)]
 
 
@@ -161,12 +161,15 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     """
     sightings, known = monitor.sightings(5), monitor.blamed(5)
     if known is not None:  # the watchdog was about to end the group, and is only later than the peers
-        return conclude(monitor, run, known, Examination(run, [s.beat for s in sightings]).collect(_LOSS_SECONDS))
+        return conclude(monitor, run, known, Inspector(run, [s.beat for s in sightings]).collect(_LOSS_SECONDS))
     suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
     if not suspects:
         return None
-    began, examination = time.monotonic(), Examination(run, [s.beat for s in sightings])
-    frozen = {Evidence.STOPPED: "frozen (its process was stopped)", Evidence.SILENT_NODE: "its node does not answer"}
+    began, examination = time.monotonic(), Inspector(run, [s.beat for s in sightings])
+    frozen = {
+        HangEvidence.STOPPED: "frozen (its process was stopped)",
+        HangEvidence.SILENT_NODE: "its node does not answer",
+    }
     is_over = False
     while not is_over:
         found = examination.collect(0.2)
@@ -179,24 +182,26 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
     ages = {s.beat.rank: s.age for s in sightings}
     evidence = found[blamed[0].rank].evidence
     assert evidence is not None
-    finding = Finding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
+    finding = HangFinding(tuple(blamed), waited + max(ages[b.rank] for b in blamed), "frozen", frozen[evidence])
     _blame(monitor, finding)
     return conclude(monitor, run, finding, found)
 
 
-def _is_enough(blamed: Sequence[Beat], found: dict[int, Found], waited: float) -> bool:
+def _is_enough(blamed: Sequence[HeartbeatState], found: dict[int, RankInspection], waited: float) -> bool:
     """Whether ranks to blame are known to be stopped, and the rest is not worth waiting for: their end is."""
-    if any(found[beat.rank].evidence is not Evidence.STOPPED for beat in blamed):
+    if any(found[beat.rank].evidence is not HangEvidence.STOPPED for beat in blamed):
         return False
     return waited >= _STOPPED_STACKS_SECONDS or all(found[beat.rank].is_whole for beat in blamed)
 
 
-def _blame(monitor: MonitorClient, finding: Finding) -> None:
+def _blame(monitor: MonitorClient, finding: HangFinding) -> None:
     monitor.blame(finding)
     monitor.say(describe(finding))
 
 
-def conclude(monitor: MonitorClient, run: str, finding: Finding, found: dict[int, Found]) -> WorkerGroupError:
+def conclude(
+    monitor: MonitorClient, run: str, finding: HangFinding, found: dict[int, RankInspection]
+) -> WorkerGroupError:
     """Write down the stacks, tell user and ledger, and end the ranks to blame; what to raise then."""
     name = f"{FOLDER}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-step-{finding.beats[0].step}.txt"
     said = describe(finding)
@@ -229,7 +234,7 @@ def conclude(monitor: MonitorClient, run: str, finding: Finding, found: dict[int
     return WorkerGroupError(said, {beat.rank: HangError(advice) for beat in finding.beats})
 
 
-def describe(finding: Finding) -> str:
+def describe(finding: HangFinding) -> str:
     """Who hangs, where and how long, in a line."""
     who = ", ".join(f"rank {b.rank} on node {b.address} (pid {b.pid})" for b in finding.beats)
     have = "has" if len(finding.beats) == 1 else "have"

@@ -25,7 +25,7 @@ from raytf.inference import versions
 from raytf.inference.batch import columns, reader
 from raytf.inference.batch.columns import Options
 from raytf.inference.batch.reader import Input
-from raytf.inference.batch.writer import Sink
+from raytf.inference.batch.writer import PredictionWriter
 from raytf.inference.signature import DEFAULT, Signature
 from raytf.inference.versions import Version
 from raytf.storage.storage import Storage
@@ -37,7 +37,7 @@ _GRAPH_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
-class Plan:
+class PredictionPlan:
     """What to predict, and with what.
 
     Attributes:
@@ -87,7 +87,7 @@ class Predictor:
         return {**beside, **columns.named(outputs, options.classes, list(beside))}
 
 
-def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str], None]) -> int:
+def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Callable[[str], None]) -> int:
     """Predict for every record; their number.
 
     Args:
@@ -98,7 +98,7 @@ def run(plan: Plan, show: Callable[[int, int | None], None], say: Callable[[str]
         RaytfError: one line that says what is wrong and how to mend it; then there is no output.
     """
     models, version = find(plan.model, plan.version)
-    sink, given = Sink(plan.output, plan.overwrite), reader.look(plan.source)
+    sink, given = PredictionWriter(plan.output, plan.overwrite), reader.look(plan.source)
     say(f"model {models.locate(version.name)}")
     if not plan.verbose:
         # Ray warns of the arguments that Ray Data gives its actors, which stay while it runs.
@@ -159,7 +159,7 @@ def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gp
     return ""
 
 
-def _check_room(plan: Plan, is_local: bool, say: Callable[[str], None]) -> None:
+def _check_room(plan: PredictionPlan, is_local: bool, say: Callable[[str], None]) -> None:
     """Refuse what a cluster cannot hold: Ray Data would wait for ever.
 
     Raises:
@@ -198,7 +198,12 @@ def explain(error: BaseException) -> RaytfError:
 
 
 def _run(
-    plan: Plan, models: Storage, version: Version, given: Input, sink: Sink, show: Callable[[int, int | None], None]
+    plan: PredictionPlan,
+    models: Storage,
+    version: Version,
+    given: Input,
+    sink: PredictionWriter,
+    show: Callable[[int, int | None], None],
 ) -> int:
     data, total = reader.read(given, lambda: _signature_of(models, version), plan.options, plan.fit)
     low, high = plan.workers

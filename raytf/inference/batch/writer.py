@@ -23,7 +23,7 @@ from raytf.storage.storage import Storage
 _ENDINGS = (".parquet", ".csv", ".jsonl")
 
 
-class Sink:
+class PredictionWriter:
     """Takes batches in order; a context manager: the file appears at its end, unless that is an error.
 
     Args:
@@ -52,7 +52,7 @@ class Sink:
         self._writer: Any = None
         self._schema: Any = None
 
-    def __enter__(self) -> Sink:
+    def __enter__(self) -> PredictionWriter:
         # Beside the file where that is local, so that it can be renamed.
         folder = os.path.dirname(self._place.root) if self._place.is_local else None
         try:

@@ -25,7 +25,7 @@ from raytf._ray import serve as controller
 from raytf.cluster.connect import is_connected, ray_for
 from raytf.errors import ClusterError, ConfigError, ModelError, one_line
 from raytf.inference.serving import front
-from raytf.inference.serving.replica import Replica, Settings, load_once
+from raytf.inference.serving.replica import Replica, ReplicaSettings, load_once
 
 #: Names of the Ray Serve application and of its one deployment.
 APP, _DEPLOYMENT = "raytf-{name}", "model"
@@ -41,7 +41,7 @@ _BATCHES_AHEAD = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class ServingPlan:
     """How a model is served.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan:
         proxies: where HTTP is listened to.
     """
 
-    settings: Settings
+    settings: ReplicaSettings
     host: str
     port: int
     replicas: tuple[int, int]
@@ -62,7 +62,7 @@ class Plan:
     verbose: bool
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> None:
+def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
     """Serve until SIGTERM or Ctrl-C; then requests under way are answered, and what was started is stopped.
 
     Args:
@@ -131,7 +131,7 @@ def _signals() -> Iterator[threading.Event]:
         yield stop
 
 
-def _begin(plan: Plan) -> bool:
+def _begin(plan: ServingPlan) -> bool:
     """Have Ray Serve run; whether it did not before."""
     before = _is_serving()
     location = ProxyLocation.HeadOnly if plan.proxies == "head" else ProxyLocation.EveryNode
@@ -156,7 +156,7 @@ def _is_serving() -> bool:
     return True
 
 
-def _where(plan: Plan) -> tuple[str, int]:
+def _where(plan: ServingPlan) -> tuple[str, int]:
     """Host and port of the proxies, which another command may have started.
 
     Raises:
@@ -189,7 +189,7 @@ def _check_room(name: str) -> bool:
     return is_there
 
 
-def _check_model(settings: Settings) -> None:
+def _check_model(settings: ReplicaSettings) -> None:
     """Refuse a model that cannot be loaded before it takes the place of one that can: Ray Serve does not go back.
 
     Raises:
@@ -207,7 +207,7 @@ def reachable(host: str) -> str:
     return f"[{shown}]" if ":" in shown else shown
 
 
-def _deploy(plan: Plan, name: str, marks: dict[str, Any]) -> Any:
+def _deploy(plan: ServingPlan, name: str, marks: dict[str, Any]) -> Any:
     low, high = plan.replicas
     ongoing = max(_BATCHES_AHEAD * plan.settings.batch_size, 16)
     sizes: dict[str, Any] = {"num_replicas": low}
@@ -238,7 +238,7 @@ def _deploy(plan: Plan, name: str, marks: dict[str, Any]) -> Any:
         raise _why(name, error) from error
 
 
-def _check_resources(plan: Plan) -> None:
+def _check_resources(plan: ServingPlan) -> None:
     have = ray.cluster_resources()
     for kind, each in (("CPU", plan.cpus), ("GPU", plan.gpus)):
         if each and have.get(kind, 0) < each:
@@ -262,7 +262,7 @@ def _why(name: str, error: Exception) -> Exception:
     return ClusterError(f"the model cannot be served: {one_line(text, 500)}")
 
 
-class Hands(enum.Enum):
+class ApplicationOwner(enum.Enum):
     """Whose an application is."""
 
     OURS = "ours"
@@ -272,7 +272,7 @@ class Hands(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Found:
+class RunningApplication:
     """An application that is there.
 
     Attributes:
@@ -286,21 +286,21 @@ class Found:
     is_started_by_raytf: bool = False
 
 
-def hands(found: Found | None, me: str) -> Hands:
+def hands(found: RunningApplication | None, me: str) -> ApplicationOwner:
     """Whose an application is that this command has deployed.
 
     Args:
         found: None where it is not there.
     """
     if found is None or found.status in ("DELETING", "NOT_STARTED"):
-        return Hands.GONE
+        return ApplicationOwner.GONE
     # A command whose deployment has failed is gone, and leaves the application to the one before it.
     if found.owner == me or found.status == "DEPLOY_FAILED":
-        return Hands.OURS
-    return Hands.COMING if found.status == "DEPLOYING" else Hands.TAKEN
+        return ApplicationOwner.OURS
+    return ApplicationOwner.COMING if found.status == "DEPLOYING" else ApplicationOwner.TAKEN
 
 
-def _look(name: str) -> Found | None:
+def _look(name: str) -> RunningApplication | None:
     details = controller.details(_LOOK_TIMEOUT)
     application = details["applications"].get(name)
     if application is None:
@@ -308,7 +308,7 @@ def _look(name: str) -> Found | None:
     deployment = application["deployments"].get(_DEPLOYMENT) or {}
     config = (deployment.get("deployment_config") or {}).get("user_config") or {}
     status = str(getattr(application["status"], "value", application["status"]))
-    return Found(status, str(config.get(_OWNER, "")), bool(config.get(_STARTED)))
+    return RunningApplication(status, str(config.get(_OWNER, "")), bool(config.get(_STARTED)))
 
 
 def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callable[[str], None]) -> None:
@@ -327,10 +327,10 @@ def _stay(name: str, me: str, is_local: bool, stop: threading.Event, say: Callab
             if lost >= 5:
                 raise ClusterError(f"Ray does not answer any more: {one_line(error, 200)}", passes=True) from error
             continue
-        if whose is Hands.GONE:
+        if whose is ApplicationOwner.GONE:
             say("somebody else has ended it")
             return
-        if whose is Hands.TAKEN and not is_local:  # a Ray of one's own would end with this command
+        if whose is ApplicationOwner.TAKEN and not is_local:  # a Ray of one's own would end with this command
             say("another command serves it now")
             return
 
@@ -344,7 +344,7 @@ def _end(name: str, me: str | None, mine: bool, say: Callable[[str], None]) -> N
     """
     began = time.monotonic()
     try:
-        is_ours = me is not None and hands(_look(name), me) is Hands.OURS
+        is_ours = me is not None and hands(_look(name), me) is ApplicationOwner.OURS
         if is_ours:
             say("draining: requests under way are answered, no new ones are taken")
             serve.delete(name)

@@ -14,13 +14,13 @@ from typing import Any
 from uvicorn.protocols.http import auto
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from raytf.inference.serving.limits import Limits, least_missed
+from raytf.inference.serving.limits import ServingLimits, least_missed
 
 #: Seconds between two looks at all connections.
 _LOOK_SECONDS = 0.5
 
 
-def install(limits: Limits) -> None:
+def install(limits: ServingLimits) -> None:
     """Have uvicorn servers that this process starts from now on use bounded connections.
 
     Ray Serve makes its uvicorn server itself and has no setting for its protocol; it takes uvicorn's default.
@@ -28,15 +28,15 @@ def install(limits: Limits) -> None:
     auto.AutoHTTPProtocol = bounded(limits)
 
 
-def bounded(limits: Limits) -> type[Connection]:
+def bounded(limits: ServingLimits) -> type[Connection]:
     """Connections of one server, which keep the limits together."""
-    return type("BoundedProtocol", (Connection,), {"crowd": Crowd(limits), "limits": limits})
+    return type("BoundedProtocol", (Connection,), {"crowd": Connections(limits), "limits": limits})
 
 
-class Crowd:
+class Connections:
     """All connections of a server."""
 
-    def __init__(self, limits: Limits):
+    def __init__(self, limits: ServingLimits):
         self._limits = limits
         self._all: set[Connection] = set()
         self._lingering: set[Connection] = set()
@@ -84,8 +84,8 @@ class Crowd:
 class Connection(HttpToolsProtocol):
     """A connection that keeps the limits."""
 
-    crowd: Crowd
-    limits: Limits
+    crowd: Connections
+    limits: ServingLimits
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._real = transport
@@ -96,7 +96,7 @@ class Connection(HttpToolsProtocol):
         self._stalled_at: float | None = None
         self._ended_at: float | None = None
         self._is_lingering = False
-        super().connection_made(_Ending(transport, self))  # type: ignore[arg-type]
+        super().connection_made(_LingeringTransport(transport, self))  # type: ignore[arg-type]
         self.crowd.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -236,7 +236,7 @@ class Connection(HttpToolsProtocol):
 _TOO_LARGE = "The headers are larger than {} KiB."
 
 
-class _Ending:
+class _LingeringTransport:
     """A transport whose end is the connection's matter: `close` lingers, and nothing is written after it."""
 
     def __init__(self, real: asyncio.Transport, connection: Connection):

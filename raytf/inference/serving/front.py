@@ -21,8 +21,8 @@ from raytf.inference.serving import asgi, connections, memory, rest_api
 from raytf.inference.serving.asgi import App, Receive, Send
 from raytf.inference.serving.errors import Refusal
 from raytf.inference.serving.exchange import AGAIN, LARGE, SETTINGS, Sender
-from raytf.inference.serving.limits import Limits, Room, in_the_way, is_too_slow
-from raytf.inference.serving.spool import Disk, Spool
+from raytf.inference.serving.limits import RoomQueue, ServingLimits, in_the_way, is_too_slow
+from raytf.inference.serving.spool import DiskRoom, Spool
 
 #: Where Ray Serve's proxies look for `middlewares`; the environment variable that tells them so.
 VARIABLE, PLACE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "raytf.inference.serving.front.middlewares"
@@ -36,13 +36,13 @@ _LOOK_SECONDS = 0.5
 def middlewares() -> list[Middleware]:
     """Called by each of Ray Serve's HTTP proxies when it starts, before it listens."""
     memory.settle()
-    limits = Limits()
+    limits = ServingLimits()
     connections.install(limits)
     return [Middleware(Front, limits=limits)]
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """What is to be known of the served model before a body is read.
 
     Attributes:
@@ -79,15 +79,15 @@ class Front:
         clock: injected by tests.
     """
 
-    def __init__(self, app: App, limits: Limits, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, app: App, limits: ServingLimits, clock: Callable[[], float] = time.monotonic):
         self._app, self._limits, self._clock = app, limits, clock
         self._bodies: set[_Body] = set()
         self._is_looking = False
         self._intake = 0.0  # when what was taken of large bodies was due
-        self._disk = Disk(limits.disk_bytes)
-        self._memory = Room(limits.memory_bytes)
-        self._large = Room(limits.large)
-        self._served = Served()
+        self._disk = DiskRoom(limits.disk_bytes)
+        self._memory = RoomQueue(limits.memory_bytes)
+        self._large = RoomQueue(limits.large)
+        self._served = ServedModel()
         self._learning: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[asgi.Reply] | None = None
 
@@ -137,7 +137,7 @@ class Front:
             return await self._exchange(scope, receive, kept, body, answer)
 
     # What is served
-    async def _known(self, token: bytes | None) -> Served:
+    async def _known(self, token: bytes | None) -> ServedModel:
         now = self._clock()
         age = now - self._served.at
         wrong = not rest_api.is_allowed(asgi.decoded(token), self._served.token_sha256)
@@ -156,7 +156,7 @@ class Front:
             if reply.status == HTTPStatus.OK:
                 told = json.loads(reply.data)
                 health = told.pop("health").encode()
-                self._served = Served(at=self._clock(), health=health, **told)
+                self._served = ServedModel(at=self._clock(), health=health, **told)
         except (TimeoutError, ValueError, KeyError, TypeError, Refusal):
             pass  # what was known stays
         finally:
@@ -293,7 +293,7 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def _turn(room: Room, size: int, limits: Limits) -> AsyncIterator[None]:
+async def _turn(room: RoomQueue, size: int, limits: ServingLimits) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(limits.turn_seconds):

@@ -1,6 +1,6 @@
 """What a client may take of the server: the numbers, who is too slow, who goes when there is no more room.
 
-Pure but for `Room`, which hands out a number of bytes in the order in which they were asked for.
+Pure but for `RoomQueue`, which hands out a number of bytes in the order in which they were asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServingLimits:
     """Of one HTTP proxy.
 
     Attributes:
@@ -62,7 +62,7 @@ class Limits:
     turn_seconds: float = 30.0
 
 
-class Arriving(Protocol):
+class ArrivingBody(Protocol):
     """A body that is on its way: when it began, how much of it there is; when it was looked at, how much there was."""
 
     began: float
@@ -71,7 +71,7 @@ class Arriving(Protocol):
     seen: int
 
 
-class Waiting(Protocol):
+class IdleConnection(Protocol):
     """A connection: whether it asks nothing now, whether it has ever got an answer, since when it is as it is."""
 
     @property
@@ -84,11 +84,11 @@ class Waiting(Protocol):
     def since(self) -> float: ...
 
 
-A = TypeVar("A", bound=Arriving)
-W = TypeVar("W", bound=Waiting)
+A = TypeVar("A", bound=ArrivingBody)
+W = TypeVar("W", bound=IdleConnection)
 
 
-def is_too_slow(body: Arriving, now: float, limits: Limits) -> bool:
+def is_too_slow(body: ArrivingBody, now: float, limits: ServingLimits) -> bool:
     """Whether a body has come too slowly since it was looked at: the more there is, the less it may slow down.
 
     To be asked when `grace_seconds` have gone by since then.
@@ -97,7 +97,7 @@ def is_too_slow(body: Arriving, now: float, limits: Limits) -> bool:
     return body.got - body.seen < least * (now - body.seen_at)
 
 
-def in_the_way(bodies: Iterable[A], now: float, limits: Limits) -> list[A]:
+def in_the_way(bodies: Iterable[A], now: float, limits: ServingLimits) -> list[A]:
     """The slowest bodies, which make room for another one; none as long as there is some."""
     old = [body for body in bodies if now - body.began >= limits.patience_seconds]
     old.sort(key=lambda body: (body.got / (now - body.began), body.began))
@@ -110,7 +110,7 @@ def least_missed(connections: Iterable[W]) -> W | None:
     return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
 
 
-class Room:
+class RoomQueue:
     """Bytes of memory or of disk for those who ask, in the order in which they do.
 
     Args:

@@ -20,7 +20,7 @@ from raytf.storage.storage import Storage
 _RETRY_SECONDS = 30.0
 
 
-class Shelf:
+class LoadedVersions:
     """Loaded versions. A new one takes over when it is loaded and warm, and what it replaces goes after that.
 
     Args:
@@ -135,7 +135,7 @@ class Shelf:
         return now is not None and now.sizes == before.sizes and self._clock() - at < _RETRY_SECONDS
 
 
-def first_load(shelf: Shelf) -> None:
+def first_load(shelf: LoadedVersions) -> None:
     """Load what is to be served when a replica starts.
 
     Raises:

@@ -22,9 +22,9 @@ from raytf.distributed.gpu import visibility
 from raytf.errors import ModelError
 from raytf.inference.serving import exchange, memory, rest_api
 from raytf.inference.serving.errors import Refusal, bad
-from raytf.inference.serving.limits import Room
-from raytf.inference.serving.rest_api import Call
-from raytf.inference.serving.spool import Disk, Spool
+from raytf.inference.serving.limits import RoomQueue
+from raytf.inference.serving.rest_api import PredictCall
+from raytf.inference.serving.spool import DiskRoom, Spool
 from raytf.inference.serving.version_policy import Policy
 from raytf.inference.signature import DEFAULT
 
@@ -38,7 +38,7 @@ _MOST_ANSWER = 2 << 30
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReplicaSettings:
     """What every replica is told.
 
     Attributes:
@@ -64,7 +64,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class _Item:
+class _BatchItem:
     """A call on its way into a batch.
 
     Attributes:
@@ -73,7 +73,7 @@ class _Item:
     """
 
     model: Any
-    call: Call
+    call: PredictCall
     most: int
 
     @property
@@ -90,11 +90,11 @@ class _Item:
         return (id(self.model), call.signature.name, shapes)
 
 
-def _records(items: list[_Item]) -> int:
+def _records(items: list[_BatchItem]) -> int:
     return sum(item.size for item in items)
 
 
-class _TooMuch(Exception):
+class _AnswerTooLarge(Exception):
     """The answer is too large to be given at once."""
 
 
@@ -102,12 +102,12 @@ class _TooMuch(Exception):
 class Replica:
     """Answers requests with the versions that it has loaded; follows the folder of versions by itself."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ReplicaSettings):
         visibility.hide_unless_given()
         memory.settle()
         _process.load_tensorflow()
         from raytf.inference.serving.loaded_versions import (  # TensorFlow is loaded by now, without its messages
-            Shelf,
+            LoadedVersions,
             first_load,
         )
 
@@ -115,8 +115,8 @@ class Replica:
         self._run.set_max_batch_size(settings.batch_size)  # type: ignore[attr-defined]
         self._run.set_batch_wait_timeout_s(settings.batch_wait_seconds)  # type: ignore[attr-defined]
         #: Of large bodies; with what is made of them they take a few times as much.
-        self._room = Room(settings.max_body_bytes)
-        self._shelf = Shelf(settings.models, settings.name, settings.policy, settings.threads, _log.info)
+        self._room = RoomQueue(settings.max_body_bytes)
+        self._shelf = LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, _log.info)
         first_load(self._shelf)
         self._stop = threading.Event()
         threading.Thread(
@@ -147,7 +147,7 @@ class Replica:
             data, code = rest_api.failure("The client has gone."), HTTPStatus.BAD_REQUEST
         except ModelError as error:
             data, code = rest_api.failure(str(error)), HTTPStatus.BAD_REQUEST
-        except _TooMuch:
+        except _AnswerTooLarge:
             data, code, again = b"", HTTPStatus.OK, {exchange.AGAIN: "1"}
         headers = {"WWW-Authenticate": "Bearer"} if code == HTTPStatus.UNAUTHORIZED else again
         return Response(data, code, headers, media_type="application/json")
@@ -186,14 +186,14 @@ class Replica:
         outputs = await self._outputs(model, call)
         weight = _weight(outputs)
         if weight > _MOST_AT_ONCE:
-            raise _TooMuch
+            raise _AnswerTooLarge
         return (
             rest_api.respond(outputs, call)
             if weight < _LITTLE
             else await asyncio.to_thread(rest_api.respond, outputs, call)
         )
 
-    def _route(self, request: Request) -> rest_api.Route:
+    def _route(self, request: Request) -> rest_api.RestRoute:
         settings = self._settings
         if not rest_api.is_allowed(request.headers.get("authorization"), settings.token_sha256):
             raise Refusal(
@@ -204,7 +204,7 @@ class Replica:
             raise rest_api.no_such_model(route.model, settings.name)
         return route
 
-    def _call(self, route: rest_api.Route, body: bytes | bytearray, model: Any) -> Call:
+    def _call(self, route: rest_api.RestRoute, body: bytes | bytearray, model: Any) -> PredictCall:
         if route.verb != "predict":
             raise rest_api.refuse_examples(route.verb, body, model.signatures)
         return rest_api.parse(body, model.signatures)
@@ -213,7 +213,7 @@ class Replica:
         """The answer to a request that is large, or whose answer is; see exchange."""
         size = int(request.headers[exchange.LARGE])
         stream = request.stream()
-        with Spool(Disk(_MOST_ANSWER)) as answer, contextlib.suppress(ClientDisconnect, StopAsyncIteration):
+        with Spool(DiskRoom(_MOST_ANSWER)) as answer, contextlib.suppress(ClientDisconnect, StopAsyncIteration):
             async with self._room.hold(size):
                 body = bytearray()
                 async for message in exchange.take_body(stream, size, body):
@@ -245,7 +245,7 @@ class Replica:
 
         await asyncio.to_thread(write)
 
-    async def _outputs(self, model: Any, call: Call) -> dict[str, np.ndarray]:
+    async def _outputs(self, model: Any, call: PredictCall) -> dict[str, np.ndarray]:
         """Outputs of the model; of a large call a part at a time, so that those of others come between."""
         found: dict[str, np.ndarray] = {}
         records = call.records or 0
@@ -265,18 +265,18 @@ class Replica:
                 return found
         return await self._run_one(model, call)
 
-    async def _run_one(self, model: Any, call: Call) -> dict[str, np.ndarray]:
-        found = await self._run(_Item(model, call, self._settings.batch_size))
+    async def _run_one(self, model: Any, call: PredictCall) -> dict[str, np.ndarray]:
+        found = await self._run(_BatchItem(model, call, self._settings.batch_size))
         if isinstance(found, Exception):
             raise found
         return found
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.002, batch_size_fn=_records)
-    async def _run(self, items: list[_Item]) -> list[Any]:
+    async def _run(self, items: list[_BatchItem]) -> list[Any]:
         return await asyncio.to_thread(run_batch, items)
 
 
-def parts(call: Call, batch_size: int) -> list[tuple[int, int]]:
+def parts(call: PredictCall, batch_size: int) -> list[tuple[int, int]]:
     """From and to which record a large call is given to the model at once; none where it is given as it is."""
     records, size = call.records, sum(array.nbytes for array in call.inputs.values())
     if not records or not call.signature.is_batched or size <= _MOST_AT_ONCE:
@@ -293,7 +293,7 @@ def _weight(outputs: dict[str, np.ndarray]) -> int:
     )
 
 
-def load_once(settings: Settings) -> None:
+def load_once(settings: ReplicaSettings) -> None:
     """Try whether a replica could load what it is told to.
 
     Raises:
@@ -301,12 +301,12 @@ def load_once(settings: Settings) -> None:
     """
     with visibility.unseen():  # a task, whose process may be a GPU's next
         _process.load_tensorflow()
-    from raytf.inference.serving.loaded_versions import Shelf, first_load
+    from raytf.inference.serving.loaded_versions import LoadedVersions, first_load
 
-    first_load(Shelf(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))
+    first_load(LoadedVersions(settings.models, settings.name, settings.policy, settings.threads, lambda text: None))
 
 
-def run_batch(items: list[_Item]) -> list[Any]:
+def run_batch(items: list[_BatchItem]) -> list[Any]:
     """Outputs for each item, in order, or the error that is the answer to it."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for i, item in enumerate(items):
@@ -323,14 +323,14 @@ def run_batch(items: list[_Item]) -> list[Any]:
     return results
 
 
-def _run_alone(item: _Item) -> Any:
+def _run_alone(item: _BatchItem) -> Any:
     try:
         return item.model.run(item.call.signature.name, item.call.inputs)
     except ModelError as error:
         return error
 
 
-def _run_together(items: list[_Item]) -> list[Any]:
+def _run_together(items: list[_BatchItem]) -> list[Any]:
     first = items[0]
     if len(items) == 1:
         return [first.model.run(first.call.signature.name, first.call.inputs)]

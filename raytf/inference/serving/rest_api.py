@@ -37,7 +37,7 @@ _LARGE = 128 << 10
 
 
 @dataclass(frozen=True)
-class Route:
+class RestRoute:
     """What a path asks for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Call:
+class PredictCall:
     """A prediction that was asked for.
 
     Attributes:
@@ -68,7 +68,7 @@ class Call:
         return records(self.inputs)
 
 
-def route(method: str, path: str) -> Route:
+def route(method: str, path: str) -> RestRoute:
     """What is asked for.
 
     Raises:
@@ -87,7 +87,7 @@ def route(method: str, path: str) -> Route:
             HTTPStatus.NOT_FOUND, f"Unrecognized servable version label: {parts['label']}. Name a version instead."
         )
     verb = (parts["verb"] or "status").strip("/").lower()
-    return Route(verb, model, None if parts["version"] is None else int(parts["version"]))
+    return RestRoute(verb, model, None if parts["version"] is None else int(parts["version"]))
 
 
 def is_allowed(header: str | None, digest: str | None) -> bool:
@@ -119,7 +119,7 @@ def check_size(size: int, limit: int) -> None:
         )
 
 
-def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Call:
+def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> PredictCall:
     """The tensors of a predict request.
 
     Raises:
@@ -141,10 +141,10 @@ def parse(body: bytes | bytearray, signatures: Mapping[str, Signature]) -> Call:
         raise bad("Missing 'inputs' or 'instances' key")
     values = of_rows(document["instances"], signature) if has_rows else of_columns(document["inputs"], signature)
     inputs = {key: tensor(key, value, signature.inputs[key]) for key, value in values.items()}
-    return Call(signature, inputs, has_rows)
+    return PredictCall(signature, inputs, has_rows)
 
 
-def respond(outputs: Mapping[str, np.ndarray], call: Call) -> bytes:
+def respond(outputs: Mapping[str, np.ndarray], call: PredictCall) -> bytes:
     """The answer to a predict request.
 
     Raises:
@@ -153,7 +153,7 @@ def respond(outputs: Mapping[str, np.ndarray], call: Call) -> bytes:
     return b"".join(answer(outputs, call))
 
 
-def answer(outputs: Mapping[str, np.ndarray], call: Call) -> Iterator[bytes]:
+def answer(outputs: Mapping[str, np.ndarray], call: PredictCall) -> Iterator[bytes]:
     """The answer to a predict request, a little at a time.
 
     Raises:

@@ -14,7 +14,7 @@ _IN_MEMORY = 16 << 10
 _SMALL = 128 << 10
 
 
-class Disk:
+class DiskRoom:
     """Room for all spools of a process.
 
     Args:
@@ -38,7 +38,7 @@ class Disk:
 class Spool:
     """Bytes that are written, then read from the beginning; closing it removes them."""
 
-    def __init__(self, disk: Disk):
+    def __init__(self, disk: DiskRoom):
         self._disk = disk
         self._file = tempfile.SpooledTemporaryFile(_IN_MEMORY, prefix="raytf-serve-")  # noqa: SIM115
         self.size = 0

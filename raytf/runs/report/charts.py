@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from raytf.runs.report.series import Curve, Piece, clock_ticks, ticks
+from raytf.runs.report.series import Curve, TimeShare, clock_ticks, ticks
 from raytf.runs.status import clock_text
 
 #: Width and height of every drawing, in units that stretch.
@@ -123,7 +123,7 @@ def lanes(frame: Frame, rows: Sequence[tuple[str, str, Sequence[float]]]) -> str
     return panel("Events", about, 26 * len(rows), "".join(drawing), labels)
 
 
-def band(frame: Frame, pieces: Sequence[Piece]) -> str:
+def band(frame: Frame, pieces: Sequence[TimeShare]) -> str:
     """Where the time went, as a band."""
     rects = []
     for piece in pieces:

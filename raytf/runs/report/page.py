@@ -11,7 +11,7 @@ from importlib import resources
 import numpy as np
 
 from raytf.runs import timeline
-from raytf.runs.history import Happening, History, Restart
+from raytf.runs.history import History, HistoryEvent, RestartRecord
 from raytf.runs.report import charts, series
 from raytf.runs.status import clock_text
 
@@ -218,7 +218,7 @@ def _box(name: str, rows: int) -> str:
     return f'<div class="scroll{tall}" tabindex="0" role="region" aria-label="{name}">'
 
 
-def _restart(r: Restart, begin: float, colors: dict[str, str], longest: float) -> str:
+def _restart(r: RestartRecord, begin: float, colors: dict[str, str], longest: float) -> str:
     told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in r.phases.items())
     parts = "".join(
         f'<i style="flex:{seconds:.3f};background:{colors[name]}"></i>'
@@ -248,7 +248,7 @@ def _events(run: History) -> str:
     )
 
 
-def _event(h: Happening, begin: float) -> str:
+def _event(h: HistoryEvent, begin: float) -> str:
     step = "" if h.step is None else f"{h.step:,}"
     label = ' data-label="step"' if step else ""
     return (

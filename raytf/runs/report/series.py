@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raytf.runs.copy_age import TIERS, Ages
+from raytf.runs.copy_age import TIERS, CopyAges
 from raytf.runs.ledger import Event
 from raytf.runs.timeline import CATEGORIES, Span
 from raytf.storage.untrusted_json import number
@@ -41,7 +41,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TimeShare:
     """A part of the run's time, and the share of it that each category has; where they are less than 1, no driver was
     wanted."""
 
@@ -61,7 +61,7 @@ def merged(spans: Iterable[Span]) -> list[tuple[float, float, str]]:
     return pieces
 
 
-def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[Piece]:
+def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[TimeShare]:
     """The run's time in pieces that touch, each of one category; where there are too many, in even ones of several."""
     pieces = merged(spans)
     if len(pieces) > most:
@@ -71,7 +71,7 @@ def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[Piece]:
             Span(a, b, "training" if c == "checkpoint" and b - a < shortest else c, 0, 0, 0) for a, b, c in pieces
         )
     if len(pieces) <= most:
-        return [Piece(begin, end, {category: 1.0}) for begin, end, category in pieces]
+        return [TimeShare(begin, end, {category: 1.0}) for begin, end, category in pieces]
     begin, end = pieces[0][0], pieces[-1][1]
     width = (end - begin) / _EVEN
     seconds: list[dict[str, float]] = [{} for _ in range(_EVEN)]
@@ -80,7 +80,7 @@ def bands(spans: Sequence[Span], most: int = MOST_PIECES) -> list[Piece]:
             part = min(last, begin + (i + 1) * width) - max(first, begin + i * width)
             seconds[i][category] = seconds[i].get(category, 0.0) + max(0.0, part)
     return [
-        Piece(begin + i * width, begin + (i + 1) * width, {c: found[c] / width for c in CATEGORIES if found.get(c)})
+        TimeShare(begin + i * width, begin + (i + 1) * width, {c: found[c] / width for c in CATEGORIES if found.get(c)})
         for i, found in enumerate(seconds)
     ]
 
@@ -149,7 +149,7 @@ def _thin(times: np.ndarray, values: np.ndarray, steps: np.ndarray, most: int) -
 def ages(events: Sequence[Event], most: int = MOST_POINTS) -> dict[str, list[tuple[float, float]]]:
     """(time, age in seconds) of the newest copy of each tier, while the run trained."""
     found: dict[str, list[tuple[float, float]]] = {tier: [] for tier in TIERS}
-    line = Ages()
+    line = CopyAges()
     for event in events:
         line.see(event)
         if event["kind"] in ("progress", "phase") and event.get("phase") == "training":

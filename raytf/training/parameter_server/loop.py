@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from raytf.checkpoint.manifest import Checkpoint
-from raytf.data.pipeline import Call
+from raytf.data.pipeline import CallBatch
 from raytf.distributed.devices import OneDevice
-from raytf.distributed.group import Alone
-from raytf.distributed.step_flags import Flag, vector
+from raytf.distributed.group import SingleWorkerGroup
+from raytf.distributed.step_flags import StepFlag, vector
 from raytf.errors import HangError
 from raytf.runs.restart_phases import Phases
-from raytf.training.heartbeat import Activity, Pulse
-from raytf.training.job import Job
+from raytf.training.heartbeat import Activity, Heartbeat
+from raytf.training.job import TrainingJob
 from raytf.training.loop import Worker
 from raytf.training.parameter_server import state
-from raytf.training.parameter_server.step import AsyncStep, ResultLostError, SyncStep, Told
-from raytf.training.step import Outcome
+from raytf.training.parameter_server.step import AsyncStep, ResultLostError, ServerStepOutcome, SyncStep
+from raytf.training.step import StepOutcome
 from raytf.training.worker import explained
 
 #: Calls gathered ahead of those that are under way.
@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.1
 _COMPILE_FACTOR = 20.0
 
 
-def run(job: Job, pulse: Pulse, phases: Phases, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
+def run(job: TrainingJob, pulse: Heartbeat, phases: Phases, cluster: dict[str, list[str]]) -> dict[str, Any] | None:
     """Train, and return the run's result.
 
     Args:
@@ -51,10 +51,10 @@ def run(job: Job, pulse: Pulse, phases: Phases, cluster: dict[str, list[str]]) -
         WorkerLostError: a parameter server is gone; the group has to start anew, and this process must end.
         RaytfError: any other is one that another attempt would meet again.
     """
-    return explained(job, lambda: Coordinator(job, pulse, phases, cluster))
+    return explained(job, lambda: CoordinatorLoop(job, pulse, phases, cluster))
 
 
-class Coordinator(Worker):
+class CoordinatorLoop(Worker):
     """The one rank of an attempt.
 
     Args:
@@ -64,24 +64,24 @@ class Coordinator(Worker):
         cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
     """
 
-    def __init__(self, job: Job, pulse: Pulse, phases: Phases, cluster: dict[str, list[str]]):
+    def __init__(self, job: TrainingJob, pulse: Heartbeat, phases: Phases, cluster: dict[str, list[str]]):
         self._cluster = cluster
         #: Updates that the servers had seen when this attempt began, less the steps.
         self._extra = 0
         super().__init__(job, pulse, phases)
         self._places = self.train_step.state.places()
         self._is_stale = False
-        self._under_way: dict[Future[Told], Call] = {}
+        self._under_way: dict[Future[ServerStepOutcome], CallBatch] = {}
         #: Losses of calls that came before those of earlier steps.
-        self._early: dict[int, tuple[Call, Told]] = {}
+        self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
         self._told_at = self._accounted_at = time.monotonic()
         #: Seconds that a worker takes for a step, about; 0 as long as that is not known.
         self._mean_seconds = 0.0
-        self._latest: Outcome | None = None
+        self._latest: StepOutcome | None = None
 
     def _join(self) -> Any:
         self._strategy, self._coordinator = state.connect(self._cluster)
-        return Alone(OneDevice())
+        return SingleWorkerGroup(OneDevice())
 
     @property
     def workers(self) -> int:
@@ -145,7 +145,7 @@ class Coordinator(Worker):
 
     def _train_until(self, stop: int, epoch: int) -> None:
         """Train an epoch's steps up to `stop`, or until a callback ends the run; nothing is under way afterwards."""
-        ahead: deque[Future[Call]] = deque()
+        ahead: deque[Future[CallBatch]] = deque()
         asked, began = self.state.step, time.monotonic()
         until, is_quiet_wanted = self._next_quiet(asked, stop), False
         while self.state.step < stop and not (self.state.stopped_early and not self._under_way):
@@ -157,9 +157,9 @@ class Coordinator(Worker):
                 self._hand_out(ahead.popleft())
             self._collect(epoch)
             flags = self._flags_of()
-            is_quiet_wanted |= bool(flags[Flag.WANT_SAVE] or flags[Flag.PARK] or self.state.stopped_early)
+            is_quiet_wanted |= bool(flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK] or self.state.stopped_early)
             if self._under_way or ahead:
-                flags[Flag.WANT_SAVE] = 0
+                flags[StepFlag.WANT_SAVE] = 0
                 self.saving.act(flags)
                 continue
             self._count_time(began)
@@ -172,10 +172,10 @@ class Coordinator(Worker):
 
     def _rest(self, flags: np.ndarray) -> None:
         """Do in a quiet moment what the flags say."""
-        if flags[Flag.WANT_SAVE] or flags[Flag.PARK]:
+        if flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK]:
             self._take()
         self.saving.act(flags)
-        if flags[Flag.PARK]:
+        if flags[StepFlag.PARK]:
             self._park()
 
     def _next_quiet(self, step: int, stop: int) -> int:
@@ -183,7 +183,7 @@ class Coordinator(Worker):
         due = (self.saving.cadence.every_steps, self.config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
-    def _show_histograms(self, outcome: Outcome) -> None:
+    def _show_histograms(self, outcome: StepOutcome) -> None:
         """Kept for the quiet moment: until then the mirror's weights are those of an earlier one."""
         self._latest = outcome
 
@@ -197,7 +197,7 @@ class Coordinator(Worker):
     def _count_time(self, began: float) -> None:
         self.state.train_seconds += time.monotonic() - began
 
-    def _hand_out(self, gathered: Future[Call]) -> None:
+    def _hand_out(self, gathered: Future[CallBatch]) -> None:
         with self.pulse.doing(Activity.INPUT):
             call = gathered.result()
         self.callbacks.run_batch("on_train_batch_begin", self.plan.locate(call.start)[1])
@@ -230,7 +230,7 @@ class Coordinator(Worker):
             call, told = self._early.pop(self.state.step)
             self._account(call, told, epoch)
 
-    def _result_of(self, future: Future[Told]) -> Told | None:
+    def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
         """What a call tells; None where that was lost with its worker."""
         try:
             return future.result()
@@ -247,7 +247,7 @@ class Coordinator(Worker):
             return float("inf")
         return max(seconds * (1.0 if self._trained else _COMPILE_FACTOR), 20 * self._seconds_per_step * self.call_steps)
 
-    def _account(self, call: Call, told: Told, epoch: int) -> None:
+    def _account(self, call: CallBatch, told: ServerStepOutcome, epoch: int) -> None:
         now = time.monotonic()
         self.train_step.micro.add_metrics(told.rows[:, 1:].sum(0))
         steps = call.stop - call.start
@@ -256,7 +256,7 @@ class Coordinator(Worker):
         self.model.optimizer.iterations.assign(call.stop - 1 + self._extra)
         rates = np.full(steps, float(self._rate.value()), np.float32)
         self.model.optimizer.iterations.assign(call.stop + self._extra)
-        outcome = Outcome(losses, rates, told.finite, vector({}), list(told.gradients))
+        outcome = StepOutcome(losses, rates, told.finite, vector({}), list(told.gradients))
         self._check_finite(call, outcome)
         seconds = (now - self._accounted_at) if self._trained else 0.0
         self._accounted_at = now
@@ -277,8 +277,8 @@ class Coordinator(Worker):
     def _flags_of(self) -> np.ndarray:
         ends_epoch = self.state.step % self.plan.steps_per_epoch == 0
         given = self.saving.votes(self.state.step, self._seconds_per_step, ends_epoch)
-        given[Flag.COPY] = 0.0
-        given[Flag.PARK] = self.reporter.is_parking_wanted()
+        given[StepFlag.COPY] = 0.0
+        given[StepFlag.PARK] = self.reporter.is_parking_wanted()
         return vector(given)
 
     # -- quiet moments -------------------------------------------------------------------------------------------------

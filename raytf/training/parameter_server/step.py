@@ -15,16 +15,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf.data.pipeline import Call
+from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Spec
-from raytf.distributed.reduction import Float
+from raytf.distributed.reduction import FloatReduction
 from raytf.inference import user_model
 from raytf.training.learning_rate import LearningRate
-from raytf.training.microbatch import MicroBatch, Values, loop_shards, shard_divisors, shard_factors
+from raytf.training.microbatch import MicroBatch, StepValues, loop_shards, shard_divisors, shard_factors
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
 from raytf.training.parameter_server.state import ServerState
-from raytf.training.step import Outcome
+from raytf.training.step import StepOutcome
 
 #: Calls for each worker: one that it computes, and one that lies ready.
 _AHEAD = 2
@@ -47,7 +47,7 @@ def fetch(value: Any) -> Any:
         raise ResultLostError(str(error)) from error
 
 
-class Told(NamedTuple):
+class ServerStepOutcome(NamedTuple):
     """What a call tells: rows [K, 1 + M] of loss and metrics, whether gradients were finite [K], and the gradients of
     its last step, where they came together."""
 
@@ -92,13 +92,13 @@ class ServerStep:
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
-        self.reduction = Float(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
+        self.reduction = FloatReduction(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
         self.state = ServerState(strategy, model, self.micro.states, servers, rate)
 
     def trace(self) -> None:
         """Nothing is traced ahead: the first call of each kind is."""
 
-    def named_gradients(self, outcome: Outcome) -> dict[str, Any]:
+    def named_gradients(self, outcome: StepOutcome) -> dict[str, Any]:
         """The gradients that a call has told, by the path of their weight."""
         paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if outcome.gradients else {}
@@ -119,7 +119,7 @@ class ServerStep:
         Args:
             totals: [n] by what losses are divided that are divided by data, over all shards; by default these are all.
         """
-        values = Values(self.state.weights(), self.state.states())
+        values = StepValues(self.state.weights(), self.state.states())
         micro, reduction = self.micro, self.reduction
 
         def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -172,14 +172,14 @@ class AsyncStep(ServerStep):
         partial = [*signature, tf.TensorSpec([shards], tf.int32), tf.TensorSpec([], tf.int32)]
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
 
-    def submit(self, call: Call) -> Future[Told]:
+    def submit(self, call: CallBatch) -> Future[ServerStepOutcome]:
         """Hand a call out."""
         if call.full:
             value = self._coordinator.schedule(self._full, args=(call.leaves, call.seeds))
         else:
             args = (call.leaves, call.seeds, call.counts, np.int32(call.records))
             value = self._coordinator.schedule(self._partial, args=args)
-        return self._fetch.submit(lambda: Told(*fetch(value)))
+        return self._fetch.submit(lambda: ServerStepOutcome(*fetch(value)))
 
     def _full_steps(self, leaves, seeds):
         steps = tf.shape(seeds)[0]
@@ -234,11 +234,11 @@ class SyncStep(ServerStep):
         self._lock = threading.Lock()
         self.backups = 0
 
-    def submit(self, call: Call) -> Future[Told]:
+    def submit(self, call: CallBatch) -> Future[ServerStepOutcome]:
         """Compute a call of one step and make its update, in another thread."""
         return self._fetch.submit(self._step, call)
 
-    def _step(self, call: Call) -> Told:
+    def _step(self, call: CallBatch) -> ServerStepOutcome:
         with self._lock:
             return self._aggregate(call)
 
@@ -247,7 +247,7 @@ class SyncStep(ServerStep):
         values = self.micro.values()
         return tf.reduce_sum(shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, values), 0)
 
-    def _aggregate(self, call: Call) -> Told:
+    def _aggregate(self, call: CallBatch) -> ServerStepOutcome:
         aggregation, taken = self._aggregation, {}
         totals = np.zeros(0, np.float32)
         if self.micro.divided:
@@ -273,9 +273,9 @@ class SyncStep(ServerStep):
         rows = [taken[p][1] for p in sorted(taken)]
         self._update([tf.constant(t) for t in summed], [tf.constant(b) for b in taken[0][3]])
         finite = np.array([all(taken[p][2] for p in taken)])
-        return Told(np.sum(rows, 0)[None], finite, summed[: len(self.micro.with_gradient)])
+        return ServerStepOutcome(np.sum(rows, 0)[None], finite, summed[: len(self.micro.with_gradient)])
 
-    def _schedule(self, call: Call, part: int, totals: np.ndarray) -> Future[Any]:
+    def _schedule(self, call: CallBatch, part: int, totals: np.ndarray) -> Future[Any]:
         shards = self._ranges[part]
         inside = slice(shards.start, shards.stop)
         leaves = [np.ascontiguousarray(leaf[:, inside]) for leaf in call.leaves]

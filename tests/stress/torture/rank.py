@@ -20,7 +20,7 @@ from raytf.checkpoint import codec, generations, manifest, snapshot_slot
 from raytf.checkpoint.commit import Commit, Event
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.durable_writer import DurableSave
-from raytf.checkpoint.tier import Attempt, Votes
+from raytf.checkpoint.tier import GroupAttempt, Votes
 from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 from tests.stress.torture.restore import Memory, restore
@@ -176,13 +176,13 @@ def _train(
         teller.tell("broken", f"ranks restored different steps, this one {step}")
     teller.enter("main", "")
     state.fill(step)
-    attempt = Attempt(plan.attempt, rank, plan.ranks)
+    attempt = GroupAttempt(plan.attempt, rank, plan.ranks)
     tier = DurableTier(storage, attempt, Keep(plan.keep), lambda text: teller.tell("said", text[:200]))
     tier.went_on_from(found.name or None, list(found.skipped))
     save = Commit(tier, plan.ranks)
     sizes = {name: tensor.size for name, tensor in state.tensors.items()}
     mates = plan.mates(rank)
-    place = generations.Share(0, plan.attempt, mates.index(rank), len(mates))
+    place = generations.MemoryShare(0, plan.attempt, mates.index(rank), len(mates))
     to_copy = {n: state.tensors[n] for n in codec.shares(sizes, place.shares)[place.share]}
     to_save = {n: state.tensors[n] for n in codec.shares(sizes, plan.ranks)[rank]}
     pair = [snapshot_slot.Slot(path) for path in memory.paths(plan.attempt, rank)]
@@ -195,7 +195,7 @@ def _train(
         votes = Votes(*group.sum([float(want), own.written, own.committed, own.failed]))
         if (save.is_idle and votes.want) or step % _COPY_STEPS == 0:
             teller.enter("main", "snapshot")
-            share = generations.Share(step, plan.attempt, place.share, place.shares)
+            share = generations.MemoryShare(step, plan.attempt, place.share, place.shares)
             pair[0].write(share, teller.slowly(to_copy, "snapshot"), {"step": step}, b"{}")
             pair.reverse()
             teller.tell("copied", step)

@@ -38,7 +38,7 @@ class Memory:
         """As keepers of the memory tier tell it."""
         found = {
             str(node): [
-                generations.Held(s.step, s.attempt, s.share, s.shares, s.bytes, path)
+                generations.HeldShare(s.step, s.attempt, s.share, s.shares, s.bytes, path)
                 for _, _, path in held
                 if (s := snapshot_slot.head(_mapped(path))) is not None
             ]

@@ -6,7 +6,7 @@ import zlib
 import pytest
 
 from raytf.checkpoint import audit, codec, manifest, naming
-from raytf.checkpoint.audit import State
+from raytf.checkpoint.audit import Worth
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save, share
 
@@ -37,7 +37,7 @@ def test_whole_ones_newest_first(run):
     for step in (9, 10, 2):
         save(run, step)
     found = audit.verify(run)
-    assert states(found) == [(10, State.WHOLE), (9, State.WHOLE), (2, State.WHOLE)]
+    assert states(found) == [(10, Worth.WHOLE), (9, Worth.WHOLE), (2, Worth.WHOLE)]
     assert audit.inspect(run) == found
     assert all(f.bytes == sum(x.bytes for x in run.files(f"{manifest.FOLDER}/{f.name}")) > 0 for f in found)
     assert audit.restorable(found).step == 10
@@ -46,9 +46,9 @@ def test_whole_ones_newest_first(run):
 def test_a_flipped_bit_is_seen_by_reading_alone(run):
     save(run, 1)
     flip(run, share(save(run, 2), 1))
-    assert states(audit.inspect(run)) == [(2, State.WHOLE), (1, State.WHOLE)]
+    assert states(audit.inspect(run)) == [(2, Worth.WHOLE), (1, Worth.WHOLE)]
     found = audit.verify(run)
-    assert states(found) == [(2, State.DAMAGED), (1, State.WHOLE)]
+    assert states(found) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
     assert found[0].problems == ("share-00001.safetensors has a wrong checksum",)
     assert audit.restorable(found).step == 1
 
@@ -57,9 +57,9 @@ def test_every_single_flip_in_a_share_is_found(folder):
     name = share(save(folder, 1, shares=1))
     for at in range(0, len(folder.get(name)), 97):
         flip(folder, name, at)
-        assert states(audit.verify(folder)) == [(1, State.DAMAGED)]
+        assert states(audit.verify(folder)) == [(1, Worth.DAMAGED)]
         flip(folder, name, at)
-    assert states(audit.verify(folder)) == [(1, State.WHOLE)]
+    assert states(audit.verify(folder)) == [(1, Worth.WHOLE)]
 
 
 def test_truncated_and_deleted_files_are_seen_by_size(run):
@@ -68,7 +68,7 @@ def test_truncated_and_deleted_files_are_seen_by_size(run):
     run.delete(share(gone, 1))
     for look in (audit.inspect, audit.verify):
         found = look(run)
-        assert states(found) == [(2, State.DAMAGED), (1, State.DAMAGED)]
+        assert states(found) == [(2, Worth.DAMAGED), (1, Worth.DAMAGED)]
         assert found[0].problems == ("share-00001.safetensors is missing",)
         assert "has 2879 of 2880 bytes" in found[1].problems[0]
     assert audit.restorable(found) is None
@@ -77,7 +77,7 @@ def test_truncated_and_deleted_files_are_seen_by_size(run):
 def test_a_share_of_another_save_is_damage(folder):
     old, new = save(folder, 1), save(folder, 2)
     folder.put(share(new), folder.get(share(old)))  # of the same size
-    assert states(audit.verify(folder)) == [(2, State.DAMAGED), (1, State.WHOLE)]
+    assert states(audit.verify(folder)) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
 
 
 def test_a_manifest_of_another_save_is_damage(folder):
@@ -85,7 +85,7 @@ def test_a_manifest_of_another_save_is_damage(folder):
     path = f"{manifest.FOLDER}/{{}}/{manifest.FILE}"
     folder.put(path.format(new), folder.get(path.format(old)))
     found = audit.inspect(folder)
-    assert states(found) == [(2, State.DAMAGED), (1, State.WHOLE)]
+    assert states(found) == [(2, Worth.DAMAGED), (1, Worth.WHOLE)]
     assert "of step 1" in found[0].problems[0]
 
 
@@ -94,7 +94,7 @@ def test_a_manifest_that_cannot_be_read(folder, data):
     name = save(folder, 1)
     folder.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", data)
     found = audit.verify(folder)
-    assert states(found) == [(1, State.DAMAGED)]
+    assert states(found) == [(1, Worth.DAMAGED)]
     assert found[0].problems[0].startswith("the manifest")
 
 
@@ -102,7 +102,7 @@ def test_an_unfinished_one_is_no_damage(run):
     save(run, 1)
     save(run, 2, complete=False)
     found = audit.verify(run)
-    assert states(found) == [(2, State.UNFINISHED), (1, State.WHOLE)]
+    assert states(found) == [(2, Worth.UNFINISHED), (1, Worth.WHOLE)]
     assert audit.restorable(found).step == 1
 
 
@@ -110,7 +110,7 @@ def test_other_folders_are_no_checkpoints(folder):
     save(folder, 1)
     folder.put(f"{manifest.FOLDER}/notes/{manifest.FILE}", b"x")
     folder.put(f"{manifest.FOLDER}/stray", b"x")
-    assert states(audit.verify(folder)) == [(1, State.WHOLE)]
+    assert states(audit.verify(folder)) == [(1, Worth.WHOLE)]
 
 
 def test_a_newer_raytf_is_said_and_not_called_damage(folder):
@@ -120,7 +120,7 @@ def test_a_newer_raytf_is_said_and_not_called_damage(folder):
     folder.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", manifest.dump({"body": body, "crc32": crc}))
     older = save(folder, 0)
     newer, whole = audit.verify(folder)
-    assert (newer.state, whole.state, whole.name) == (State.NEWER, State.WHOLE, older)
+    assert (newer.state, whole.state, whole.name) == (Worth.NEWER, Worth.WHOLE, older)
     assert "Update raytf" in newer.problems[0]
 
 
@@ -141,9 +141,9 @@ def test_retention_at_the_same_time_is_no_damage(folder):
     thread.start()
     start.wait()
     while thread.is_alive():
-        assert State.DAMAGED not in [f.state for f in audit.verify(folder)]
+        assert Worth.DAMAGED not in [f.state for f in audit.verify(folder)]
     thread.join()
-    assert states(audit.verify(folder)) == [(39, State.WHOLE)]
+    assert states(audit.verify(folder)) == [(39, Worth.WHOLE)]
 
 
 def test_shares_that_were_never_right_are_damage(folder):
@@ -159,5 +159,5 @@ def test_shares_that_were_never_right_are_damage(folder):
         folder.put(share(name), data)
         manifest.write(folder, name, step, [file], {})
         found = audit.verify(folder)[0]
-        assert (found.step, found.state) == (step, State.DAMAGED)
+        assert (found.step, found.state) == (step, Worth.DAMAGED)
         assert problem in found.problems[0]

@@ -4,7 +4,7 @@ import pytest
 
 from raytf.checkpoint.cadence import DEFAULT_EVERY_SECONDS, Cadence, Outage, deadline, retry_pause, snapshot_every
 from raytf.checkpoint.commit import Event, advance
-from raytf.checkpoint.generations import Held, candidates, generations, is_latest
+from raytf.checkpoint.generations import HeldShare, candidates, generations, is_latest
 from raytf.checkpoint.naming import attempt_of, name_of, restore_order, split_name
 from raytf.checkpoint.retention import to_delete
 from raytf.checkpoint.tier import Phase, Votes
@@ -169,7 +169,7 @@ def test_damaged_ones_go_first_and_count_for_nothing():
 
 
 def held(step, attempt=A, share=0, shares=1):
-    return Held(step, attempt, share, shares, 10, f"/{attempt}/{step}/{share}")
+    return HeldShare(step, attempt, share, shares, 10, f"/{attempt}/{step}/{share}")
 
 
 def found(*nodes, attempts=None):
@@ -244,7 +244,7 @@ def test_cadence_of_snapshots(asked, copy, step, every):
 
 
 def test_candidates_are_the_latest_steps_of_both_tiers():
-    held = {"node": [Held(40, A, 0, 1, path="x"), Held(30, A, 0, 1, path="y")]}
+    held = {"node": [HeldShare(40, A, 0, 1, path="x"), HeldShare(30, A, 0, 1, path="y")]}
     forty, thirty = generations(held, None)
     names = [name_of(50, A), name_of(40, B), name_of(40, A), name_of(35, A)]
     # Should the one of step 50 be damaged, what is in memory of step 40 is still later than step 35 on storage.

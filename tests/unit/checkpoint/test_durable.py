@@ -13,8 +13,8 @@ from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.durable_writer import DurableSave
 from raytf.checkpoint.manifest import FOLDER
-from raytf.checkpoint.tier import Attempt, Votes
-from raytf.config.objective import Goal
+from raytf.checkpoint.tier import GroupAttempt, Votes
+from raytf.config.objective import MetricObjective
 from raytf.errors import CheckpointError, RunInUseError
 from raytf.storage.storage import Storage
 from raytf.testing import StorageProxy
@@ -45,7 +45,7 @@ class Ranks:
     def __init__(self, run, world_size=2, keep=3, goal=None, attempt=ATTEMPT, earlier=(), **more):
         self.said, self.clock = [], Clock()
         more = {"say": self.said.append, "clock": self.clock, **more}
-        attempts = [Attempt(attempt, rank, world_size, tuple(earlier)) for rank in range(world_size)]
+        attempts = [GroupAttempt(attempt, rank, world_size, tuple(earlier)) for rank in range(world_size)]
         self.tiers = [DurableTier(run, own, Keep(keep, goal), **more) for own in attempts]
         self.commits = [Commit(tier, world_size) for tier in self.tiers]
 
@@ -234,14 +234,14 @@ def steps(run):
 
 
 def test_the_best_is_kept_beside_the_newest(run):
-    ranks = Ranks(run, keep=2, goal=Goal("val_accuracy", True))
+    ranks = Ranks(run, keep=2, goal=MetricObjective("val_accuracy", True))
     history = []
     for epoch, accuracy in enumerate([0.5, 0.9, 0.7, 0.9, float("nan"), 0.8]):
         history.append({"step": 10 * epoch + 10, "val_accuracy": accuracy})
         assert ranks.save(10 * epoch + 10, CheckpointDocument(history=list(history))) is Event.DONE
         assert ranks.save(10 * epoch + 15, CheckpointDocument(history=list(history))) is Event.DONE  # within an epoch
     assert steps(run) == [65, 60, 20]
-    other = Ranks(run, keep=1, attempt="20260102T000000.000-bbbbbb", goal=Goal("val_accuracy", False))
+    other = Ranks(run, keep=1, attempt="20260102T000000.000-bbbbbb", goal=MetricObjective("val_accuracy", False))
     other.save(70)
     assert steps(run) == [70, 60]
 
@@ -335,7 +335,7 @@ def test_a_checkpoint_of_format_1_is_read_and_verified(run):
     loaded = durable.load(run, name)
     assert loaded.step == 7
     np.testing.assert_array_equal(loaded.tensors["w1"], np.full(10, 7, np.float32))
-    assert [finding.state for finding in audit.verify(run)] == [audit.State.WHOLE]
+    assert [finding.state for finding in audit.verify(run)] == [audit.Worth.WHOLE]
 
     path = f"{FOLDER}/{name}/share-00001.safetensors"
     data = bytearray(run.get(path))

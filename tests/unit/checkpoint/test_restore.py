@@ -13,7 +13,7 @@ from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.restore import Restorer
-from raytf.checkpoint.tier import Attempt
+from raytf.checkpoint.tier import GroupAttempt
 from raytf.distributed.replica_agreement import bits_of
 from raytf.storage.storage import Storage
 
@@ -60,7 +60,7 @@ class TwoRanks:
 )
 def test_a_copy_on_whose_weights_the_ranks_did_not_agree_is_skipped(tmp_path: Path, own: Any, others: Any, step: int):
     said: list[str] = []
-    durable = DurableTier(Storage(str(tmp_path)), Attempt("20260102T000000.000-bbbbbb"), Keep(3), said.append)
+    durable = DurableTier(Storage(str(tmp_path)), GroupAttempt("20260102T000000.000-bbbbbb"), Keep(3), said.append)
     restorer = Restorer(Memory(own), durable, TwoRanks(others), said.append)  # type: ignore[arg-type]
     restorer.begin(0)
     found = restorer.find(lambda checkpoint: None)

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.checkpoint import snapshot_slot
-from raytf.checkpoint.generations import Share
-from raytf.checkpoint.tensor_stream import Remote
+from raytf.checkpoint.generations import MemoryShare
+from raytf.checkpoint.tensor_stream import DeviceTensor
 from raytf.errors import CheckpointError
 
-SHARE = Share(40, "a", 1, 2)
+SHARE = MemoryShare(40, "a", 1, 2)
 TENSORS = {
     "kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
     "half": np.array([1.5, -2.0, 3.0], ml_dtypes.bfloat16),
@@ -44,13 +44,13 @@ def contents(path):
 
 
 def write(slot, step=40, tensors=TENSORS):
-    return slot.write(Share(step, "a", 1, 2), tensors, {"loss": 0.5, "step": step}, b'{"history": []}')
+    return slot.write(MemoryShare(step, "a", 1, 2), tensors, {"loss": 0.5, "step": step}, b'{"history": []}')
 
 
 def test_what_is_written_is_read(path):
     size = write(snapshot_slot.Slot(path))
     share, tensors, live, slow = snapshot_slot.parse(contents(path))
-    assert share == Share(40, "a", 1, 2, size)
+    assert share == MemoryShare(40, "a", 1, 2, size)
     assert live["loss"] == 0.5
     assert slow == {"history": []}
     assert list(tensors) == list(TENSORS)
@@ -109,7 +109,7 @@ class Device:
         self.arrays, self.copies, self.most, self.lock = arrays, 0, 0, threading.Lock()
 
     def tensors(self):
-        return {n: Remote(a.dtype, a.shape, functools.partial(self.fetch, n)) for n, a in self.arrays.items()}
+        return {n: DeviceTensor(a.dtype, a.shape, functools.partial(self.fetch, n)) for n, a in self.arrays.items()}
 
     def fetch(self, name):
         copy = self.arrays[name].copy()
@@ -158,7 +158,7 @@ def test_a_device_that_does_not_give_a_tensor_is_an_error_and_holds_up_nobody_el
 
     slot = snapshot_slot.Slot(path)
     with pytest.raises(OSError, match="lost"):
-        write(slot, 50, {"x": Remote(np.dtype("f4"), (3,), fail)})
+        write(slot, 50, {"x": DeviceTensor(np.dtype("f4"), (3,), fail)})
     assert snapshot_slot.head(contents(path)) is None
     write(slot, 60)
     assert snapshot_slot.parse(contents(path))[0].step == 60
@@ -167,10 +167,10 @@ def test_a_device_that_does_not_give_a_tensor_is_an_error_and_holds_up_nobody_el
 def test_a_copy_counts_once_it_is_sealed(path):
     slot = snapshot_slot.Slot(path)
     write(slot, 40)
-    size = slot.copy(Share(50, "a", 1, 2), TENSORS, {}, b"")
+    size = slot.copy(MemoryShare(50, "a", 1, 2), TENSORS, {}, b"")
     assert snapshot_slot.head(contents(path)) is None
     slot.seal()
-    assert snapshot_slot.head(contents(path)) == Share(50, "a", 1, 2, size)
+    assert snapshot_slot.head(contents(path)) == MemoryShare(50, "a", 1, 2, size)
     assert snapshot_slot.parse(contents(path))[1]["kernel"].tolist() == TENSORS["kernel"].tolist()
 
 

@@ -21,7 +21,7 @@ def test_a_process_is_missed_at_once(reap: bool):
     said: list[ray_watch.Loss] = []
     with (
         subprocess.Popen(SLEEP) as process,
-        ray_watch.Vigil([ray_watch.Neighbour("it", process.pid, True)], said.append),
+        ray_watch.RayWatch([ray_watch.WatchedProcess("it", process.pid, True)], said.append),
     ):
         time.sleep(0.2)
         assert said == []
@@ -39,7 +39,7 @@ def test_one_that_has_died_is_missed_at_the_end_of_a_statement_too():
     process = subprocess.Popen(SLEEP)
     process.kill()
     process.wait()
-    with ray_watch.Vigil([ray_watch.Neighbour("it", process.pid, True)], said.append):
+    with ray_watch.RayWatch([ray_watch.WatchedProcess("it", process.pid, True)], said.append):
         pass
     assert said == [ray_watch.Loss(f"it (pid {process.pid}) has died", False)]
 
@@ -49,7 +49,7 @@ def test_a_port_may_be_closed_for_a_while():
 
     now = [0.0]
     port = free_port()
-    sign = ray_watch.Port("the GCS", f"127.0.0.1:{port}", 45, lambda: now[0])
+    sign = ray_watch.WatchedPort("the GCS", f"127.0.0.1:{port}", 45, lambda: now[0])
 
     def after(seconds: float) -> str | None:
         now[0] += seconds
@@ -100,6 +100,6 @@ def test_the_process_ends_with_one_line():
 
 
 def test_no_thread_stays():
-    with ray_watch.Vigil([]):
+    with ray_watch.RayWatch([]):
         pass
     assert "raytf-vigil" not in {thread.name for thread in threading.enumerate()}

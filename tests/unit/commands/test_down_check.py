@@ -250,5 +250,5 @@ def test_no_file_and_no_such_file():
     ],
 )
 def test_exit_codes(found, unseen, everything, code):
-    left = resource.Left([resource.Thing("x", "n", "s", usd, "rm") for usd in found], unseen)
+    left = resource.Leftovers([resource.LeftResource("x", "n", "s", usd, "rm") for usd in found], unseen)
     assert down_check.exit_code(left, everything) == code

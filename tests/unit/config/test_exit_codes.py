@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from raytf import errors
-from raytf.cluster.jobs.resubmission import Limits, Move, Sight, judge
+from raytf.cluster.jobs.resubmission import JobSighting, NextMove, ResubmissionLimits, judge
 from raytf.config import exit_codes
-from raytf.config.exit_codes import ENDINGS, Then
+from raytf.config.exit_codes import ENDINGS, AfterEnding
 
 DOCS = Path(__file__).parents[3] / "docs" / "guides" / "endings.md"
 MOVES = {
-    Then.FAILED: Move.FAILED,
-    Then.REFUSED: Move.REFUSED,
-    Then.STOPPED: Move.STOPPED,
-    Then.AGAIN: Move.RESUBMIT,
+    AfterEnding.FAILED: NextMove.FAILED,
+    AfterEnding.REFUSED: NextMove.REFUSED,
+    AfterEnding.STOPPED: NextMove.STOPPED,
+    AfterEnding.AGAIN: NextMove.RESUBMIT,
 }
 
 
@@ -56,7 +56,7 @@ def test_what_is_submitted_again_is_decided_by_the_table(ending: exit_codes.Endi
     codes = {ending.code} | ({128 - ending.code} if ending.code > 128 else set())  # as a shell and as Python gives it
     for code in codes:
         assert exit_codes.of_code(code) == ending
-        assert judge(Sight("FAILED", code), 0.0, Limits()).move is MOVES[ending.then]
+        assert judge(JobSighting("FAILED", code), 0.0, ResubmissionLimits()).move is MOVES[ending.then]
 
 
 def test_codes_of_which_the_table_knows_nothing():

@@ -14,7 +14,7 @@ from raytf.data import ImageFolderSource, load_images
 from raytf.data.image_datasets import open_splits, read_idx
 from raytf.data.sources.detect import is_idx
 from raytf.data.sources.tfrecord_frames import frame
-from raytf.data.sources.writer import Layout, write
+from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
 from tests.support.data_files import examples, pictures, tfrecords
@@ -390,7 +390,7 @@ def test_parts_whose_classes_differ_are_refused(tmp_path, to):
     def made(name, **classes):
         for split, names in classes.items():
             source = ImageFolderSource(pictures(tmp_path / "i" / name / split, classes=names, size=(4, 4)))
-            write(Storage(str(tmp_path / name / split)), source, Layout(to, 9, 3), "me")
+            write(Storage(str(tmp_path / name / split)), source, FileLayout(to, 9, 3), "me")
         return str(tmp_path / name)
 
     bad = made("bad", **ANIMALS)

@@ -10,7 +10,7 @@ from raytf.data import ArraySource, ParquetSource
 from raytf.data.order import EpochOrder
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
-from raytf.data.sources.writer import Layout, write
+from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
 
@@ -84,7 +84,7 @@ def test_class_weights_with_several_targets():
 def test_blocks_that_are_read_ahead_give_the_same_records(tmp_path, order):
     x = (np.arange(600) % 251).astype(np.uint8).reshape(300, 2)
     arrays = ArraySource(x, np.arange(300))
-    write(Storage(str(tmp_path)), arrays, Layout("parquet", 100, 7), "test")
+    write(Storage(str(tmp_path)), arrays, FileLayout("parquet", 100, 7), "test")
     source, plan = ParquetSource(str(tmp_path), window=20, order=order), StepPlan(300, 8, 2)
     epoch = EpochOrder(plan, source.block_sizes, 0, 0, source.window)
     reader = source.reader(2)

@@ -7,7 +7,7 @@ import pytest
 
 from raytf.data import ArraySource, RayDataSource
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
-from raytf.data.sources.writer import Layout, open_folder, write
+from raytf.data.sources.writer import FileLayout, open_folder, write
 from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
 
@@ -30,7 +30,7 @@ class Records:
 
 def test_a_conversion_that_has_not_ended_is_kept(tmp_path):
     """Of other records: the folder was meant for it."""
-    other, layout = ArraySource(np.arange(9)), Layout("parquet", 3, 3)
+    other, layout = ArraySource(np.arange(9)), FileLayout("parquet", 3, 3)
     folder = open_folder(Storage(str(tmp_path)), other, layout, "me")
     folder.begin()
     folder.write(layout.name(0), [other.take(np.arange(3))])

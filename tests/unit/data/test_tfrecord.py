@@ -15,7 +15,7 @@ from raytf.data.plan import StepPlan
 from raytf.data.sources import fingerprint
 from raytf.data.sources.base import SMALL_BYTES, is_by_record
 from raytf.data.sources.file_set import Files
-from raytf.data.sources.record_index import INDEX, Entry, index
+from raytf.data.sources.record_index import INDEX, IndexEntry, index
 from raytf.data.sources.tfrecord import is_tfrecord
 from raytf.data.sources.tfrecord_frames import frame
 from raytf.errors import ConfigError, DataError
@@ -137,7 +137,7 @@ def test_encoded_images_are_decoded_and_resized(tmp_path, form):
 def unscanned(uri: str) -> int:
     """Records by the index alone."""
 
-    def fail(files: Files, i: int) -> Entry:
+    def fail(files: Files, i: int) -> IndexEntry:
         raise AssertionError(f"{files.locate(i)} was gone through")
 
     return sum(len(entry.lengths) for entry in index(Files(uri, is_wanted=is_tfrecord), scan=fail))

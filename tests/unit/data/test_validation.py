@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from raytf.data import ArraySource, ImageFolderSource, Spec
-from raytf.data.sources.detect import Reading
+from raytf.data.sources.detect import ReadOptions
 from raytf.data.sources.tfrecord_frames import frame
-from raytf.data.sources.writer import Layout, write
+from raytf.data.sources.writer import FileLayout, write
 from raytf.data.validation import check
 from raytf.storage.storage import Storage
 from tests.support.data_files import examples, pictures, tfrecords
@@ -76,7 +76,7 @@ def test_records_that_are_whole_but_wrong_are_named(tmp_path):
 def test_numbers_that_are_not_finite_are_counted(tmp_path):
     x = np.zeros((5, 2), np.float32)
     x[3] = np.nan, np.inf
-    write(Storage(str(tmp_path)), ArraySource(x, np.arange(5)), Layout("tfrecord", 5, 5), "me")
+    write(Storage(str(tmp_path)), ArraySource(x, np.arange(5)), FileLayout("tfrecord", 5, 5), "me")
     (found,) = check(str(tmp_path))
     assert (found.not_finite, found.ranges["x"], found.problems) == ({"x": 2}, (0, 0), [])
 
@@ -84,7 +84,7 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path):
 def test_damaged_row_groups_and_footers_are_named(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.random((100, 50), np.float32)
-    write(Storage(str(tmp_path)), ArraySource(x), Layout("parquet", 40, 10), "me")
+    write(Storage(str(tmp_path)), ArraySource(x), FileLayout("parquet", 40, 10), "me")
     second = pq.ParquetFile(tmp_path / "part-00000.parquet").metadata.row_group(1).column(0)
     change(tmp_path / "part-00000.parquet", second.data_page_offset + second.total_compressed_size - 9)
     path = tmp_path / "part-00002.parquet"
@@ -161,7 +161,7 @@ def test_damaged_images_are_named(tmp_path):
         "/dog/2.png",
     ]
     assert "3 x 3 pixels" in found.problems[2][1]
-    (found,) = check(str(tmp_path), Reading(size=(8, 8)))
+    (found,) = check(str(tmp_path), ReadOptions(size=(8, 8)))
     assert (found.records, len(found.problems), found.specs["image"].shape) == (4, 2, (8, 8, 3))
 
 
@@ -186,7 +186,7 @@ def test_parts_are_counted_by_the_classes_of_the_first(tmp_path):
 def test_converted_parts_whose_classes_differ_are_named(tmp_path, to):
     for split, classes in {"train": ["bird", "cat"], "test": ["cat"]}.items():
         source = ImageFolderSource(pictures(tmp_path / "i" / split, classes=classes))
-        write(Storage(str(tmp_path / "c" / split)), source, Layout(to, 9, 3), "me")
+        write(Storage(str(tmp_path / "c" / split)), source, FileLayout(to, 9, 3), "me")
     train, test = check(str(tmp_path / "c"))
     assert (train.problems, [place for place, _ in test.problems]) == ([], [str(tmp_path / "c" / "test")])
     assert test.problems[0][1].startswith("label 0 is 'cat' here, and is 'bird' in")
@@ -216,9 +216,9 @@ def test_other_formats_tell_what_is_wrong(tmp_path):
 def test_a_conversion_that_has_not_ended_is_a_problem(tmp_path):
     from raytf.data.sources.schema import UNFINISHED
 
-    write(Storage(str(tmp_path)), ArraySource(np.arange(5)), Layout("tfrecord", 5, 5), "me")
+    write(Storage(str(tmp_path)), ArraySource(np.arange(5)), FileLayout("tfrecord", 5, 5), "me")
     (tmp_path / UNFINISHED).write_text("{}")
-    (found,) = check(str(tmp_path), Reading(x=("x",), y=""))
+    (found,) = check(str(tmp_path), ReadOptions(x=("x",), y=""))
     assert ["has not ended" in why for _, why in found.problems] == [True]
     assert found.records == 5
 

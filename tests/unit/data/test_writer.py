@@ -18,7 +18,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources.record_index import INDEX
 from raytf.data.sources.schema import SCHEMA, UNFINISHED
-from raytf.data.sources.writer import Layout, identity_of, named, write
+from raytf.data.sources.writer import FileLayout, identity_of, named, write
 from raytf.errors import ConfigError, DataError, StorageError
 from raytf.storage.storage import Storage
 from raytf.testing import StorageProxy
@@ -51,21 +51,21 @@ SPEC = (Spec((28, 28, 1), "uint8"), Spec((), "int64"), None)
     ],
 )
 def test_sizes_of_files_and_blocks(records, file_mb, block_kb, expected):
-    layout = Layout.of("tfrecord", SPEC, records, file_mb << 20, block_kb and block_kb << 10)
+    layout = FileLayout.of("tfrecord", SPEC, records, file_mb << 20, block_kb and block_kb << 10)
     assert layout.block_records == pytest.approx(expected[1], rel=0.04)
     assert layout.file_records == pytest.approx(expected[0], rel=0.04)
     assert layout.file_records % layout.block_records == 0
 
 
 def test_row_groups_are_blocks(tmp_path):
-    write(Storage(str(tmp_path)), source(), Layout("parquet", 60, 20), "me")
+    write(Storage(str(tmp_path)), source(), FileLayout("parquet", 60, 20), "me")
     found = [pq.ParquetFile(p).metadata for p in sorted(tmp_path.glob("*.parquet"))]
     assert [[m.row_group(g).num_rows for g in range(m.num_row_groups)] for m in found] == [[20, 20, 20], [20, 20]]
 
 
 def test_what_tensorflow_reads(tmp_path):
     """tf.data parses what was written, in a process of its own: TensorFlow stays out of this one."""
-    write(Storage(str(tmp_path)), source(10), Layout("tfrecord", 100, 10), "me")
+    write(Storage(str(tmp_path)), source(10), FileLayout("tfrecord", 100, 10), "me")
     code = f"""
 import tensorflow as tf
 features = {{"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}}
@@ -108,7 +108,7 @@ def test_a_conversion_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path, to
             Stopping.left -= 1
             super().put(name, data)
 
-    layout = Layout(to, 30, 10)
+    layout = FileLayout(to, 30, 10)
     write(Storage(str(tmp_path / "whole")), source(), layout, "me")
     whole = files(tmp_path / "whole")
     assert {SCHEMA, *(layout.name(i) for i in range(4))} <= whole.keys()
@@ -130,13 +130,13 @@ def test_a_conversion_that_stops_anywhere_goes_on_to_the_same_bytes(tmp_path, to
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    layout = Layout("tfrecord", 30, 10)
+    layout = FileLayout("tfrecord", 30, 10)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"is not empty: it has notes\.txt"):
         write(Storage(str(tmp_path / "full")), source(), layout, "me")
     write(Storage(str(tmp_path / "done")), source(), layout, identity_of(source(), layout))
-    for other in (identity_of(source(99), layout), identity_of(source(), Layout("tfrecord", 60, 10))):
+    for other in (identity_of(source(99), layout), identity_of(source(), FileLayout("tfrecord", 60, 10))):
         with pytest.raises(ConfigError, match="holds converted data of other records or settings"):
             write(Storage(str(tmp_path / "done")), source(), layout, other)
 
@@ -152,14 +152,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     ids=["missing", "cut", "extra"],
 )
 def test_files_are_held_against_the_schema(tmp_path, to, change, words):
-    write(Storage(str(tmp_path)), source(), Layout(to, 30, 10), "me")
+    write(Storage(str(tmp_path)), source(), FileLayout(to, 30, 10), "me")
     change(tmp_path / f"part-00001.{to}")
     with pytest.raises(DataError, match=words):
         (TFRecordSource if to == "tfrecord" else ParquetSource)(str(tmp_path))
 
 
 def test_a_damaged_schema_is_refused(tmp_path):
-    write(Storage(str(tmp_path)), source(), Layout("tfrecord", 30, 10), "me")
+    write(Storage(str(tmp_path)), source(), FileLayout("tfrecord", 30, 10), "me")
     for text in ("{", '{"format": "raytf-data-9"}', "[]", '{"format": "raytf-data-1"}'):
         (tmp_path / SCHEMA).write_text(text)
         with pytest.raises(DataError, match=f"{SCHEMA} is damaged"):
@@ -169,10 +169,10 @@ def test_a_damaged_schema_is_refused(tmp_path):
 def test_labels_and_classes_are_kept(tmp_path):
     from raytf.data import ImageFolderSource
 
-    write(Storage(str(tmp_path / "t")), source(), Layout("tfrecord", 30, 10), "me")
+    write(Storage(str(tmp_path / "t")), source(), FileLayout("tfrecord", 30, 10), "me")
     assert TFRecordSource(str(tmp_path / "t")).label_range() == (0, 6)
     images = ImageFolderSource(pictures(tmp_path / "i"))
-    write(Storage(str(tmp_path / "p")), images, Layout("parquet", 30, 10), "me")
+    write(Storage(str(tmp_path / "p")), images, FileLayout("parquet", 30, 10), "me")
     assert ParquetSource(str(tmp_path / "p")).classes == ("cat", "dog")
 
 
@@ -180,7 +180,7 @@ def test_labels_and_classes_are_kept(tmp_path):
 def test_another_label_than_the_converted_one_has_neither_its_range_nor_its_classes(tmp_path, to):
     animals = ArraySource({"x": np.zeros(9), "other": np.arange(9)}, np.arange(9) % 2)
     animals.classes = ("cat", "dog")
-    write(Storage(str(tmp_path)), animals, Layout(to, 30, 10), "me")
+    write(Storage(str(tmp_path)), animals, FileLayout(to, 30, 10), "me")
     kind = TFRecordSource if to == "tfrecord" else ParquetSource
     assert (kind(str(tmp_path)).label_range(), kind(str(tmp_path)).classes) == ((0, 1), ("cat", "dog"))
     assert (kind(str(tmp_path), x="x").label_range(), kind(str(tmp_path), x="x").classes) == ((0, 1), ("cat", "dog"))
@@ -193,7 +193,7 @@ def test_another_label_than_the_converted_one_has_neither_its_range_nor_its_clas
 def test_epochs_of_converted_mnist_are_those_of_its_idx_files(tmp_path, mnist_dir, world_size):
     """Every record of two epochs, order included, as each of the workers sees them."""
     images = load_images(str(mnist_dir))
-    layout = Layout.of("tfrecord", images.test.spec, images.test.records, 3 << 20, None)
+    layout = FileLayout.of("tfrecord", images.test.spec, images.test.records, 3 << 20, None)
     write(Storage(str(tmp_path)), images.test, layout, "me")
     plan = StepPlan(images.test.records, 96, 4)
     for own in assign(4, world_size):
@@ -291,7 +291,7 @@ def test_convert_from_and_to_s3_that_fails_in_the_middle(s3_endpoint, s3, tmp_pa
 
 
 def test_a_write_that_fails_on_s3_is_gone_on_with(s3_endpoint, s3):
-    layout = Layout("tfrecord", 30, 10)
+    layout = FileLayout("tfrecord", 30, 10)
     with StorageProxy(s3_endpoint, hold_seconds=3600) as proxy:
         proxy.fail_writes(1, after=4)
         with pytest.raises(StorageError):

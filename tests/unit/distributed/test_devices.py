@@ -2,7 +2,7 @@
 
 import pytest
 
-from raytf.distributed.devices import Room, free_bytes
+from raytf.distributed.devices import DeviceRoom, free_bytes
 from raytf.distributed.memory_needs import DEVICE_SPARE
 
 GB = 10**9
@@ -18,7 +18,7 @@ GB = 10**9
 )
 def test_a_device_is_asked_once_for_the_whole_state(free, may, told):
     asked, said = [], []
-    room = Room(4_200_000_000, lambda: asked.append(1) or free, said.append)
+    room = DeviceRoom(4_200_000_000, lambda: asked.append(1) or free, said.append)
     assert [room(1), room(DEVICE_SPARE), room(30 * GB)] == [may] * 3
     assert len(asked) == 1
     assert len(said) == len(told)

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from raytf.distributed.gpu.health import LOOK_SECONDS, WAIT_SECONDS, Complaint, Reading, await_fit, judge, others
+from raytf.distributed.gpu.health import LOOK_SECONDS, WAIT_SECONDS, GpuComplaint, GpuReading, await_fit, judge, others
 from raytf.distributed.gpu.nvml import Gpu, visible
 from raytf.errors import GpuError
 
 GIB = 2**30
 GPU = Gpu("GPU-5c1b9a0e", "NVIDIA L4", 24 * GIB)
-FIT = Reading(GPU, 23 * GIB, 0, 0, 0, False, False, slow=0x1)  # 0x1: idle
-SILENT = Reading(GPU, 24 * GIB)
+FIT = GpuReading(GPU, 23 * GIB, 0, 0, 0, False, False, slow=0x1)  # 0x1: idle
+SILENT = GpuReading(GPU, 24 * GIB)
 TAKEN = replace(FIT, free_bytes=10 * GIB, processes=1)
 HOT = replace(FIT, slow=0x41)
 
@@ -52,16 +52,16 @@ def test_what_is_wrong_with_a_gpu(reading, share, words, passes):
 def test_all_that_is_wrong_is_said_what_lasts_first():
     found = judge(replace(TAKEN, uncorrected=1, is_worn=True, slow=0x8))
     assert [complaint.passes for complaint in found] == [False, False, True, True]
-    assert found[0] == Complaint("1 uncorrectable ECC errors since its driver was loaded")
+    assert found[0] == GpuComplaint("1 uncorrectable ECC errors since its driver was loaded")
 
 
 class World:
     """Readings over time; sleeping makes time go by."""
 
-    def __init__(self, *readings: Reading):
+    def __init__(self, *readings: GpuReading):
         self.now, self.looks, self._readings = 0.0, 0, readings
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[GpuReading]:
         self.looks += 1
         return [self._readings[min(self.looks, len(self._readings)) - 1]]
 
@@ -99,7 +99,7 @@ def test_what_does_not_pass_is_a_fault_at_once():
 
 
 def test_a_gpu_that_nvml_cannot_reach_is_a_fault_of_the_node():
-    def read() -> list[Reading]:
+    def read() -> list[GpuReading]:
         raise GpuError("the GPU driver (NVML) says: GPU is lost")
 
     with pytest.raises(GpuError, match=r"^node 10.0.0.7: the GPU driver .NVML. says: GPU is lost$") as found:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.distributed.memory_needs import DEVICE_SPARE, NODE_SPARE, Needs, held, may_hold, refusal
+from raytf.distributed.memory_needs import DEVICE_SPARE, NODE_SPARE, MemoryNeeds, held, may_hold, refusal
 
 GB = 10**9
 #: 350 M weights with Adam, on one worker with a GPU.
-LARGE = Needs(1_400_000_000, 2_800_000_000, 4_200_000_000, 200_000_000, 1, False, True, False)
+LARGE = MemoryNeeds(1_400_000_000, 2_800_000_000, 4_200_000_000, 200_000_000, 1, False, True, False)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,8 @@ def test_what_cannot_fit_is_refused_with_numbers_and_what_helps(needs, node, wan
 
 
 @given(
-    st.builds(Needs, *[st.integers(0, 10**12)] * 4, st.integers(1, 16), *[st.booleans()] * 3), st.integers(0, 10**13)
+    st.builds(MemoryNeeds, *[st.integers(0, 10**12)] * 4, st.integers(1, 16), *[st.booleans()] * 3),
+    st.integers(0, 10**13),
 )
 def test_what_fits_is_never_refused_and_what_does_not_always(needs, node):
     room = node - NODE_SPARE

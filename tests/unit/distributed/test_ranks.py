@@ -17,7 +17,7 @@ def test_outside_of_a_worker_is_an_error_that_says_where_to_call_it(name):
 
 
 def test_in_a_worker_they_tell_its_place():
-    ranks.take(ranks.Place(3, 4, 1, 2))
+    ranks.take(ranks.RankInfo(3, 4, 1, 2))
     try:
         assert [getattr(raytf, name)() for name in NAMES] == [3, 4, 1, 2]
     finally:

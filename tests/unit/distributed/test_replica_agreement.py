@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.distributed.replica_agreement import DEVICE_BIT, Verdict, all_equal, bits_of, judge, value_of
-from raytf.distributed.step_flags import Flag, agree, vector
+from raytf.distributed.replica_agreement import DEVICE_BIT, ReplicaVerdict, all_equal, bits_of, judge, value_of
+from raytf.distributed.step_flags import StepFlag, agree, vector
 
 HASH = st.integers(0, 2**64 - 1)
 
@@ -40,9 +40,9 @@ def test_hashes_of_cpus_and_of_devices_are_not_compared():
 
 @given(st.lists(HASH, min_size=1, max_size=4))
 def test_flags_carry_the_hash(hashes):
-    told = [vector({Flag.COPY: 1, Flag.CALL_STEPS: 32}, h & ~DEVICE_BIT) for h in hashes]
+    told = [vector({StepFlag.COPY: 1, StepFlag.CALL_STEPS: 32}, h & ~DEVICE_BIT) for h in hashes]
     total = np.sum(told, axis=0, dtype=np.float32)
-    assert (total[Flag.COPY], total[Flag.CALL_STEPS]) == (len(hashes), 32 * len(hashes))
+    assert (total[StepFlag.COPY], total[StepFlag.CALL_STEPS]) == (len(hashes), 32 * len(hashes))
     assert agree(total, len(hashes)) == (len({h & ~DEVICE_BIT for h in hashes}) == 1)
 
 
@@ -51,13 +51,13 @@ def test_flags_carry_the_hash(hashes):
     [
         ([7], None),
         ([7, 7, 7], None),
-        ([7, 8], Verdict((0, 1), None)),
-        ([7, 8, 7], Verdict((1,), 0)),
-        ([8, 7, 7], Verdict((0,), 1)),
-        ([7, 8, 9], Verdict((0, 1, 2), None)),
-        ([7, 7, 8, 8], Verdict((0, 1, 2, 3), None)),
-        ([9, 7, 8, 7, 7], Verdict((0, 2), 1)),
-        ([7, 7, 8, 9], Verdict((0, 1, 2, 3), None)),  # half is not most
+        ([7, 8], ReplicaVerdict((0, 1), None)),
+        ([7, 8, 7], ReplicaVerdict((1,), 0)),
+        ([8, 7, 7], ReplicaVerdict((0,), 1)),
+        ([7, 8, 9], ReplicaVerdict((0, 1, 2), None)),
+        ([7, 7, 8, 8], ReplicaVerdict((0, 1, 2, 3), None)),
+        ([9, 7, 8, 7, 7], ReplicaVerdict((0, 2), 1)),
+        ([7, 7, 8, 9], ReplicaVerdict((0, 1, 2, 3), None)),  # half is not most
     ],
 )
 def test_more_than_half_are_right(hashes, verdict):

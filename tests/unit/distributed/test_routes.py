@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.distributed.routes import Path, Seat, choose, without_gpu
+from raytf.distributed.routes import RankSeat, SumPath, choose, without_gpu
 from raytf.errors import ConfigError
 
 
-def seat(place: str, promised: float | None = None) -> Seat:
+def seat(place: str, promised: float | None = None) -> RankSeat:
     """`a` is a CPU of host a, `a0` a GPU of it, `aMIG-0` a part of one."""
     host, gpu = place[0], place[1:]
     identity = gpu if gpu.startswith("MIG-") else f"GPU-{place}"
     given = float(bool(gpu)) if promised is None else promised
-    return Seat(host, place, f"node-{host}", given, identity if gpu else None, "NVIDIA L4" if gpu else "")
+    return RankSeat(host, place, f"node-{host}", given, identity if gpu else None, "NVIDIA L4" if gpu else "")
 
 
 #: Places of ranks, and for auto, host, ring, nccl: the path, or words of why it cannot be.
@@ -37,8 +37,8 @@ def test_the_path_of_each_group(row):
     places, *expected = row
     seats = [seat(place) for place in places.split()]
     for communication, outcome in zip(("auto", "host", "ring", "nccl"), expected, strict=True):
-        if outcome in Path._value2member_map_:
-            assert choose(communication, seats).path is Path(outcome)
+        if outcome in SumPath._value2member_map_:
+            assert choose(communication, seats).path is SumPath(outcome)
             continue
         with pytest.raises(ConfigError) as refused:
             choose(communication, seats)
@@ -79,7 +79,7 @@ def test_who_lacks_a_promised_gpu_is_known():
 
 
 places = st.builds(
-    Seat,
+    RankSeat,
     host=st.text("ab", min_size=1, max_size=1),
     token=st.just("t"),
     node=st.text(max_size=200),
@@ -95,14 +95,14 @@ def test_nccl_is_taken_only_where_each_has_a_whole_gpu_of_its_own(seats):
     if None in gpus and set(gpus) != {None}:
         return
     apart = None not in gpus and len(set(gpus)) == len(gpus) and "MIG-3" not in gpus
-    assert (choose("auto", seats).path is Path.NCCL) == apart
-    assert (choose("auto", seats).path is Path.CPU) == (set(gpus) == {None})
+    assert (choose("auto", seats).path is SumPath.NCCL) == apart
+    assert (choose("auto", seats).path is SumPath.CPU) == (set(gpus) == {None})
 
 
 @given(places)
 def test_a_seat_travels_in_a_kilobyte(one):
     row = one.to_row()
     assert len(row) <= 1024
-    again = Seat.of_row(row)
+    again = RankSeat.of_row(row)
     assert (again.host, again.promised, again.gpu) == (one.host, one.promised, one.gpu)
     assert (len(again.node), again.kind.isascii()) == (min(80, len(one.node)), True)

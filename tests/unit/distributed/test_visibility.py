@@ -9,7 +9,7 @@ import pytest
 from raytf.distributed.gpu import visibility
 from raytf.distributed.gpu.cuda_driver import missing_libraries, trouble
 from raytf.distributed.gpu.visibility import HIDDEN, KINDS
-from raytf.driver.supervision.node_exclusion import Launches
+from raytf.driver.supervision.node_exclusion import KernelFailures
 from raytf.errors import GpuError
 
 
@@ -114,12 +114,12 @@ def test_libraries_are_looked_for_where_nvidias_packages_put_them(tmp_path, monk
     [([["a"]], False), ([["a"], ["a"]], False), ([["a"], ["b"]], True), ([["a", "b"]], True), ([[], []], False)],
 )
 def test_kernels_that_fail_on_two_nodes_are_the_codes_fault(faults, again):
-    launches = Launches()
+    launches = KernelFailures()
     assert [launches.failed(nodes, 0.0) for nodes in faults][-1] is again
 
 
 def test_a_kernel_that_failed_an_hour_ago_says_nothing_of_the_code():
-    launches = Launches()
+    launches = KernelFailures()
     assert not launches.failed(["a"], 0.0)
     assert not launches.failed(["b"], 3600.0)
     assert launches.failed(["c"], 3601.0)

@@ -16,7 +16,7 @@ from ray.train.v2.api.exceptions import ControllerError
 
 from raytf.driver.supervision.diagnosis import ControllerDiedError, ProcessDiedError, diagnose
 from raytf.driver.supervision.failures import Cause, Failure
-from raytf.driver.supervision.node_exclusion import Launches
+from raytf.driver.supervision.node_exclusion import KernelFailures
 from raytf.driver.supervision.retry import Retry
 from raytf.driver.supervision.supervisor import blamed, judge_launch
 from raytf.errors import (
@@ -139,7 +139,7 @@ def test_a_kernel_that_failed_is_told_apart():
 
 
 def test_a_kernel_that_fails_on_a_second_node_is_the_jobs_fault():
-    failure, launches, retry = Failure(Cause.GPU, "illegal address", is_launch=True), Launches(), Retry()
+    failure, launches, retry = Failure(Cause.GPU, "illegal address", is_launch=True), KernelFailures(), Retry()
     for nodes in (["a"], ["a"]):
         assert judge_launch(failure, nodes, launches, 0.0) == failure
         assert retry.decide(failure, 5).retry

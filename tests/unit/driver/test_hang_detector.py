@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.supervision.hang_detector import Beats, Evidence, HangDetector, blamed_for_loss
-from raytf.training.beat import Activity, Beat, Finding, Sighting
+from raytf.driver.supervision.hang_detector import HangDetector, HangEvidence, Heartbeats, blamed_for_loss
+from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 SECONDS = 30.0
 
 
-def beat(rank: int = 0, **fields) -> Beat:
-    return Beat(1, rank, 2, f"node{rank}", f"10.0.0.{rank}", 100 + rank, **{"step": 10, **fields})
+def beat(rank: int = 0, **fields) -> HeartbeatState:
+    return HeartbeatState(1, rank, 2, f"node{rank}", f"10.0.0.{rank}", 100 + rank, **{"step": 10, **fields})
 
 
 class World:
@@ -25,7 +25,7 @@ class World:
     def __init__(self, seconds: float = SECONDS):
         self.detector, self.now = HangDetector(seconds), 0.0
         self.beats = {0: beat(0, activity=Activity.STEP), 1: beat(1, activity=Activity.STEP)}
-        self.evidence: dict[int, Evidence] = {}
+        self.evidence: dict[int, HangEvidence] = {}
         self.silent: set[int] = set()
         self.stuck: set[int] = set()
         self._since = dict.fromkeys(self.beats, 0.0)
@@ -43,7 +43,7 @@ class World:
             self.beats[rank] = dataclasses.replace(last, activity=Activity.STEP, step=last.step + 1000)
         self.stuck = set()
 
-    def tick(self, seconds: float = 1.0) -> Finding | None:
+    def tick(self, seconds: float = 1.0) -> HangFinding | None:
         self.now += seconds
         sightings = []
         for rank, last in self.beats.items():
@@ -52,12 +52,12 @@ class World:
                 if rank not in self.stuck:
                     self._since[rank] = self.now - 0.5
                 self.beats[rank] = dataclasses.replace(last, seconds=self.now - self._since[rank])
-            sightings.append(Sighting(self.beats[rank], self.now - self._heard[rank]))
+            sightings.append(LastHeartbeat(self.beats[rank], self.now - self._heard[rank]))
         look = self.detector.look(self.now, sightings, self.evidence)
         self.suspects = look.suspects
         return look.finding
 
-    def until_found(self, most: float = 10_000.0) -> Finding:
+    def until_found(self, most: float = 10_000.0) -> HangFinding:
         while self.now < most:
             if (found := self.tick()) is not None:
                 return found
@@ -69,7 +69,7 @@ class World:
             assert self.tick() is None, self.now
 
 
-def ranks(found: Finding) -> list[int]:
+def ranks(found: HangFinding) -> list[int]:
     return [b.rank for b in found.beats]
 
 
@@ -141,7 +141,7 @@ def test_one_that_is_known_to_be_stopped_is_blamed_within_seconds(alone):
     world.silent.clear()
     world.finds_nothing(10)
     world.silent.add(1)
-    world.evidence = {1: Evidence.STOPPED}
+    world.evidence = {1: HangEvidence.STOPPED}
     before = world.now
     found = world.until_found()
     assert (ranks(found), found.text) == ([1], "frozen (its process was stopped)")
@@ -168,13 +168,13 @@ def test_progress_of_a_validation_counts():
 @pytest.mark.parametrize(
     ("evidence", "activity", "at_least", "at_most"),
     [
-        (Evidence.STOPPED, Activity.STEP, 12, 16),
-        (Evidence.STOPPED, Activity.START, 12, 16),
-        (Evidence.SILENT_NODE, Activity.STEP, 12, 16),
-        (Evidence.IDLE, Activity.STEP, 25, 30),
-        (Evidence.BUSY, Activity.STEP, 25, 30),
-        (Evidence.BUSY, Activity.SAVE, 500, 600),
-        (Evidence.GONE, Activity.STEP, 25, 30),
+        (HangEvidence.STOPPED, Activity.STEP, 12, 16),
+        (HangEvidence.STOPPED, Activity.START, 12, 16),
+        (HangEvidence.SILENT_NODE, Activity.STEP, 12, 16),
+        (HangEvidence.IDLE, Activity.STEP, 25, 30),
+        (HangEvidence.BUSY, Activity.STEP, 25, 30),
+        (HangEvidence.BUSY, Activity.SAVE, 500, 600),
+        (HangEvidence.GONE, Activity.STEP, 25, 30),
         (None, Activity.STEP, 25, 30),
     ],
 )
@@ -197,7 +197,7 @@ def test_silence_of_all_is_nobodys_fault_without_evidence_against_one():
     world = World()
     world.silent = {0, 1}
     world.finds_nothing(200)
-    world.evidence = {0: Evidence.IDLE, 1: Evidence.STOPPED}
+    world.evidence = {0: HangEvidence.IDLE, 1: HangEvidence.STOPPED}
     assert ranks(world.until_found(220)) == [1]
 
 
@@ -205,7 +205,7 @@ def test_a_single_worker_that_was_stopped_is_found():
     world = World()
     del world.beats[1]
     world.silent = {0}
-    world.evidence = {0: Evidence.STOPPED}
+    world.evidence = {0: HangEvidence.STOPPED}
     world.until_found(SECONDS)
 
 
@@ -240,7 +240,7 @@ def test_zero_seconds_find_nothing():
     world.does(0, Activity.INPUT)
     world.does(1, Activity.INPUT)
     world.silent = {1}
-    world.evidence = {1: Evidence.STOPPED}
+    world.evidence = {1: HangEvidence.STOPPED}
     world.finds_nothing(10_000)
 
 
@@ -280,7 +280,7 @@ def test_whatever_lasts_for_ever_is_found_and_the_rank_that_does_it_named(second
 
 
 def test_beats_of_older_groups_are_void():
-    beats = Beats()
+    beats = Heartbeats()
     old = beats.begin()
     beats.hear(dataclasses.replace(beat(0), group=old), 1.0)
     assert [s.age for s in beats.sightings(3.0)] == [2.0]
@@ -293,6 +293,6 @@ def test_beats_of_older_groups_are_void():
 
 
 def test_who_neither_answered_nor_beat_is_looked_at_when_a_peer_is_lost():
-    left = Sighting(beat(3, activity=Activity.DONE), 9.0)
-    seen = [Sighting(beat(0), 9.0), Sighting(beat(1), 9.0), Sighting(beat(2), 0.4), left]
+    left = LastHeartbeat(beat(3, activity=Activity.DONE), 9.0)
+    seen = [LastHeartbeat(beat(0), 9.0), LastHeartbeat(beat(1), 9.0), LastHeartbeat(beat(2), 0.4), left]
     assert [b.rank for b in blamed_for_loss(seen, [0], 3.0)] == [1]

@@ -5,7 +5,7 @@ import pytest
 
 from raytf.data import ArraySource, CsvSource, MappingSource
 from raytf.data.sources.ray_dataset import is_ray_dataset
-from raytf.driver.inputs import Given, source
+from raytf.driver.inputs import RunData, source
 from raytf.errors import DataError
 from raytf.storage.storage import Storage
 
@@ -20,11 +20,11 @@ class Squares:
 
 def test_sources_arrays_and_data_sets(tmp_path):
     mine = ArraySource(np.arange(3))
-    found = Given.of(mine, (np.arange(4), np.arange(4)), Squares()).sources(Storage(str(tmp_path)))
+    found = RunData.of(mine, (np.arange(4), np.arange(4)), Squares()).sources(Storage(str(tmp_path)))
     assert found.train is mine
     assert (type(found.validation), found.validation.records) == (ArraySource, 4)
     assert (type(found.test), found.test.take(np.array([2]))[1].tolist()) == (MappingSource, [4])
-    assert Given.of(mine, None, None).sources(Storage(str(tmp_path))).validation is None
+    assert RunData.of(mine, None, None).sources(Storage(str(tmp_path))).validation is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -42,9 +42,9 @@ def test_parts_that_number_their_labels_differently_are_refused(tmp_path):
 
     train = animals("train", "bird", "cat", "dog")
     with pytest.raises(DataError, match=r"test\.csv: label 0 is 'cat' here, and is 'bird' in .*train\.csv\. Number"):
-        Given.of(train, None, animals("test", "cat", "dog"))
+        RunData.of(train, None, animals("test", "cat", "dog"))
     test = animals("test", "cat", "dog", classes=train.classes)
-    assert Given.of(train, (np.zeros(2), np.arange(2)), test).parts["test"] is test
+    assert RunData.of(train, (np.zeros(2), np.arange(2)), test).parts["test"] is test
 
 
 def test_a_ray_dataset_is_known_without_ray():

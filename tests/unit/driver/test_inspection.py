@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 
 from raytf.driver.supervision import inspection
-from raytf.driver.supervision.inspection import Evidence
+from raytf.driver.supervision.inspection import HangEvidence
 from raytf.testing.processes import wait_until
 
 SLEEPER = """
@@ -40,7 +40,7 @@ def test_a_process_that_sleeps_is_idle_and_shows_where_also_when_it_is_stopped()
     with process(SLEEPER) as made:
         assert made.stdout is not None
         file = int(made.stdout.readline())
-        assert inspection.look([(3, made.pid, file)])[3].evidence is Evidence.IDLE
+        assert inspection.look([(3, made.pid, file)])[3].evidence is HangEvidence.IDLE
         assert "sleep_for_ever" in inspection.stacks(made.pid, file)
         # Where py-spy may not look into the process, the process writes them itself.
         assert "sleep_for_ever" in inspection._by_signal(made.pid, file)
@@ -48,7 +48,7 @@ def test_a_process_that_sleeps_is_idle_and_shows_where_also_when_it_is_stopped()
         psutil.Process(made.pid).suspend()
         wait_until(lambda: psutil.Process(made.pid).status() == psutil.STATUS_STOPPED, "it is stopped", 10)
         found = inspection.look([(3, made.pid, file)])[3]
-        assert found.evidence is Evidence.STOPPED
+        assert found.evidence is HangEvidence.STOPPED
         assert "sleep_for_ever" in found.stacks
         inspection.kill(made.pid)
         assert made.wait(10) < 0
@@ -60,12 +60,12 @@ def test_a_process_that_computes_is_busy_and_one_that_is_gone_is_gone():
         assert made.stdout is not None
         made.stdout.readline()
         # On a loaded machine it may get no share of a core for a while.
-        wait_until(lambda: inspection.state(made.pid) is Evidence.BUSY, "a process that computes is busy", 120)
+        wait_until(lambda: inspection.state(made.pid) is HangEvidence.BUSY, "a process that computes is busy", 120)
         made.kill()
         wait_until(lambda: psutil.Process(made.pid).status() == psutil.STATUS_ZOMBIE, "it is dead", 10)
-        assert inspection.state(made.pid) is Evidence.GONE  # not reaped yet
+        assert inspection.state(made.pid) is HangEvidence.GONE  # not reaped yet
         made.wait(10)
-        assert inspection.look([(0, made.pid, -1)])[0].evidence is Evidence.GONE
+        assert inspection.look([(0, made.pid, -1)])[0].evidence is HangEvidence.GONE
 
 
 def test_own_process_is_not_idle_while_it_computes():
@@ -78,7 +78,7 @@ def test_own_process_is_not_idle_while_it_computes():
     thread = threading.Thread(target=compute)
     thread.start()
     try:
-        wait_until(lambda: inspection.state(os.getpid()) is Evidence.BUSY, "a process that computes is busy", 120)
+        wait_until(lambda: inspection.state(os.getpid()) is HangEvidence.BUSY, "a process that computes is busy", 120)
     finally:
         over.set()
         thread.join()

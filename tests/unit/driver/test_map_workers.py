@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.map_workers import LOSSES_OF_A_PART, Parts
+from raytf.driver.map_workers import LOSSES_OF_A_PART, PartQueue
 from raytf.errors import ClusterError
 
 
 @given(total=st.integers(1, 12), workers=st.integers(1, 5), draws=st.data())
 def test_every_part_is_counted_once_whichever_workers_are_lost(total: int, workers: int, draws: st.DataObject):
-    parts: Parts[int] = Parts(total)
+    parts: PartQueue[int] = PartQueue(total)
     at_work: list[int] = []
     while not parts.is_done:
         while len(at_work) < workers and (number := parts.take()) is not None:
@@ -29,7 +29,7 @@ def test_every_part_is_counted_once_whichever_workers_are_lost(total: int, worke
 
 
 def test_a_part_that_was_lost_comes_before_the_others():
-    parts: Parts[None] = Parts(3)
+    parts: PartQueue[None] = PartQueue(3)
     assert [parts.take(), parts.take()] == [0, 1]
     parts.lost(0, "killed")
     assert [parts.take(), parts.take(), parts.take()] == [0, 2, None]
@@ -37,7 +37,7 @@ def test_a_part_that_was_lost_comes_before_the_others():
 
 
 def test_a_part_that_ends_every_worker_ends_the_work():
-    parts: Parts[None] = Parts(2)
+    parts: PartQueue[None] = PartQueue(2)
     for _ in range(LOSSES_OF_A_PART - 1):
         assert parts.take() == 0
         parts.lost(0, "out of memory")
@@ -47,7 +47,7 @@ def test_a_part_that_ends_every_worker_ends_the_work():
 
 
 def test_an_answer_cannot_be_counted_twice():
-    parts: Parts[int] = Parts(1)
+    parts: PartQueue[int] = PartQueue(1)
     parts.take()
     parts.done(0, 1)
     with pytest.raises(AssertionError, match="part 0 was counted already"):

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 import pytest
 
 from raytf.driver import crash_safe_memory
-from raytf.driver.crash_safe_memory import Memo
+from raytf.driver.crash_safe_memory import CrashSafeMemory
 from raytf.driver.monitor.actor import Monitor
 from raytf.driver.monitor.progress import PROGRESS_SECONDS
 from raytf.runs.status import Status
-from raytf.training.beat import Activity, Beat, Finding
+from raytf.training.beat import Activity, HangFinding, HeartbeatState
 
 
 class Clock:
@@ -96,8 +96,8 @@ def test_a_fault_is_at_the_step_that_a_survivor_had_reached():
     heard, _ = monitor()
     group = heard.begin_group()
     heard.update(status(40))
-    heard.beat(Beat(group, 0, 2, "a", "10.0.0.1", 11, step=43))  # the last word of one that lost its peer
-    heard.beat(Beat(group, 1, 2, "b", "10.0.0.2", 12, step=38))
+    heard.beat(HeartbeatState(group, 0, 2, "a", "10.0.0.1", 11, step=43))  # the last word of one that lost its peer
+    heard.beat(HeartbeatState(group, 1, 2, "b", "10.0.0.2", 12, step=38))
     heard.event("fault", {"cause": "worker_died"})
     assert (events(heard)[-1]["step"], heard.reached()) == (43, 43)
     heard.event("group", {"workers": 2})
@@ -108,7 +108,7 @@ def test_a_fault_is_at_the_step_that_a_survivor_had_reached():
 def test_who_is_blamed_is_known_as_long_as_the_group_lives():
     heard, _ = monitor()
     heard.begin_group()
-    finding = Finding((Beat(1, 1, 2, "n", "10.0.0.1", 11),), 6.0, "frozen", "its node does not answer")
+    finding = HangFinding((HeartbeatState(1, 1, 2, "n", "10.0.0.1", 11),), 6.0, "frozen", "its node does not answer")
     heard.blame(finding)
     assert heard.blamed() == finding
     heard.begin_group()
@@ -153,7 +153,7 @@ def lasting():
     known = stack.enter_context(crash_safe_memory.held())
 
     def make():
-        return Monitor(["a"], clock, lambda: clock.now + 1e9, Memo(known._paths), calls)
+        return Monitor(["a"], clock, lambda: clock.now + 1e9, CrashSafeMemory(known._paths), calls)
 
     def tell(heard, method, *args):
         calls.name += 1
@@ -175,7 +175,7 @@ def test_another_monitor_knows_all_that_a_killed_one_was_told():
         tell(heard, "answer", ticket, True)
         tell(heard, "set_noticed", {1: "n"})
         clock.now += 2
-        heard.beat(Beat(group, 0, 2, "a", "10.0.0.1", 11, step=43))
+        heard.beat(HeartbeatState(group, 0, 2, "a", "10.0.0.1", 11, step=43))
         status_before, messages, found = heard.read()
         heard.read(0, 1)  # the answer of which the driver has not got: what it has counts, not what was sent
         clock.now += 100
@@ -221,13 +221,13 @@ def test_a_call_that_comes_again_after_hundreds_that_were_made_meanwhile_counts_
 def test_the_last_word_of_a_rank_is_not_taken_back_by_one_that_is_late():
     heard, _ = monitor()
     group = heard.begin_group()
-    heard.beat(Beat(group, 0, 1, "a", "10.0.0.1", 11, step=9, activity=Activity.DONE))
-    heard.beat(Beat(group, 0, 1, "a", "10.0.0.1", 11, step=8, activity=Activity.LOOP))
+    heard.beat(HeartbeatState(group, 0, 1, "a", "10.0.0.1", 11, step=9, activity=Activity.DONE))
+    heard.beat(HeartbeatState(group, 0, 1, "a", "10.0.0.1", 11, step=8, activity=Activity.LOOP))
     assert [s.beat.activity for s in heard.sightings()] == [Activity.DONE]
 
 
 def test_a_memo_that_cannot_be_read_is_no_reason_not_to_begin_but_one_not_to_begin_anew():
-    gone = Memo(["/proc/self/fd/99999", "/proc/self/fd/99998"])
+    gone = CrashSafeMemory(["/proc/self/fd/99999", "/proc/self/fd/99998"])
     heard = Monitor([], memo=gone)
     assert heard.begin("a") == ([], None)
     with pytest.raises(OSError, match="No such file"):

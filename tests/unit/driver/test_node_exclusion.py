@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.driver.supervision.node_exclusion import FAULTS, MEMORY_SECONDS, Exclusion, without
+from raytf.driver.supervision.node_exclusion import FAULTS, MEMORY_SECONDS, NodeExclusion, without
 
 NODES = ["a", "b", "c"]
 
 
 def test_three_faults_within_an_hour_exclude_a_node_until_they_are_forgotten():
-    exclusion = Exclusion()
+    exclusion = NodeExclusion()
     for now in (0.0, 100.0, 200.0):
         assert exclusion.excluded(NODES, now) == []
         exclusion.fault(["a"], now)
@@ -21,14 +21,14 @@ def test_three_faults_within_an_hour_exclude_a_node_until_they_are_forgotten():
 
 
 def test_where_all_nodes_fail_it_is_not_the_node():
-    exclusion = Exclusion()
+    exclusion = NodeExclusion()
     for now in range(6):
         exclusion.fault(NODES, float(now))
     assert exclusion.excluded(NODES, 10.0) == []
 
 
 def test_the_worst_comes_first():
-    exclusion = Exclusion()
+    exclusion = NodeExclusion()
     for now in range(4):
         exclusion.fault(["b"], float(now))
         exclusion.fault(["a"] if now else [], float(now))
@@ -36,7 +36,7 @@ def test_the_worst_comes_first():
 
 
 def test_a_fault_now_and_then_excludes_nobody():
-    exclusion = Exclusion()
+    exclusion = NodeExclusion()
     for hour in range(50):
         exclusion.fault(["a"], hour * MEMORY_SECONDS / (FAULTS - 1))
         assert exclusion.excluded(NODES, hour * MEMORY_SECONDS / (FAULTS - 1)) == []

@@ -13,9 +13,9 @@ from raytf.driver.ray_train.resizing import (
     LAST_SAVE_SECONDS,
     PATIENCE_SECONDS,
     SETTLE_SECONDS,
-    Move,
+    ClusterView,
+    ResizeDecision,
     Resizer,
-    View,
 )
 
 EVERY = 60.0
@@ -28,21 +28,21 @@ def play(
     now, parked, moved = 0.0, None, []
     resizer.started(workers, now)
     while now < until:
-        move = resizer.decide(View(now, workers, cluster(now), leaving(now), parked))
-        parked = {Move.PARK: None, Move.RELEASE: None}.get(move, parked)
-        if move is Move.PARK:
+        move = resizer.decide(ClusterView(now, workers, cluster(now), leaving(now), parked))
+        parked = {ResizeDecision.PARK: None, ResizeDecision.RELEASE: None}.get(move, parked)
+        if move is ResizeDecision.PARK:
             parked = saves
-        if move is Move.RESIZE:
+        if move is ResizeDecision.RESIZE:
             workers, parked = cluster(now), None
             resizer.started(workers, now)
-        if move is not Move.KEEP:
+        if move is not ResizeDecision.KEEP:
             moved.append((now, move, workers))
         now += tick
     return moved
 
 
 def resizes(moved):
-    return [(now, workers) for now, move, workers in moved if move is Move.RESIZE]
+    return [(now, workers) for now, move, workers in moved if move is ResizeDecision.RESIZE]
 
 
 def test_nothing_happens_while_nothing_changes():
@@ -51,7 +51,7 @@ def test_nothing_happens_while_nothing_changes():
 
 def test_a_node_that_comes_is_used_soon_and_all_ranks_save_first():
     moved = play(Resizer(1, EVERY), 1, lambda now: 2 if now >= 10 else 1, 100)
-    assert [m for _, m, _ in moved] == [Move.PARK, Move.RESIZE]
+    assert [m for _, m, _ in moved] == [ResizeDecision.PARK, ResizeDecision.RESIZE]
     ((when, workers),) = resizes(moved)
     assert workers == 2
     assert SETTLE_SECONDS <= when - 10 <= SETTLE_SECONDS + 1
@@ -78,17 +78,17 @@ def test_a_node_lost_without_notice_and_replaced_within_the_minute_costs_one_res
     resizer = Resizer(1, EVERY)
     resizer.started(2, 0.0)
     resizer.started(1, 10.0)  # the group was lost, and restarted on what was left
-    moves = [resizer.decide(View(10 + t / 2, 1, 2)) for t in range(2 * 59)]
-    assert set(moves) == {Move.KEEP}
-    assert resizer.decide(View(70.5, 1, 2)) is Move.PARK
+    moves = [resizer.decide(ClusterView(10 + t / 2, 1, 2)) for t in range(2 * 59)]
+    assert set(moves) == {ResizeDecision.KEEP}
+    assert resizer.decide(ClusterView(70.5, 1, 2)) is ResizeDecision.PARK
 
 
 def test_a_lost_worker_alone_does_not_hold_back_growth():
     resizer = Resizer(1, EVERY)
     resizer.started(2, 0.0)
     resizer.started(2, 10.0)
-    resizer.decide(View(11.0, 2, 3))
-    assert resizer.decide(View(11.0 + SETTLE_SECONDS, 2, 3)) is Move.PARK
+    resizer.decide(ClusterView(11.0, 2, 3))
+    assert resizer.decide(ClusterView(11.0 + SETTLE_SECONDS, 2, 3)) is ResizeDecision.PARK
 
 
 def test_notice_is_followed_at_once_even_after_a_change_and_to_a_group_of_the_same_size():
@@ -96,14 +96,14 @@ def test_notice_is_followed_at_once_even_after_a_change_and_to_a_group_of_the_sa
         resizer = Resizer(1, EVERY)
         resizer.started(1, 0.0)
         resizer.started(2, 1.0)
-        assert resizer.decide(View(2.0, 2, possible, leaving=True)) is Move.PARK
-        assert resizer.decide(View(2.5, 2, possible, leaving=True)) is Move.KEEP
-        assert resizer.decide(View(3.0, 2, possible, leaving=True, parked=True)) is Move.RESIZE
+        assert resizer.decide(ClusterView(2.0, 2, possible, leaving=True)) is ResizeDecision.PARK
+        assert resizer.decide(ClusterView(2.5, 2, possible, leaving=True)) is ResizeDecision.KEEP
+        assert resizer.decide(ClusterView(3.0, 2, possible, leaving=True, parked=True)) is ResizeDecision.RESIZE
 
 
 def test_what_cannot_go_on_elsewhere_saves_at_once_and_trains_until_its_node_is_gone():
     moved = play(Resizer(2, EVERY), 2, lambda now: 2 - (now >= 10), 100, leaving=lambda now: now >= 10)
-    assert [(now, move) for now, move, _ in moved] == [(10.0, Move.PARK), (10.5, Move.RELEASE)]
+    assert [(now, move) for now, move, _ in moved] == [(10.0, ResizeDecision.PARK), (10.5, ResizeDecision.RELEASE)]
 
 
 def test_what_cannot_go_on_elsewhere_saves_again_shortly_before_the_end():
@@ -112,10 +112,12 @@ def test_what_cannot_go_on_elsewhere_saves_again_shortly_before_the_end():
     parked = None
     for tick in range(300):
         now = tick / 2
-        move = resizer.decide(View(now, 2, 1, leaving=now >= 10, parked=parked, deadline=130.0 if now >= 10 else None))
-        parked = True if move is Move.PARK else None
-        assert move is not Move.RESIZE
-        if move is Move.PARK:
+        move = resizer.decide(
+            ClusterView(now, 2, 1, leaving=now >= 10, parked=parked, deadline=130.0 if now >= 10 else None)
+        )
+        parked = True if move is ResizeDecision.PARK else None
+        assert move is not ResizeDecision.RESIZE
+        if move is ResizeDecision.PARK:
             saves.append(now)
     assert saves == [10.0, 130.0 - LAST_SAVE_SECONDS]
 
@@ -123,54 +125,56 @@ def test_what_cannot_go_on_elsewhere_saves_again_shortly_before_the_end():
 def test_short_notice_that_cannot_be_followed_is_one_save():
     resizer = Resizer(2, EVERY)
     resizer.started(2, 0.0)
-    assert resizer.decide(View(50.0, 2, 1, leaving=True, deadline=55.0)) is Move.PARK
-    assert resizer.decide(View(51.0, 2, 1, leaving=True, deadline=55.0)) is Move.KEEP
-    assert resizer.decide(View(52.0, 2, 1, leaving=True, deadline=55.0, parked=True)) is Move.RELEASE
-    assert {resizer.decide(View(52.5 + t, 2, 1, leaving=True, deadline=55.0)) for t in range(100)} == {Move.KEEP}
+    assert resizer.decide(ClusterView(50.0, 2, 1, leaving=True, deadline=55.0)) is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(51.0, 2, 1, leaving=True, deadline=55.0)) is ResizeDecision.KEEP
+    assert resizer.decide(ClusterView(52.0, 2, 1, leaving=True, deadline=55.0, parked=True)) is ResizeDecision.RELEASE
+    assert {resizer.decide(ClusterView(52.5 + t, 2, 1, leaving=True, deadline=55.0)) for t in range(100)} == {
+        ResizeDecision.KEEP
+    }
 
 
 def test_room_that_comes_after_the_notice_is_moved_into():
     resizer = Resizer(2, EVERY)
     resizer.started(2, 0.0)
-    assert resizer.decide(View(10.0, 2, 1, leaving=True)) is Move.PARK
-    assert resizer.decide(View(11.0, 2, 1, leaving=True, parked=True)) is Move.RELEASE
-    assert resizer.decide(View(20.0, 2, 2, leaving=True)) is Move.PARK
-    assert resizer.decide(View(21.0, 2, 2, leaving=True, parked=True)) is Move.RESIZE
+    assert resizer.decide(ClusterView(10.0, 2, 1, leaving=True)) is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(11.0, 2, 1, leaving=True, parked=True)) is ResizeDecision.RELEASE
+    assert resizer.decide(ClusterView(20.0, 2, 2, leaving=True)) is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(21.0, 2, 2, leaving=True, parked=True)) is ResizeDecision.RESIZE
     # ... also while the ranks save
     resizer = Resizer(2, EVERY)
     resizer.started(2, 0.0)
-    assert resizer.decide(View(10.0, 2, 1, leaving=True)) is Move.PARK
-    assert resizer.decide(View(10.5, 2, 2, leaving=True)) is Move.KEEP
-    assert resizer.decide(View(11.0, 2, 2, leaving=True, parked=True)) is Move.RESIZE
+    assert resizer.decide(ClusterView(10.0, 2, 1, leaving=True)) is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(10.5, 2, 2, leaving=True)) is ResizeDecision.KEEP
+    assert resizer.decide(ClusterView(11.0, 2, 2, leaving=True, parked=True)) is ResizeDecision.RESIZE
 
 
 def test_a_save_on_notice_that_fails_is_tried_again_and_the_next_notice_is_a_new_one():
     resizer = Resizer(2, EVERY)
     resizer.started(2, 0.0)
-    assert resizer.decide(View(10.0, 2, 1, leaving=True)) is Move.PARK
-    assert resizer.decide(View(10.5, 2, 1, leaving=True, parked=False)) is Move.RELEASE
-    assert resizer.decide(View(11.0, 2, 1, leaving=True)) is Move.KEEP
-    assert resizer.decide(View(10.5 + SETTLE_SECONDS, 2, 1, leaving=True)) is Move.PARK
-    assert resizer.decide(View(16.0, 2, 1, leaving=True, parked=True)) is Move.RELEASE
-    assert resizer.decide(View(17.0, 2, 1, leaving=True)) is Move.KEEP
+    assert resizer.decide(ClusterView(10.0, 2, 1, leaving=True)) is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(10.5, 2, 1, leaving=True, parked=False)) is ResizeDecision.RELEASE
+    assert resizer.decide(ClusterView(11.0, 2, 1, leaving=True)) is ResizeDecision.KEEP
+    assert resizer.decide(ClusterView(10.5 + SETTLE_SECONDS, 2, 1, leaving=True)) is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(16.0, 2, 1, leaving=True, parked=True)) is ResizeDecision.RELEASE
+    assert resizer.decide(ClusterView(17.0, 2, 1, leaving=True)) is ResizeDecision.KEEP
     resizer.started(2, 30.0)
-    assert resizer.decide(View(40.0, 2, 1, leaving=True)) is Move.PARK
+    assert resizer.decide(ClusterView(40.0, 2, 1, leaving=True)) is ResizeDecision.PARK
 
 
 def test_a_change_that_is_undone_while_the_ranks_save_is_forgotten():
     resizer = Resizer(1, EVERY)
     resizer.started(1, 0.0)
     for now in (1.0, 6.0):
-        move = resizer.decide(View(now, 1, 2))
-    assert move is Move.PARK
-    assert resizer.decide(View(6.5, 1, 1)) is Move.RELEASE
-    assert resizer.decide(View(7.0, 1, 1, parked=True)) is Move.KEEP
+        move = resizer.decide(ClusterView(now, 1, 2))
+    assert move is ResizeDecision.PARK
+    assert resizer.decide(ClusterView(6.5, 1, 1)) is ResizeDecision.RELEASE
+    assert resizer.decide(ClusterView(7.0, 1, 1, parked=True)) is ResizeDecision.KEEP
 
 
 def test_ranks_that_cannot_save_train_on_and_are_asked_again_later():
     moved = play(Resizer(1, EVERY), 2, lambda now: 1 if now >= 10 else 2, 40, leaving=lambda n: n >= 10, saves=False)
-    assert {m for _, m, _ in moved} == {Move.PARK, Move.RELEASE}
-    asked = [now for now, m, _ in moved if m is Move.PARK]
+    assert {m for _, m, _ in moved} == {ResizeDecision.PARK, ResizeDecision.RELEASE}
+    asked = [now for now, m, _ in moved if m is ResizeDecision.PARK]
     assert len(asked) > 2
     assert all(b - a >= SETTLE_SECONDS for a, b in itertools.pairwise(asked))
 
@@ -195,8 +199,8 @@ def test_every_cluster_gets_at_most_one_planned_change_a_minute_and_never_fewer_
     if sizes[-1][0] >= fewest:  # in the end the run has what there is
         last = changes[-1][1] if changes else max(fewest, sizes[0][0])
         assert last == sizes[-1][0]
-    asked = sum(m is Move.PARK for _, m, _ in moved)
-    assert asked == sum(m in (Move.RESIZE, Move.RELEASE) for _, m, _ in moved)
+    asked = sum(m is ResizeDecision.PARK for _, m, _ in moved)
+    assert asked == sum(m in (ResizeDecision.RESIZE, ResizeDecision.RELEASE) for _, m, _ in moved)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import ray.train
 
 from raytf.config.sections import ClusterSection
 from raytf.driver import preflight
-from raytf.driver.ray_train.scaling_policy import Run, ScalingPolicy
+from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.training.monitor_client import MonitorClient
 
@@ -35,7 +35,7 @@ def policy(workers: tuple[int, int], keeps: bool = False, share: float = 1.0, **
     each = {"CPU": 1.0, "GPU": share}
     scaling = ray.train.ScalingConfig(num_workers=workers, use_gpu=True, resources_per_worker=each)
     monitor, section = Told(), ClusterSection(warm_workers=False, **flags)
-    return ScalingPolicy(scaling, Run("r", monitor, "/r", section, Supervisor(), keeps)), monitor
+    return ScalingPolicy(scaling, PolicyContext("r", monitor, "/r", section, Supervisor(), keeps)), monitor
 
 
 def chosen(made: ScalingPolicy, nodes: dict) -> list[str]:

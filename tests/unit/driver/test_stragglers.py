@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.driver.supervision.stragglers import SLOW, Straggler, Stragglers
-from raytf.training.beat import Beat
+from raytf.training.beat import HeartbeatState
 
 
 class World:
@@ -20,7 +20,9 @@ class World:
         self.costs, self.inputs = costs, inputs or [0.0] * len(costs)
         self.shards = shards or [1] * len(costs)
         self.stragglers = Stragglers()
-        self.beats = [Beat(1, r, len(costs), f"n{r}", f"10.0.0.{r}", r, shards=s) for r, s in enumerate(self.shards)]
+        self.beats = [
+            HeartbeatState(1, r, len(costs), f"n{r}", f"10.0.0.{r}", r, shards=s) for r, s in enumerate(self.shards)
+        ]
 
     def measure(self, noise: float = 0.0, rng: random.Random | None = None) -> list[int]:
         """Ranks named by one more measurement."""
@@ -32,7 +34,7 @@ class World:
         for last, cost, wait in zip(self.beats, self.costs, self.inputs, strict=True):
             seconds = cost * (1 + noise * rng.random())
             beats.append(
-                Beat(
+                HeartbeatState(
                     *(1, last.rank, last.world_size, last.node, last.address, last.pid, last.step + 100),
                     shards=last.shards,
                     probes=last.probes + 1,

@@ -12,7 +12,7 @@ from raytf.driver.supervision.diagnosis import ControllerDiedError, ProcessDiedE
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.supervisor import Scene, Supervisor, is_preemption
 from raytf.errors import ClusterError, DataError, RaytfError
-from raytf.runs.events import Fault, RunEvent
+from raytf.runs.events import FaultEvent, RunEvent
 from raytf.training.monitor_client import MonitorClient
 
 NODE = "abcdef" * 9 + "ab"
@@ -52,7 +52,7 @@ def test_a_death_is_tried_again_blames_its_node_and_waits_longer_each_time():
     supervisor = Supervisor(clock)
     first = supervisor.decide(DIED, SCENE)
     assert (first.retry, first.pause, first.said) == (True, 0.0, "1 worker process died; starting again")
-    assert first.fault == Fault("worker_died", (1,), ["b"], "1 worker process died", retry=True)
+    assert first.fault == FaultEvent("worker_died", (1,), ["b"], "1 worker process died", retry=True)
     for pause in (1.0, 2.0):
         assert supervisor.decide(DIED, SCENE).pause == pause
         assert supervisor.resumes_at == clock.now + pause
@@ -68,7 +68,7 @@ def test_the_loss_of_a_node_with_notice_is_told_and_costs_nothing():
         decision = supervisor.decide(DIED, scene, lambda: asked.append(1) or False)
         assert (decision.retry, decision.pause) == (True, 0.0)
         assert decision.said == "node abcdefab is gone, as announced; starting again"
-        assert decision.fault == Fault("node_lost", [1], [NODE], "node abcdefab is gone, as announced", True, True)
+        assert decision.fault == FaultEvent("node_lost", [1], [NODE], "node abcdefab is gone, as announced", True, True)
     assert not asked
     assert supervisor.exclusion.count(NODE, clock.now) == 0
 

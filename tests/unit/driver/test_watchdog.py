@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raytf.driver.supervision.watchdog import describe, innermost
-from raytf.training.beat import Activity, Beat, Finding
+from raytf.training.beat import Activity, HangFinding, HeartbeatState
 
 #: Of `py-spy dump`, shortened.
 STACKS = """Process 20642: ray::RayTrainWorker
@@ -25,8 +25,8 @@ Thread 21417 (idle): "raytf-input_0"
     Thread.run (threading.py:982)"""
 
 
-def beat(rank: int) -> Beat:
-    return Beat(1, rank, 2, "n", f"10.0.0.{rank}", 100 + rank, step=36)
+def beat(rank: int) -> HeartbeatState:
+    return HeartbeatState(1, rank, 2, "n", f"10.0.0.{rank}", 100 + rank, step=36)
 
 
 def test_the_thread_that_is_stuck_is_shown_without_libraries_frames():
@@ -39,9 +39,9 @@ def test_the_thread_that_is_stuck_is_shown_without_libraries_frames():
 
 
 def test_those_to_blame_are_named_with_their_nodes():
-    one = Finding((beat(1),), 31.4, "input", "stuck waiting for data")
+    one = HangFinding((beat(1),), 31.4, "input", "stuck waiting for data")
     assert describe(one) == (
         "rank 1 on node 10.0.0.1 (pid 101) has made no progress for 31 s at step 36: stuck waiting for data"
     )
-    both = describe(Finding((beat(0), beat(1)), 27.0, "collective", "all workers wait for each other"))
+    both = describe(HangFinding((beat(0), beat(1)), 27.0, "collective", "all workers wait for each other"))
     assert both.startswith("rank 0 on node 10.0.0.0 (pid 100), rank 1 on node 10.0.0.1 (pid 101) have made no progress")

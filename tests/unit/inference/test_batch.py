@@ -15,13 +15,13 @@ from PIL import Image
 from raytf.data.sources import ArraySource, ImageFolderSource
 from raytf.data.sources.image_decoder import Fit
 from raytf.data.sources.schema import UNFINISHED
-from raytf.data.sources.writer import Layout, write
+from raytf.data.sources.writer import FileLayout, write
 from raytf.errors import ConfigError, DataError
 from raytf.inference.batch import columns
 from raytf.inference.batch.columns import Options
 from raytf.inference.batch.predict import shortage
 from raytf.inference.batch.reader import by_number, kind_of, look
-from raytf.inference.batch.writer import Sink
+from raytf.inference.batch.writer import PredictionWriter
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 from raytf.storage.storage import Storage
 from tests.support.data_files import tfrecords
@@ -206,7 +206,7 @@ def test_tfrecords_are_read_as_training_reads_them(tmp_path: Path):
 @pytest.mark.parametrize("to", ["tfrecord", "parquet"])
 def test_what_is_converted_is_found_and_nothing_beside_it(tmp_path: Path, to):
     source = ArraySource(np.arange(40, dtype=np.uint8).reshape(10, 2, 2), np.arange(10))
-    layout = Layout.of(to, source.spec, 10, 200, 50)
+    layout = FileLayout.of(to, source.spec, 10, 200, 50)
     assert write(Storage(str(tmp_path)), source, layout, "a test")
     found = look(str(tmp_path))
     assert (found.kind, {name.partition(".")[2] for name in found.names}) == (to, {to})
@@ -288,7 +288,7 @@ def read(path: Path) -> list[dict]:
 @pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
 def test_a_file_has_all_batches_in_order_and_appears_at_the_end(tmp_path: Path, ending):
     path = tmp_path / "new" / f"p.{ending}"
-    with Sink(str(path)) as sink:
+    with PredictionWriter(str(path)) as sink:
         for batch in BATCHES:
             sink.add(batch)
             assert not path.exists()
@@ -298,7 +298,7 @@ def test_a_file_has_all_batches_in_order_and_appears_at_the_end(tmp_path: Path, 
 
 
 def test_a_file_on_a_store_is_put_whole(s3, tmp_path: Path):
-    with Sink(s3("out/p.parquet")) as sink:
+    with PredictionWriter(s3("out/p.parquet")) as sink:
         for batch in BATCHES:
             sink.add(batch)
         assert Storage(s3("out")).list() == []
@@ -312,7 +312,7 @@ def test_an_error_leaves_nothing_and_what_was_there(tmp_path: Path):
     path.write_text("old")
 
     def write() -> None:
-        with Sink(str(path), overwrite=True) as sink:
+        with PredictionWriter(str(path), overwrite=True) as sink:
             sink.add(BATCHES[0])
             raise RuntimeError("a defect")
 
@@ -324,7 +324,7 @@ def test_an_error_leaves_nothing_and_what_was_there(tmp_path: Path):
 
 def test_a_batch_of_another_kind_is_an_error_and_no_file(tmp_path: Path):
     def write() -> None:
-        with Sink(str(tmp_path / "p.parquet")) as sink:
+        with PredictionWriter(str(tmp_path / "p.parquet")) as sink:
             sink.add(BATCHES[0])
             sink.add({"id": np.array(["x"], object)})
 
@@ -351,7 +351,7 @@ def test_what_a_cluster_lacks(nodes, workers, cpus, gpus, text):
 
 
 def test_a_batch_without_records_is_nothing(tmp_path: Path):
-    with Sink(str(tmp_path / "p.csv")) as sink:
+    with PredictionWriter(str(tmp_path / "p.csv")) as sink:
         for value in ([], [1], [], [2]):
             sink.add({"id": np.array(value, np.int64)})
     assert (tmp_path / "p.csv").read_text().split() == ['"id"', "1", "2"]
@@ -371,7 +371,7 @@ WIDER = [NULLS, np.array([1, 2]), np.array([1.5, 2.5]), np.array([3, 4])]
 )
 def test_a_column_may_be_empty_or_whole_at_first(tmp_path: Path, ending, values):
     path = tmp_path / f"p.{ending}"
-    with Sink(str(path)) as sink:
+    with PredictionWriter(str(path)) as sink:
         for i, value in enumerate(WIDER):
             sink.add({"id": np.array([2 * i, 2 * i + 1]), "v": value})
     if ending == "csv":
@@ -389,7 +389,7 @@ def test_a_column_may_be_empty_or_whole_at_first(tmp_path: Path, ending, values)
 )
 def test_a_batch_that_no_type_holds_is_an_error_in_every_format(tmp_path: Path, ending, then):
     def write() -> None:
-        with Sink(str(tmp_path / f"p.{ending}")) as sink:
+        with PredictionWriter(str(tmp_path / f"p.{ending}")) as sink:
             sink.add({"v": np.array([1])})
             sink.add(then)
 
@@ -404,10 +404,10 @@ def test_a_batch_that_no_type_holds_is_an_error_in_every_format(tmp_path: Path, 
 def test_outputs_that_are_refused(tmp_path: Path, name, text):
     (tmp_path / "old.csv").write_text("")
     with pytest.raises(ConfigError, match=text):
-        Sink(str(tmp_path / name))
+        PredictionWriter(str(tmp_path / name))
 
 
 def test_no_records_are_an_error(tmp_path: Path):
-    with pytest.raises(DataError, match="no records"), Sink(str(tmp_path / "p.csv")):
+    with pytest.raises(DataError, match="no records"), PredictionWriter(str(tmp_path / "p.csv")):
         pass
     assert list(tmp_path.iterdir()) == []

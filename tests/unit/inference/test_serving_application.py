@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.inference.serving.application import Found, Hands, hands
+from raytf.inference.serving.application import ApplicationOwner, RunningApplication, hands
 
 
 @pytest.mark.parametrize(
     ("found", "whose"),
     [
-        (None, Hands.GONE),
-        (("DELETING", "me"), Hands.GONE),
-        (("NOT_STARTED", "other"), Hands.GONE),
-        (("RUNNING", "me"), Hands.OURS),
-        (("DEPLOYING", "me"), Hands.OURS),
-        (("DEPLOY_FAILED", "me"), Hands.OURS),
-        (("UNHEALTHY", "me"), Hands.OURS),
-        (("DEPLOYING", "other"), Hands.COMING),
-        (("RUNNING", "other"), Hands.TAKEN),
-        (("UNHEALTHY", "other"), Hands.TAKEN),
-        (("RUNNING", ""), Hands.TAKEN),
-        (("DEPLOY_FAILED", "other"), Hands.OURS),
+        (None, ApplicationOwner.GONE),
+        (("DELETING", "me"), ApplicationOwner.GONE),
+        (("NOT_STARTED", "other"), ApplicationOwner.GONE),
+        (("RUNNING", "me"), ApplicationOwner.OURS),
+        (("DEPLOYING", "me"), ApplicationOwner.OURS),
+        (("DEPLOY_FAILED", "me"), ApplicationOwner.OURS),
+        (("UNHEALTHY", "me"), ApplicationOwner.OURS),
+        (("DEPLOYING", "other"), ApplicationOwner.COMING),
+        (("RUNNING", "other"), ApplicationOwner.TAKEN),
+        (("UNHEALTHY", "other"), ApplicationOwner.TAKEN),
+        (("RUNNING", ""), ApplicationOwner.TAKEN),
+        (("DEPLOY_FAILED", "other"), ApplicationOwner.OURS),
     ],
 )
 def test_whose_an_application_is(found, whose):
-    assert hands(found and Found(*found), "me") is whose
+    assert hands(found and RunningApplication(*found), "me") is whose

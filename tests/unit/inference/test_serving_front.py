@@ -22,12 +22,12 @@ from starlette.responses import Response, StreamingResponse
 from raytf.inference.serving import connections, exchange
 from raytf.inference.serving.errors import Refusal
 from raytf.inference.serving.front import Front
-from raytf.inference.serving.limits import Limits
-from raytf.inference.serving.spool import Disk, Spool
+from raytf.inference.serving.limits import ServingLimits
+from raytf.inference.serving.spool import DiskRoom, Spool
 
 TOKEN = "a token of the test"
 PREDICT = "/v1/models/m:predict"
-LIMITS = Limits(
+LIMITS = ServingLimits(
     header_bytes=4 << 10, header_seconds=2, connections=20, bodies=6, patience_seconds=0.2, grace_seconds=1.5,
     body_rate=1000, body_seconds=60, framing_bytes=1 << 10, stall_seconds=2, linger_seconds=3, small_bytes=10_000,
     turn_seconds=30,
@@ -67,7 +67,7 @@ class Replica:
         async for message in exchange.take_body(stream, int(request.headers[exchange.LARGE]), body):
             yield message
         self.seen.append(("large", len(body), dict(request.headers)))
-        with Spool(Disk(1 << 30)) as answer:
+        with Spool(DiskRoom(1 << 30)) as answer:
             answer.write(b"x" * (8 << 20) if body == b"much" else hashlib.sha256(body).hexdigest().encode())
             async for message in exchange.give_answer(stream, 200, answer):
                 yield message
@@ -267,7 +267,7 @@ def test_who_takes_nothing_of_an_answer_is_left(start):
 
 
 def test_small_bodies_have_room_when_large_ones_have_none():
-    disk = Disk(1 << 20)
+    disk = DiskRoom(1 << 20)
     with Spool(disk) as large, Spool(disk) as small:
         large.write(b"x" * (1 << 20))
         with pytest.raises(Refusal, match="Too many large requests"):

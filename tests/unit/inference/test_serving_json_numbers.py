@@ -137,7 +137,7 @@ def test_what_would_take_much_memory_is_refused(body, status, text):
 @pytest.mark.parametrize("names", [("y",), ("y", "z_bytes")])
 @pytest.mark.parametrize("key", ["instances", "inputs"])
 def test_a_large_answer_is_written_as_a_small_one_is(shape, names, key):
-    call = rest_api.Call(IMAGE[DEFAULT], {"x": np.zeros((shape[0], 8, 4), np.float32)}, key == "instances")
+    call = rest_api.PredictCall(IMAGE[DEFAULT], {"x": np.zeros((shape[0], 8, 4), np.float32)}, key == "instances")
     values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     outputs = dict(zip(names, (values, values.astype("S") if values.size else values), strict=False))
     found = json.loads(b"".join(rest_api.answer(outputs, call)))

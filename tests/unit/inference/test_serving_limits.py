@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from raytf.inference.serving.limits import Limits, Room, in_the_way, is_too_slow, least_missed
+from raytf.inference.serving.limits import RoomQueue, ServingLimits, in_the_way, is_too_slow, least_missed
 
-LIMITS = Limits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
+LIMITS = ServingLimits(grace_seconds=5, body_rate=1000, patience_seconds=1, bodies=2)
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ def test_a_connection_that_never_asked_makes_room_before_one_that_did():
 
 def test_room_is_given_in_order_and_comes_back():
     async def play() -> list[str]:
-        room, seen = Room(10), []
+        room, seen = RoomQueue(10), []
         first = asyncio.Event()
 
         async def hold(name: str, size: int, until: asyncio.Event | None = None) -> None:

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from raytf.inference.serving import rest_api
 from raytf.inference.serving.errors import Refusal
-from raytf.inference.serving.rest_api import Route
+from raytf.inference.serving.rest_api import RestRoute
 from raytf.inference.signature import DEFAULT, PREDICT, Signature, TensorSpec
 
 
@@ -50,15 +50,15 @@ COLUMNS = {
 @pytest.mark.parametrize(
     ("method", "path", "route"),
     [
-        ("POST", "/v1/models/half_plus_three:predict", Route("predict", "half_plus_three", None)),
-        ("POST", "/v1/models/m/versions/123:predict", Route("predict", "m", 123)),
-        ("POST", "/v1/models/m:classify", Route("classify", "m", None)),
-        ("POST", "/v1/models/a%20b:regress", Route("regress", "a b", None)),
-        ("POST", "/V1/Models/m:PREDICT", Route("predict", "m", None)),
-        ("GET", "/v1/models/m", Route("status", "m", None)),
-        ("GET", "/v1/models/m/versions/2", Route("status", "m", 2)),
-        ("GET", "/v1/models/m/metadata", Route("metadata", "m", None)),
-        ("GET", "/v1/models/m/versions/2/metadata", Route("metadata", "m", 2)),
+        ("POST", "/v1/models/half_plus_three:predict", RestRoute("predict", "half_plus_three", None)),
+        ("POST", "/v1/models/m/versions/123:predict", RestRoute("predict", "m", 123)),
+        ("POST", "/v1/models/m:classify", RestRoute("classify", "m", None)),
+        ("POST", "/v1/models/a%20b:regress", RestRoute("regress", "a b", None)),
+        ("POST", "/V1/Models/m:PREDICT", RestRoute("predict", "m", None)),
+        ("GET", "/v1/models/m", RestRoute("status", "m", None)),
+        ("GET", "/v1/models/m/versions/2", RestRoute("status", "m", 2)),
+        ("GET", "/v1/models/m/metadata", RestRoute("metadata", "m", None)),
+        ("GET", "/v1/models/m/versions/2/metadata", RestRoute("metadata", "m", 2)),
     ],
 )
 def test_paths_are_those_of_tensorflow_serving(method, path, route):
@@ -173,7 +173,7 @@ LEAVES = st.none() | st.booleans() | st.floats() | st.integers() | TEXTS
 JSON = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3))
 
 
-def parsed(body: object, signatures: dict[str, Signature]) -> rest_api.Call | Refusal:
+def parsed(body: object, signatures: dict[str, Signature]) -> rest_api.PredictCall | Refusal:
     try:
         return rest_api.parse(json.dumps(body).encode(), signatures)
     except Refusal as refused:
@@ -196,7 +196,7 @@ def test_any_bytes_are_parsed_or_refused(body):
         rest_api.parse(body, HALF)
 
 
-def call_of(body: dict, signatures: dict[str, Signature]) -> rest_api.Call:
+def call_of(body: dict, signatures: dict[str, Signature]) -> rest_api.PredictCall:
     return rest_api.parse(json.dumps(body).encode(), signatures)
 
 
@@ -318,4 +318,6 @@ def test_a_large_call_goes_through_the_model_in_parts(records, numbers, batch_si
     from raytf.inference.serving.replica import parts
 
     one = signature(x=TensorSpec("float32", (None, numbers)))[DEFAULT]
-    assert parts(rest_api.Call(one, {"x": np.zeros((records, numbers), np.float32)}, True), batch_size) == expected
+    assert (
+        parts(rest_api.PredictCall(one, {"x": np.zeros((records, numbers), np.float32)}, True), batch_size) == expected
+    )

@@ -11,8 +11,8 @@ from raytf.runs import events
 
 NODE = "abcdef" * 9 + "ab"
 SOME = (
-    events.Fault("node_lost", [1, 2], [NODE, "c" * 56], "workers were lost", retry=False),
-    events.Fault(),
+    events.FaultEvent("node_lost", [1, 2], [NODE, "c" * 56], "workers were lost", retry=False),
+    events.FaultEvent(),
     events.Hang(3, NODE, "10.0.0.3", 17, 40, "input", "stuck waiting for data", 31.0, "hangs/a.txt", {3: "f"}),
     events.Hang(node=NODE, address="10.0.0.3", pid=17, where="start", why="it was stopped while it started"),
     events.Slow(2, NODE, 3.04),
@@ -22,10 +22,10 @@ SOME = (
     events.Waiting(1, 2),
     events.Drain(NODE, 30.0),
     events.Drain(NODE),
-    events.Notice(NODE, "spot interruption", 120.0),
+    events.NoticeEvent(NODE, "spot interruption", 120.0),
     events.GroupStart(2, [NODE, "c" * 56]),
     events.WorkerLost(1, f"The actor died because its node {NODE} has died."),
-    events.Attempt(40, "memory", 2),
+    events.AttemptEvent(40, "memory", 2),
     events.Save(40, 41, 0.5),
     events.SaveFailed(40, 41, "disk is full"),
     events.Driver("started", 7, "head"),
@@ -45,7 +45,7 @@ def test_a_row_says_what_the_event_says_and_nothing_unreadable(event):
 
 def test_the_rows_of_the_ledger_have_the_names_that_they_always_had():
     rows = {type(event): set(event.fields()) for event in SOME}
-    assert rows[events.Fault] == {"cause", "ranks", "nodes", "text", "retry", "preemption"}
+    assert rows[events.FaultEvent] == {"cause", "ranks", "nodes", "text", "retry", "preemption"}
     assert rows[events.Slow] == {"rank", "node", "ratio"}
     assert rows[events.Resize] == rows[events.Park] == {"from", "to", "why", "preemption"}
     assert rows[events.Drain] == {"node", "deadline_seconds"}

@@ -12,7 +12,7 @@ from rich.console import Console
 from raytf.commands import show
 from raytf.errors import ConfigError
 from raytf.runs import events, history, lease
-from raytf.runs.copy_age import Ages
+from raytf.runs.copy_age import CopyAges
 from raytf.runs.lease import LEASE_FILE, Lease, is_held
 from raytf.storage.storage import Storage
 from tests.support.runs import BEGIN, Script, a_run, add_result
@@ -150,7 +150,7 @@ def test_who_owns_a_run(tmp_path):
 
 
 def test_age_of_a_copy_is_the_time_since_the_run_was_at_its_step():
-    line = Ages()
+    line = CopyAges()
     assert line.seconds(5) == {}
 
     def progress(time, step, **fields):

@@ -8,7 +8,7 @@ import pytest
 
 from raytf.checkpoint import manifest
 from raytf.runs import inventory
-from raytf.runs.inventory import State, main_goal, state_of
+from raytf.runs.inventory import RunState, main_goal, state_of
 from raytf.runs.lease import LEASE_FILE, Lease
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save
@@ -47,16 +47,16 @@ def one(storage, **more):
 @pytest.mark.parametrize(
     ("lives", "steps", "step", "state"),
     [
-        (True, None, None, State.RUNNING),
-        (True, 10, 10, State.RUNNING),  # with more epochs than before
-        (None, 10, 10, State.FINISHED),
-        (None, 10, None, State.FINISHED),
-        (False, 10, 10, State.FINISHED),
-        (None, 10, 12, State.STOPPED),
-        (None, None, 5, State.STOPPED),
-        (None, None, None, State.STOPPED),
-        (False, None, 5, State.FAILED),
-        (False, 10, 12, State.FAILED),
+        (True, None, None, RunState.RUNNING),
+        (True, 10, 10, RunState.RUNNING),  # with more epochs than before
+        (None, 10, 10, RunState.FINISHED),
+        (None, 10, None, RunState.FINISHED),
+        (False, 10, 10, RunState.FINISHED),
+        (None, 10, 12, RunState.STOPPED),
+        (None, None, 5, RunState.STOPPED),
+        (None, None, None, RunState.STOPPED),
+        (False, None, 5, RunState.FAILED),
+        (False, 10, 12, RunState.FAILED),
     ],
 )
 def test_states(lives, steps, step, state):
@@ -71,8 +71,8 @@ def test_runs_and_what_is_none(storage):
     storage.put("data/train.parquet", b"x" * 100)
     storage.put("README", b"x")
     a, b = inventory.survey(storage)
-    assert (a.name, a.state, a.step, a.checkpoints) == ("a", State.FINISHED, 20, 0)
-    assert (b.name, b.state, b.step, b.checkpoints) == ("b", State.STOPPED, 9, 2)
+    assert (a.name, a.state, a.step, a.checkpoints) == ("a", RunState.FINISHED, 20, 0)
+    assert (b.name, b.state, b.step, b.checkpoints) == ("b", RunState.STOPPED, 9, 2)
     for run in (a, b):
         assert (run.metric, run.best, run.epoch, run.last) == ("val_accuracy", 0.9, 1, 0.8)
     assert b.bytes == sum(f.bytes for f in storage.files("b"))
@@ -111,16 +111,16 @@ def test_owners_on_this_machine(folder):
     )
     try:
         assert owner.stdout.readline() == "held\n"
-        assert one(folder).state is State.RUNNING
+        assert one(folder).state is RunState.RUNNING
         owner.kill()
         owner.wait()
-        assert one(folder).state is State.FAILED
+        assert one(folder).state is RunState.FAILED
     finally:
         owner.kill()
         owner.communicate()
 
 
-@pytest.mark.parametrize(("renews", "state"), [(True, State.RUNNING), (False, State.FAILED)])
+@pytest.mark.parametrize(("renews", "state"), [(True, RunState.RUNNING), (False, RunState.FAILED)])
 def test_owners_on_other_machines_are_watched_once_for_all(storage, renews, state):
     for name in ("a", "b"):
         owner = Lease(storage.child(name)).owner
@@ -148,7 +148,7 @@ def test_files_that_are_damaged_do_not_hide_a_run(folder, text):
     run.put("result.json", text)
     run.put(f"{manifest.FOLDER}/{name}/{manifest.FILE}", b"{")
     found = one(folder)
-    assert (found.state, found.step, found.checkpoints, found.best) == (State.DAMAGED, 5, 2, 0.9)
+    assert (found.state, found.step, found.checkpoints, found.best) == (RunState.DAMAGED, 5, 2, 0.9)
     result, newest = found.problems
     assert result.startswith("result.json: ")
     assert newest.startswith(f"checkpoints/{name}: the manifest cannot be read (it is no JSON")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raytf.runs import history
-from raytf.runs.metrics import COUNTERS, GAUGES, Figures
+from raytf.runs.metrics import COUNTERS, GAUGES, RunFigures
 from tests.support.runs import BEGIN, a_run
 
 DASHBOARD = Path(__file__).parents[3] / "dashboards" / "grafana.json"
@@ -15,7 +15,7 @@ DASHBOARD = Path(__file__).parents[3] / "dashboards" / "grafana.json"
 
 def test_figures_are_those_of_the_history():
     events = a_run().events
-    figures = Figures(clock=lambda: BEGIN + 100)
+    figures = RunFigures(clock=lambda: BEGIN + 100)
     figures.add(events)
     figures.update()
     told = history.build("/x/a", events, None, False)
@@ -33,7 +33,7 @@ def test_figures_are_those_of_the_history():
 
 def test_gauges_follow_the_latest_sign_of_life():
     now = [BEGIN + 30.0]
-    figures = Figures(clock=lambda: now[0])
+    figures = RunFigures(clock=lambda: now[0])
     assert figures.gauges() == {("raytf_goodput", ""): 0, ("raytf_world_size", ""): 0}
     events = a_run().events
     fault = next(i for i, e in enumerate(events) if e["kind"] == "fault")
@@ -56,10 +56,10 @@ def test_gauges_follow_the_latest_sign_of_life():
 def test_what_earlier_drivers_did_counts_for_goodput_and_is_not_told_once_more():
     events = a_run().events
     second = next(i for i, e in enumerate(events) if e["kind"] == "driver" and i)
-    figures = Figures()
+    figures = RunFigures()
     figures.add(events[second:])
     figures.update(events[:second])
-    whole = Figures()
+    whole = RunFigures()
     whole.add(events)
     whole.update()
     assert figures.counters() == whole.counters()
@@ -67,7 +67,7 @@ def test_what_earlier_drivers_did_counts_for_goodput_and_is_not_told_once_more()
 
 
 def test_no_counter_goes_down():
-    figures, before = Figures(), {}
+    figures, before = RunFigures(), {}
     for event in a_run().events:
         figures.add([event])
         figures.update()
@@ -78,7 +78,7 @@ def test_no_counter_goes_down():
 
 
 def test_all_names_and_labels_are_declared():
-    figures = Figures()
+    figures = RunFigures()
     figures.add(a_run().events[:-1])
     figures.update()
     for (name, label), table in [

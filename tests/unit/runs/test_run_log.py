@@ -157,7 +157,7 @@ def test_result(run):
 
 
 def test_a_folder_on_local_storage_is_the_folder_itself(run):
-    folder = run_log.Folder(run, "logs")
+    folder = run_log.MirroredFolder(run, "logs")
     with open(f"{folder.path}/a", "w") as file:
         file.write("x")
     assert folder.pack(100) == {}
@@ -168,12 +168,12 @@ def test_a_folder_on_local_storage_is_the_folder_itself(run):
 
 def test_a_folder_on_s3_is_uploaded_and_fetched(s3, tmp_path):
     run = Storage(s3("run"))
-    first = run_log.Folder(run, "logs")
+    first = run_log.MirroredFolder(run, "logs")
     with open(f"{first.path}/a", "w") as file:
         file.write("x")
     first.upload()
     assert run.get("logs/a") == b"x"
-    second = run_log.Folder(run, "logs")
+    second = run_log.MirroredFolder(run, "logs")
     second.fetch()
     with open(f"{second.path}/a") as file:
         assert file.read() == "x"
@@ -185,13 +185,15 @@ def test_a_folder_on_s3_is_uploaded_and_fetched(s3, tmp_path):
 
 
 def test_small_files_are_packed_and_come_back_without_storage(s3):
-    folder = run_log.Folder(Storage(s3("run")), "files")
+    folder = run_log.MirroredFolder(Storage(s3("run")), "files")
     (Path(folder.path) / "sub").mkdir()
     (Path(folder.path) / "sub" / "log.csv").write_text("epoch\n0\n")
     packed = folder.pack(100)
     assert packed == {"sub/log.csv": b"epoch\n0\n"}
     assert folder.pack(5) is None
-    other = run_log.Folder(Storage("s3://no-such-bucket/run?endpoint_override=127.0.0.1:9&scheme=http"), "files")
+    other = run_log.MirroredFolder(
+        Storage("s3://no-such-bucket/run?endpoint_override=127.0.0.1:9&scheme=http"), "files"
+    )
     other.fetch(packed)
     assert (Path(other.path) / "sub" / "log.csv").read_text() == "epoch\n0\n"
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from raytf.config.train_config import TrainConfig
 from raytf.data.image_datasets import open_splits
 from raytf.errors import ConfigError, RaytfError
-from raytf.inference.batch.writer import Sink
+from raytf.inference.batch.writer import PredictionWriter
 from raytf.inference.versions import models_of
 from raytf.storage.storage import Storage
-from raytf.storage.uris import Place, is_folder, parse, shown
+from raytf.storage.uris import StorageUri, is_folder, parse, shown
 
 SECRETS = [
     "s3:KEY:hunter2@bucket/x",
@@ -65,7 +65,7 @@ SECRETS = [
         open_splits,
         lambda uri: TrainConfig.of(storage=uri).check(),
         lambda uri: TrainConfig.of(storage=uri).storage_uri,
-        lambda uri: Sink(f"{uri}.csv"),
+        lambda uri: PredictionWriter(f"{uri}.csv"),
     ],
     ids=["parse", "is_folder", "Storage", "models_of", "open_splits", "check", "storage_uri", "Sink"],
 )
@@ -119,7 +119,7 @@ def test_what_looks_like_a_uri_is_no_folder(uri):
     ],
 )
 def test_folders(folder):
-    assert parse(folder) == Place("", folder, {})
+    assert parse(folder) == StorageUri("", folder, {})
     assert shown(folder) == folder
 
 
@@ -136,8 +136,8 @@ def test_a_folder_with_a_colon(tmp_path, monkeypatch):
 def test_stores():
     found = parse("s3://bucket/runs/a:b?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1")
     options = {"endpoint_override": "127.0.0.1:9000", "scheme": "http", "region": "us-east-1"}
-    assert found == Place("s3", "bucket/runs/a:b", options)
-    assert parse("gcs://bucket?anonymous=true") == Place("gs", "bucket", {"anonymous": "true"})
+    assert found == StorageUri("s3", "bucket/runs/a:b", options)
+    assert parse("gcs://bucket?anonymous=true") == StorageUri("gs", "bucket", {"anonymous": "true"})
     assert parse("s3://b/x?endpoint_override=http://[::1]:9000/").options["endpoint_override"] == "http://[::1]:9000/"
     assert parse("s3://b/user@example.org/x").location == "b/user@example.org/x"
     assert shown("s3://bucket/runs?region=eu") == "s3://bucket/runs"

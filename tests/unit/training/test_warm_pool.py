@@ -13,7 +13,7 @@ import pytest
 from ray import cloudpickle
 
 from raytf.driver.ray_train.warm_supply import Schedule, spare_nodes
-from raytf.training.warm_pool import PROCESS_BYTES, SPARE_BYTES, Shelf, _make_hook, missing
+from raytf.training.warm_pool import PROCESS_BYTES, SPARE_BYTES, WarmProcesses, _make_hook, missing
 
 PLENTY = 1 << 40
 
@@ -47,12 +47,12 @@ def test_the_reason_says_what_is_free_and_what_would_be_needed():
 
 class TestShelf:
     def test_a_process_that_was_not_asked_for_gets_nothing(self, tmp_path: Path):
-        shelf = Shelf(tmp_path / "shelf")
+        shelf = WarmProcesses(tmp_path / "shelf")
         assert not shelf.claim(os.getpid())
         assert shelf.count() == 0
 
     def test_asked_claimed_used(self, tmp_path: Path):
-        shelf = Shelf(tmp_path / "shelf")
+        shelf = WarmProcesses(tmp_path / "shelf")
         shelf.ask(2)
         assert shelf.count() == 2
         assert shelf.claim(os.getpid())
@@ -62,13 +62,13 @@ class TestShelf:
         assert not shelf.leave(os.getpid())
 
     def test_only_as_many_as_were_asked_for_can_be_claimed(self, tmp_path: Path):
-        shelf = Shelf(tmp_path / "shelf")
+        shelf = WarmProcesses(tmp_path / "shelf")
         shelf.ask(1)
         assert [shelf.claim(pid) for pid in (os.getpid(), os.getppid())] == [True, False]
 
     def test_one_that_does_not_come_is_forgotten(self, tmp_path: Path):
         now = time.time()
-        shelf = Shelf(tmp_path / "shelf", lambda: now)
+        shelf = WarmProcesses(tmp_path / "shelf", lambda: now)
         shelf.ask(1)
         now += 30
         assert shelf.count() == 1
@@ -77,7 +77,7 @@ class TestShelf:
         assert not shelf.claim(os.getpid())
 
     def test_one_that_died_is_forgotten(self, tmp_path: Path):
-        shelf = Shelf(tmp_path / "shelf")
+        shelf = WarmProcesses(tmp_path / "shelf")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             shelf.ask(1)
             assert shelf.claim(process.pid)
@@ -87,10 +87,10 @@ class TestShelf:
 
     def test_a_younger_process_of_the_same_number_is_another(self, tmp_path: Path):
         long_ago = psutil.Process().create_time() - 1000
-        shelf = Shelf(tmp_path / "shelf", lambda: long_ago)
+        shelf = WarmProcesses(tmp_path / "shelf", lambda: long_ago)
         shelf.ask(1)
         assert shelf.claim(os.getpid())
-        assert Shelf(tmp_path / "shelf").count() == 0
+        assert WarmProcesses(tmp_path / "shelf").count() == 0
 
 
 class TestSchedule:

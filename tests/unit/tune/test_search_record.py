@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.errors import RunMismatchError, StorageError
 from raytf.storage.storage import Storage
 from raytf.tune import search_record
-from raytf.tune.search_record import Outcome, Record, run_name
+from raytf.tune.search_record import TrialOutcome, TrialRecord, run_name
 
-GOAL = Goal.of("max:accuracy")
+GOAL = MetricObjective.of("max:accuracy")
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -25,7 +25,7 @@ def search(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage(s3("runs/search"))
 
 
-def finished(search: Storage, number: int, value: float) -> Record:
+def finished(search: Storage, number: int, value: float) -> TrialRecord:
     """A trial that is over, with the run that it left."""
     run = search.child(run_name(number))
     run.put("result.json", json.dumps({"steps": 3, "weights_sha256": f"{number:064d}"}).encode())
@@ -36,7 +36,7 @@ def finished(search: Storage, number: int, value: float) -> Record:
         folder = f"checkpoints/{step:012d}-20260101T000000.000-abcdef-0001"
         run.put(f"{folder}/share-00000.safetensors", b"weights of %d" % number)
         run.put(f"{folder}/MANIFEST.json", b"{}")
-    record = Record(number, {"x": number}, Outcome.FINISHED, value, 2, metrics={"accuracy": value})
+    record = TrialRecord(number, {"x": number}, TrialOutcome.FINISHED, value, 2, metrics={"accuracy": value})
     search_record.write(search, record)
     return record
 
@@ -60,9 +60,9 @@ def test_a_damaged_identity_is_told(search: Storage):
 def test_trials_are_read_as_they_were_written_and_damaged_ones_are_not_over(search: Storage):
     history = [{"epoch": 1, "score": 0.5}, {"epoch": 2, "score": 0.75}]
     records = {
-        0: Record(0, {"x": 0.1}, Outcome.FINISHED, 0.75, 2, "", history, {"accuracy": 0.75}),
-        1: Record(1, {"x": 0.2}, Outcome.FAILED, None, 0, "the loss became nan"),
-        12: Record(12, {"x": "a"}, Outcome.STOPPED, 0.1, 1, "others were better", history[:1]),
+        0: TrialRecord(0, {"x": 0.1}, TrialOutcome.FINISHED, 0.75, 2, "", history, {"accuracy": 0.75}),
+        1: TrialRecord(1, {"x": 0.2}, TrialOutcome.FAILED, None, 0, "the loss became nan"),
+        12: TrialRecord(12, {"x": "a"}, TrialOutcome.STOPPED, 0.1, 1, "others were better", history[:1]),
     }
     for record in records.values():
         search_record.write(search, record)
@@ -75,9 +75,11 @@ def test_trials_are_read_as_they_were_written_and_damaged_ones_are_not_over(sear
 
 def test_the_best_is_one_that_finished(search: Storage):
     assert search_record.best({}, GOAL) is None
-    records = {n: Record(n, {}, o, v, 1) for n, o, v in [(0, Outcome.STOPPED, 0.9), (1, Outcome.FAILED, None)]}
+    records = {
+        n: TrialRecord(n, {}, o, v, 1) for n, o, v in [(0, TrialOutcome.STOPPED, 0.9), (1, TrialOutcome.FAILED, None)]
+    }
     assert search_record.best(records, GOAL) is None
-    records |= {n: Record(n, {}, Outcome.FINISHED, v, 1) for n, v in [(2, 0.5), (3, 0.7), (10, 0.7)]}
+    records |= {n: TrialRecord(n, {}, TrialOutcome.FINISHED, v, 1) for n, v in [(2, 0.5), (3, 0.7), (10, 0.7)]}
     chosen = search_record.best(records, GOAL)
     assert chosen is not None
     assert chosen.number == 3

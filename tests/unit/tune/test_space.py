@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raytf.errors import ConfigError
-from raytf.tune.space import Dimension, Space, flags, parse, short
+from raytf.tune.space import Dimension, SearchSpace, flags, parse, short
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_no_expression_is_refused_in_one_line(text: str, words: list[str
 def test_bounds_that_are_multiples_but_for_the_last_bit_are_taken(steps: str):
     low, high, step = map(float, steps.split(","))
     for number in range(20):
-        value = Space([f"x=quniform({steps})"]).point(0, number)["x"]
+        value = SearchSpace([f"x=quniform({steps})"]).point(0, number)["x"]
         assert low - 1e-9 <= value <= high + 1e-9
         assert math.isclose(value / step, round(value / step), abs_tol=1e-9)
 
@@ -83,14 +83,14 @@ def test_bounds_that_are_multiples_but_for_the_last_bit_are_taken(steps: str):
 @pytest.mark.parametrize("text", ["x=uniform(-1e308,1e308)", "x=randint(0,1e20)"])
 def test_bounds_from_which_nothing_can_be_drawn_are_refused_in_one_line(text: str):
     with pytest.raises(ConfigError, match=r"^--search 'x=.*no value can be drawn .*nearer to 0\.$"):
-        Space([text]).point(0, 0)
+        SearchSpace([text]).point(0, 0)
 
 
 def test_each_flag_is_searched_once_and_one_at_least():
     with pytest.raises(ConfigError, match="nothing to search"):
-        Space([])
+        SearchSpace([])
     with pytest.raises(ConfigError, match="learning_rate is given twice"):
-        Space(["learning_rate=grid(1,2)", "learning-rate=uniform(0,1)"])
+        SearchSpace(["learning_rate=grid(1,2)", "learning-rate=uniform(0,1)"])
 
 
 KINDS = st.sampled_from(
@@ -101,8 +101,8 @@ KINDS = st.sampled_from(
 @settings(max_examples=25)
 @given(KINDS, st.integers(0, 2**32 - 1), st.integers(0, 10_000))
 def test_the_values_of_a_trial_follow_from_seed_and_number_alone(kind: str, seed: int, number: int):
-    alone = Space([f"x={kind}"])
-    beside = Space(["z=uniform(0,1)", f"x={kind}", "a=grid(1,2,3)"])
+    alone = SearchSpace([f"x={kind}"])
+    beside = SearchSpace(["z=uniform(0,1)", f"x={kind}", "a=grid(1,2,3)"])
     assert alone.point(seed, number) == alone.point(seed, number)
     assert alone.point(seed, number)["x"] == beside.point(seed, number)["x"]
     assert beside.point(seed, number)["a"] == number % 3 + 1
@@ -112,7 +112,7 @@ def test_the_values_of_a_trial_follow_from_seed_and_number_alone(kind: str, seed
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_values_lie_where_they_shall(seed: int, number: int):
     texts = ["u=uniform(0.5,2)", "l=loguniform(1e-4,1e-1)", "q=quniform(0,1,0.25)", "r=randint(3,9)", "c=choice(a,b)"]
-    point = Space(texts).point(seed, number)
+    point = SearchSpace(texts).point(seed, number)
     assert 0.5 <= point["u"] < 2
     assert 1e-4 <= point["l"] < 1e-1 + 1e-9
     assert point["q"] in (0, 0.25, 0.5, 0.75, 1)
@@ -122,15 +122,15 @@ def test_values_lie_where_they_shall(seed: int, number: int):
 
 
 def test_other_numbers_and_seeds_give_other_values():
-    space = Space(["x=uniform(0,1)"])
+    space = SearchSpace(["x=uniform(0,1)"])
     values = [space.point(0, n)["x"] for n in range(20)] + [space.point(1, 0)["x"]]
     assert len(set(values)) == 21
-    logs = [math.log10(Space(["x=loguniform(1e-4,1)"]).point(0, n)["x"]) for n in range(200)]
+    logs = [math.log10(SearchSpace(["x=loguniform(1e-4,1)"]).point(0, n)["x"]) for n in range(200)]
     assert -2.3 < sum(logs) / len(logs) < -1.7  # every power of ten as often
 
 
 def test_a_grid_has_all_its_points_in_order():
-    space = Space(["b=grid(1,2)", "a=grid(x,y)"])
+    space = SearchSpace(["b=grid(1,2)", "a=grid(x,y)"])
     assert space.grid_points == 4
     assert [space.point(9, n) for n in range(4)] == [
         {"a": "x", "b": 1},
@@ -138,11 +138,11 @@ def test_a_grid_has_all_its_points_in_order():
         {"a": "y", "b": 1},
         {"a": "y", "b": 2},
     ]
-    assert Space(["a=grid(1,2)", "b=uniform(0,1)"]).grid_points is None
+    assert SearchSpace(["a=grid(1,2)", "b=uniform(0,1)"]).grid_points is None
 
 
 def test_values_become_flags_with_all_their_digits():
-    value = Space(["learning_rate=loguniform(1e-4,1e-1)"]).point(0, 0)["learning_rate"]
+    value = SearchSpace(["learning_rate=loguniform(1e-4,1e-1)"]).point(0, 0)["learning_rate"]
     (flag,) = flags({"learning_rate": value})
     assert float(flag.removeprefix("--learning-rate=")) == value
     assert flags({"batch_norm": True, "jit": False, "data": "a b", "steps": 3, "x": -1.0}) == [

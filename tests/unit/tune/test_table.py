@@ -6,19 +6,19 @@ import io
 
 from rich.console import Console
 
-from raytf.config.objective import Goal
-from raytf.tune.search_record import Outcome, Record
-from raytf.tune.table import Board, Row, View, told
+from raytf.config.objective import MetricObjective
+from raytf.tune.search_record import TrialOutcome, TrialRecord
+from raytf.tune.table import LiveTable, TrialRow, TrialTable, told
 
-GOAL = Goal.of("val_accuracy")
+GOAL = MetricObjective.of("val_accuracy")
 
 
-def board() -> Board:
-    made = Board(["learning_rate"], GOAL, [Row({"learning_rate": 10.0**-i}) for i in range(5)])
-    made.settle(Record(0, {}, Outcome.FINISHED, 0.91, 6))
-    made.settle(Record(1, {}, Outcome.STOPPED, 0.99, 2, "others were better"))
-    made.settle(Record(2, {}, Outcome.FINISHED, 0.97, 6))
-    made.settle(Record(3, {}, Outcome.FAILED, None, 0, "the loss became nan"))
+def board() -> TrialTable:
+    made = TrialTable(["learning_rate"], GOAL, [TrialRow({"learning_rate": 10.0**-i}) for i in range(5)])
+    made.settle(TrialRecord(0, {}, TrialOutcome.FINISHED, 0.91, 6))
+    made.settle(TrialRecord(1, {}, TrialOutcome.STOPPED, 0.99, 2, "others were better"))
+    made.settle(TrialRecord(2, {}, TrialOutcome.FINISHED, 0.97, 6))
+    made.settle(TrialRecord(3, {}, TrialOutcome.FAILED, None, 0, "the loss became nan"))
     return made
 
 
@@ -35,14 +35,14 @@ def test_the_best_of_those_that_finished_has_the_star():
 
 def test_small_values_are_the_best_of_a_loss():
     made = board()
-    made.goal = Goal.of("val_loss")
+    made.goal = MetricObjective.of("val_loss")
     assert [cells[0] for cells in made.cells()] == ["*", "", "", "", ""]
 
 
 def test_a_terminal_gets_the_table_and_others_only_lines():
     for is_terminal in (True, False):
         out = io.StringIO()
-        view = View(board(), Console(file=out, force_terminal=is_terminal, width=120, highlight=False))
+        view = LiveTable(board(), Console(file=out, force_terminal=is_terminal, width=120, highlight=False))
         with view:
             view.say("trial-004 starts")
             view.show()
@@ -54,7 +54,7 @@ def test_changes_as_lines():
     rows = board().rows
     rows[4].state = "running"
     assert told(4, rows[4], GOAL) == "trial-004 starts: learning_rate=0.0001"
-    assert told(0, Row({}, "running"), GOAL) == "trial-000 starts: the defaults"
+    assert told(0, TrialRow({}, "running"), GOAL) == "trial-000 starts: the defaults"
     assert told(2, rows[2], GOAL) == "trial-002 finished: val_accuracy 0.9700 after 6 epochs"
     assert told(1, rows[1], GOAL) == "trial-001 stopped: others were better"
     assert told(3, rows[3], GOAL) == "trial-003 failed: the loss became nan"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from raytf.config.objective import Goal
+from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
 from raytf.errors import ConfigError
-from raytf.tune.space import Space
+from raytf.tune.space import SearchSpace
 from raytf.tune.trial import reason
 from raytf.tune.tuner import Search, describe, identity, run
 
@@ -26,8 +26,8 @@ def identity_of(*texts: str, **settings: Any) -> dict[str, str]:
     """Of a search over `texts`, by a job whose flags have these values."""
     config = TrainConfig.of(**settings)
     values = {name: getattr(getattr(config, section), name) for name, section in config.settings.items()}
-    search = Search(MNIST, texts, "tune", "s3://a", Goal.of("val_loss"))
-    return identity(search, Space(texts), {"learning_rate": 0.1, "dropout": 0.5} | values)
+    search = Search(MNIST, texts, "tune", "s3://a", MetricObjective.of("val_loss"))
+    return identity(search, SearchSpace(texts), {"learning_rate": 0.1, "dropout": 0.5} | values)
 
 
 #: Settings of raytf that a trial's learning depends on; a new one is either here or may change while a search goes on.
@@ -165,5 +165,5 @@ def test_a_job_whose_dataclass_has_no_flags_of_a_run_is_refused_before_anything_
     job.write_text(page.format(fields) + "def main(job: Job): pass\nif __name__ == '__main__': raytf.cli(main)\n")
     texts = ["learning_rate=grid(0.1)"]
     with pytest.raises(ConfigError, match=f"the job has no flag {lacking}; its dataclass needs `train: raytf.Flags`"):
-        run(Search(str(job), texts, "tune", str(tmp_path / "runs"), Goal.of("val_loss")))
+        run(Search(str(job), texts, "tune", str(tmp_path / "runs"), MetricObjective.of("val_loss")))
     assert not (tmp_path / "runs").exists()

@@ -123,13 +123,13 @@ def test_a_close_word_is_proposed():
 @pytest.mark.parametrize(
     ("command", "need"),
     [
-        ("python jobs/mnist.py", job_fit.Need(2, 2, 1.0, None, "~/raytf-runs")),
-        ("python j.py --workers 1:8 --use-gpu --storage=s3://b/r", job_fit.Need(1, 8, 1.0, True, "s3://b/r")),
-        ("python j.py --cpus_per_worker 4 --no-use-gpu", job_fit.Need(2, 2, 4.0, False, "~/raytf-runs")),
-        ("python j.py --use-gpu False", job_fit.Need(2, 2, 1.0, False, "~/raytf-runs")),
-        ("python j.py --strategy mirrored", job_fit.Need(1, 1, 1.0, None, "~/raytf-runs")),
-        ("python j.py --strategy mirrored --logical-devices 6", job_fit.Need(1, 1, 6.0, False, "~/raytf-runs")),
-        ("python j.py --strategy one-device --use-gpu", job_fit.Need(1, 1, 1.0, True, "~/raytf-runs")),
+        ("python jobs/mnist.py", job_fit.JobNeeds(2, 2, 1.0, None, "~/raytf-runs")),
+        ("python j.py --workers 1:8 --use-gpu --storage=s3://b/r", job_fit.JobNeeds(1, 8, 1.0, True, "s3://b/r")),
+        ("python j.py --cpus_per_worker 4 --no-use-gpu", job_fit.JobNeeds(2, 2, 4.0, False, "~/raytf-runs")),
+        ("python j.py --use-gpu False", job_fit.JobNeeds(2, 2, 1.0, False, "~/raytf-runs")),
+        ("python j.py --strategy mirrored", job_fit.JobNeeds(1, 1, 1.0, None, "~/raytf-runs")),
+        ("python j.py --strategy mirrored --logical-devices 6", job_fit.JobNeeds(1, 1, 6.0, False, "~/raytf-runs")),
+        ("python j.py --strategy one-device --use-gpu", job_fit.JobNeeds(1, 1, 1.0, True, "~/raytf-runs")),
     ],
 )
 def test_what_a_command_asks_for(command, need):
@@ -577,7 +577,7 @@ def test_it_survives_any_value_anywhere(here):
                     inner = inner[key]
                 inner[path[-1]] = wrong
                 text = yaml.dump(changed, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
-                run.check(text, here, job_fit.Need(1, 4, 1.0, None, "s3://b/r"))
+                run.check(text, here, job_fit.JobNeeds(1, 4, 1.0, None, "s3://b/r"))
 
 
 def _paths(value, path=()):

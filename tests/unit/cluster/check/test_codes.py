@@ -189,9 +189,9 @@ def test_what_is_pinned_is_left_alone(here, command):
 @pytest.mark.parametrize("value", [".inf", ".nan", "-.inf"])
 def test_a_count_without_end_against_a_job(here, value):
     text = AWS.replace('{"CPU": 4, "GPU": 1}', f'{{"CPU": {value}, "GPU": {value}}}')
-    assert "wrong-value" in codes(text, here, job_fit.Need(1, 2, 1.0, None, "s3://b/r"))
+    assert "wrong-value" in codes(text, here, job_fit.JobNeeds(1, 2, 1.0, None, "s3://b/r"))
     pods = KUBE.replace("nvidia.com/gpu: 1", f"nvidia.com/gpu: {value}")
-    codes(pods, here, job_fit.Need(1, 2, 1.0, None, "s3://b/r"))
+    codes(pods, here, job_fit.JobNeeds(1, 2, 1.0, None, "s3://b/r"))
 
 
 def test_a_node_type_whose_name_is_a_number(here):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raytf.cluster.check.job_fit import Need, Room, check, parse
+from raytf.cluster.check.job_fit import JobNeeds, NodeSupply, check, parse
 from raytf.errors import ConfigError
 
 
@@ -27,25 +27,25 @@ def test_no_number_of_servers_is_refused(given: str):
         parse(f"python jobs/mnist.py --ps {given}")
 
 
-def found(rooms: list[Room], workers: tuple[int, int], helpers: int, cpus: float):
-    need = Need(*workers, cpus, None, "s3://b/r", helpers)
+def found(rooms: list[NodeSupply], workers: tuple[int, int], helpers: int, cpus: float):
+    need = JobNeeds(*workers, cpus, None, "s3://b/r", helpers)
     return [(f.code, f.what) for f in check(need, rooms, ("max_workers",))]
 
 
 @pytest.mark.parametrize(
     ("rooms", "workers", "helpers", "cpus", "code", "words"),
     [
-        ([Room("n", 1, 4, 0)], (2, 2), 2, 1.0, None, ""),
-        ([Room("n", 1, 4, 0)], (3, 3), 2, 1.0, "job-never-starts", "beside 2 CPUs for parameter servers"),
-        ([Room("n", 1, 4, 0)], (1, 3), 2, 1.0, "job-never-full", "room for 2"),
-        ([Room("n", 1, 2, 0)], (1, 1), 2, 1.0, "job-never-starts", "room for none"),
+        ([NodeSupply("n", 1, 4, 0)], (2, 2), 2, 1.0, None, ""),
+        ([NodeSupply("n", 1, 4, 0)], (3, 3), 2, 1.0, "job-never-starts", "beside 2 CPUs for parameter servers"),
+        ([NodeSupply("n", 1, 4, 0)], (1, 3), 2, 1.0, "job-never-full", "room for 2"),
+        ([NodeSupply("n", 1, 2, 0)], (1, 1), 2, 1.0, "job-never-starts", "room for none"),
         # What is left beside workers of three CPUs is enough.
-        ([Room("n", 2, 4, 0)], (2, 2), 2, 3.0, None, ""),
-        ([Room("n", 2, 4, 0)], (2, 2), 3, 3.0, "job-never-starts", "room for 1"),
+        ([NodeSupply("n", 2, 4, 0)], (2, 2), 2, 3.0, None, ""),
+        ([NodeSupply("n", 2, 4, 0)], (2, 2), 3, 3.0, "job-never-starts", "room for 1"),
         # GPUs are what limits the workers.
-        ([Room("n", 2, 8, 2)], (4, 4), 3, 1.0, None, ""),
-        ([Room("head", 1, 2, 0), Room("n", 1, 1, 1)], (1, 1), 2, 1.0, None, ""),
-        ([Room("n", 1, 2, 0)], (2, 2), 1, 0.5, None, ""),
+        ([NodeSupply("n", 2, 8, 2)], (4, 4), 3, 1.0, None, ""),
+        ([NodeSupply("head", 1, 2, 0), NodeSupply("n", 1, 1, 1)], (1, 1), 2, 1.0, None, ""),
+        ([NodeSupply("n", 1, 2, 0)], (2, 2), 1, 0.5, None, ""),
     ],
 )
 def test_workers_that_fit_beside_the_servers(rooms, workers, helpers, cpus, code, words):
@@ -56,7 +56,7 @@ def test_workers_that_fit_beside_the_servers(rooms, workers, helpers, cpus, code
 
 @pytest.mark.parametrize(("flags", "workers"), [("--use-gpu", 4), ("--use-gpu --gpus-per-worker 0.5", 8)])
 def test_parts_of_gpus_are_counted(flags: str, workers: int):
-    rooms = [Room("head", 1, 2, 0), Room("n", 2, 16, 2)]
+    rooms = [NodeSupply("head", 1, 2, 0), NodeSupply("n", 2, 16, 2)]
     need = parse(f"python jobs/mnist.py --workers {workers} {flags} --storage s3://b/r")
     assert list(check(need, rooms, ("max_workers",))) == []
     more = parse(f"python jobs/mnist.py --workers {workers + 1} {flags} --storage s3://b/r")

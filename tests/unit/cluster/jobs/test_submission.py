@@ -15,8 +15,8 @@ import pytest
 
 from raytf.cluster.jobs import working_dir
 from raytf.cluster.jobs.job_server import AwayError, Follower, JobServer
-from raytf.cluster.jobs.resubmission import Limits, Sight
-from raytf.cluster.jobs.submission import Outside, Submission, address_of, environment_of, origin_of, run_of
+from raytf.cluster.jobs.resubmission import JobSighting, ResubmissionLimits
+from raytf.cluster.jobs.submission import Environment, Submission, address_of, environment_of, origin_of, run_of
 from raytf.commands.submit import arguments
 from raytf.errors import ConfigError
 from raytf.testing import environment
@@ -137,13 +137,13 @@ class Cluster:
     address = "http://127.0.0.1:8265"
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Sight] = {}
+        self.jobs: dict[str, JobSighting] = {}
         self.told: dict[str, tuple[str, str]] = {}
         self.now = 0.0
         self.said: list[str] = []
 
     def submit(self, name, command, runtime_env, metadata):
-        self.jobs[name], self.told[name] = Sight("RUNNING"), (command, metadata["raytf_origin"])
+        self.jobs[name], self.told[name] = JobSighting("RUNNING"), (command, metadata["raytf_origin"])
 
     def look(self, name):
         return self.jobs[name]
@@ -156,19 +156,19 @@ class Cluster:
         return ""
 
     def stop(self, name):
-        self.jobs[name] = Sight("STOPPED")
+        self.jobs[name] = JobSighting("STOPPED")
 
     def follow(self, name, show):
         return Follower(_nothing, show)
 
-    def submission(self, origin: str = "me", limits: Limits | None = None, seconds=None) -> Submission:
+    def submission(self, origin: str = "me", limits: ResubmissionLimits | None = None, seconds=None) -> Submission:
         def sleep(wanted: float) -> None:
             self.now += wanted
             if seconds is not None:
                 seconds()
 
-        outside = Outside(self.said.append, lambda text: None, lambda: self.now, sleep, lambda: 1.0)
-        return Submission(self, "python train.py", origin, {}, limits or Limits(), outside)
+        outside = Environment(self.said.append, lambda text: None, lambda: self.now, sleep, lambda: 1.0)
+        return Submission(self, "python train.py", origin, {}, limits or ResubmissionLimits(), outside)
 
 
 async def _nothing() -> AsyncIterator[str]:
@@ -197,7 +197,7 @@ def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
     first, second = cluster.submission(), cluster.submission()
     first.begin()
     second.begin()
-    cluster.jobs[first.name] = Sight("FAILED", -9)
+    cluster.jobs[first.name] = JobSighting("FAILED", -9)
     again = []
 
     def other_is_faster() -> None:
@@ -205,7 +205,7 @@ def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
             again.append("another")
             cluster.submit("another", "python train.py", {}, {"raytf_origin": "me"})
         else:
-            cluster.jobs["another"] = Sight("SUCCEEDED", 0)
+            cluster.jobs["another"] = JobSighting("SUCCEEDED", 0)
 
     follower = cluster.submission(seconds=other_is_faster)
     follower.name = first.name
@@ -216,14 +216,14 @@ def test_of_two_that_follow_a_job_that_died_one_submits_it_again():
 
 def test_a_pause_is_no_silence_of_the_head():
     cluster = Cluster()
-    job = cluster.submission(limits=Limits(resubmits=3, silence=1.0))
+    job = cluster.submission(limits=ResubmissionLimits(resubmits=3, silence=1.0))
     job.begin()
 
     def dies() -> None:
-        cluster.jobs[job.name] = Sight("FAILED", -9)
+        cluster.jobs[job.name] = JobSighting("FAILED", -9)
 
     dies()
-    job.outside = Outside(cluster.said.append, print, lambda: cluster.now, _sleeping(cluster, dies), lambda: 1.0)
+    job.outside = Environment(cluster.said.append, print, lambda: cluster.now, _sleeping(cluster, dies), lambda: 1.0)
     assert job.wait() == 1
     assert "3 resubmissions in a row" in cluster.said[-1]
     assert cluster.now > 2 + 4 + 8

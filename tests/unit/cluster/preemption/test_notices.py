@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from raytf.cluster.preemption import notices, watcher
-from raytf.cluster.preemption.notices import Aws, Azure, Endpoint, Gcp, MetadataError
+from raytf.cluster.preemption.notices import AwsNotices, AzureNotices, Endpoint, GcpNotices, MetadataError
 from raytf.config.sections import NoticeSection
 from raytf.errors import ClusterError, ConfigError
 from raytf.testing import MetadataServer, processes
 
 AWS_ACTION = "/latest/meta-data/spot/instance-action"
 TOKEN = "/latest/api/token"
-CLIENTS = {"aws": Aws, "gcp": Gcp, "azure": Azure}
+CLIENTS = {"aws": AwsNotices, "gcp": GcpNotices, "azure": AzureNotices}
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_rebalance_recommendation_is_a_warning_and_comes_after_the_interruptio
 
 def test_aws_token_is_used_again_and_renewed_before_it_expires(server):
     machine, now = server.add("aws", "a"), [0.0]
-    source = Aws(Endpoint(machine.url, 5.0), now=lambda: now[0])
+    source = AwsNotices(Endpoint(machine.url, 5.0), now=lambda: now[0])
     for moment in (0.0, 10.0, 21500.0):
         now[0] = moment
         assert list(source.look()) == []
@@ -266,7 +266,7 @@ class Heard:
 
     def watch(self, source, follow_warnings: bool = False, clock: Callable[[], float] = time.monotonic):
         event = lambda **fields: self.events.append(fields)  # noqa: E731
-        return watcher.Watch(source, "10.0.0.7", self.lines.append, event, self.drain, follow_warnings, clock)
+        return watcher.NoticeWatch(source, "10.0.0.7", self.lines.append, event, self.drain, follow_warnings, clock)
 
 
 @pytest.fixture

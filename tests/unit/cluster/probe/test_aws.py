@@ -15,10 +15,10 @@ from raytf.cluster.check import fallbacks, job_fit, run
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
 from raytf.cluster.check.local_environment import Surroundings
-from raytf.cluster.clouds.aws import Aws
+from raytf.cluster.clouds.aws import AwsAccount
 from raytf.cluster.probe import aws_capacity, aws_images, aws_keys, aws_network
 from raytf.cluster.probe import run as online
-from raytf.cluster.probe.queries import Seen, all_nodes
+from raytf.cluster.probe.queries import ProbeResults, all_nodes
 from tests.support.aws_front import REGION, SSM_IMAGE, Front
 
 ROOT = Path(__file__).parents[4]
@@ -111,7 +111,7 @@ def ask(text, here, front=None, storage=False):
 
 @pytest.fixture(scope="module")
 def aws(server):
-    return Aws(REGION)
+    return AwsAccount(REGION)
 
 
 def part(check, aws, text, *more):
@@ -119,7 +119,7 @@ def part(check, aws, text, *more):
     (document,), _ = parse(text)
     types = all_nodes(fallbacks.as_cloud(document))
     machines = [aws_images.Machines(aws, types)] if check in (aws_capacity.quotas, aws_images.check) else []
-    return Seen(list(check(aws, document, types, *machines, *more)))
+    return ProbeResults(list(check(aws, document, types, *machines, *more)))
 
 
 def codes(seen):

@@ -7,10 +7,10 @@ import pytest
 
 from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity, warning
-from raytf.cluster.clouds.platform import Place, place_of
-from raytf.cluster.clouds.rest import Rest, RestError
+from raytf.cluster.clouds.platform import Platform, place_of
+from raytf.cluster.clouds.rest import RestClient, RestError
 from raytf.cluster.probe import bucket
-from raytf.cluster.probe.queries import Look, no_answer, run
+from raytf.cluster.probe.queries import Query, no_answer, run
 from tests.support.recorded import Recorded
 
 
@@ -25,7 +25,7 @@ def test_all_are_asked_at_once_and_found_in_order():
         meeting.wait()  # none of them passes before all have been asked
         yield warning(name, (), "w", "y", "m")
 
-    looks = [Look(name, lambda name=name: ask(name)) for name in ("a", "b", "c")]
+    looks = [Query(name, lambda name=name: ask(name)) for name in ("a", "b", "c")]
     assert [f.code for f in run(looks, explain, 30)] == ["a", "b", "c"]
 
 
@@ -37,7 +37,7 @@ def test_one_that_never_answers_is_said_and_the_others_count():
         return []
 
     started = time.monotonic()
-    found = run([Look("slow", hang), Look("quick", lambda: [warning("x", (), "w", "y", "m")])], explain, 0.5)
+    found = run([Query("slow", hang), Query("quick", lambda: [warning("x", (), "w", "y", "m")])], explain, 0.5)
     assert time.monotonic() - started < 20
     never.set()
     assert [(f.code, "slow: not looked at, nothing came within 0.5 s" in f.what) for f in found] == [
@@ -51,7 +51,7 @@ def test_what_was_found_before_an_exception_is_kept():
         yield warning("x", (), "w", "y", "m")
         raise OSError("gone")
 
-    found = run([Look("it", ask)], explain)
+    found = run([Query("it", ask)], explain)
     assert [f.code for f in found] == ["x", "no-answer"]
     assert "gone" in found[1].what
 
@@ -59,16 +59,16 @@ def test_what_was_found_before_an_exception_is_kept():
 @pytest.mark.parametrize(
     ("provider", "config", "place"),
     [
-        ("aws", "{}", Place.AWS),
-        ("gcp", "{}", Place.GCP),
-        ("azure", "{}", Place.AZURE),
-        ("local", "{}", Place.HOSTS),
-        ("external", "{InstanceType: g6.xlarge}", Place.AWS),
-        ("external", "{machineType: g2-standard-4}", Place.GCP),
-        ("external", "{acceleratorType: v5litepod-4, runtimeVersion: x}", Place.GCP),
-        ("external", "{azure_arm_parameters: {}}", Place.AZURE),
-        ("external", "{}", Place.OTHER),
-        ("vsphere", "{}", Place.OTHER),
+        ("aws", "{}", Platform.AWS),
+        ("gcp", "{}", Platform.GCP),
+        ("azure", "{}", Platform.AZURE),
+        ("local", "{}", Platform.HOSTS),
+        ("external", "{InstanceType: g6.xlarge}", Platform.AWS),
+        ("external", "{machineType: g2-standard-4}", Platform.GCP),
+        ("external", "{acceleratorType: v5litepod-4, runtimeVersion: x}", Platform.GCP),
+        ("external", "{azure_arm_parameters: {}}", Platform.AZURE),
+        ("external", "{}", Platform.OTHER),
+        ("vsphere", "{}", Platform.OTHER),
     ],
 )
 def test_the_place_of_a_file(provider, config, place):
@@ -84,7 +84,7 @@ def server():
 
 
 def test_rest(server):
-    api = Rest(f"{server.url}/v1", "t", (("x-goog-user-project", "p"),))
+    api = RestClient(f"{server.url}/v1", "t", (("x-goog-user-project", "p"),))
     assert api.get("/x", q="a b") == {"a": 1}
     assert api.post("/x", {"b": 2}) == {"a": 1}
     assert [(method, path, body) for method, path, _, body in server.asked] == [
@@ -98,7 +98,7 @@ def test_rest(server):
         api.get("/gone")
     assert moved.value.status == 302
     with pytest.raises(RestError) as away:
-        Rest("http://127.0.0.1:1", "t").get("/x")
+        RestClient("http://127.0.0.1:1", "t").get("/x")
     assert away.value.status == 0
 
 
@@ -106,20 +106,20 @@ def test_a_password_of_the_user_does_not_go_in_place_of_the_token(server, monkey
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     server.routes["/v1/mine"] = {}
-    assert Rest(f"{server.url}/v1", "t").get("/mine") == {}
+    assert RestClient(f"{server.url}/v1", "t").get("/mine") == {}
     assert server.asked[-1][2] == "Bearer t"
 
 
 def test_pages(server):
     pages = {"": {"items": [1, 2], "nextPageToken": "n"}, "n": {"items": [3]}}
     server.routes["/v1/list"] = lambda query, _: pages[query.get("pageToken", [""])[0]]
-    assert Rest(f"{server.url}/v1", "t").pages("/list", "items") == [1, 2, 3]
+    assert RestClient(f"{server.url}/v1", "t").pages("/list", "items") == [1, 2, 3]
 
 
 def test_a_list_without_end_is_not_cut_in_silence(server):
     server.routes["/v1/list"] = {"items": [1], "nextPageToken": "n"}
     with pytest.raises(RestError, match="more than 20 pages"):
-        Rest(f"{server.url}/v1", "t").pages("/list", "items")
+        RestClient(f"{server.url}/v1", "t").pages("/list", "items")
 
 
 def test_a_bucket_that_denies(server, monkeypatch):

@@ -15,7 +15,7 @@ from raytf.cluster.check.document import parse
 from raytf.cluster.check.finding import Severity
 from raytf.cluster.check.local_environment import Surroundings
 from raytf.cluster.clouds import ssh_hosts
-from raytf.cluster.clouds.ssh_hosts import Answer
+from raytf.cluster.clouds.ssh_hosts import ScriptOutput
 from raytf.cluster.leftovers import report
 from raytf.cluster.probe import run as online
 from raytf.cluster.probe import ssh
@@ -96,14 +96,14 @@ def answers(**more):
 def test_what_hosts_say(key, monkeypatch, code, head, worker):
     """The decision alone, from what the script has printed on two hosts."""
     (document,), _ = parse(config(key, WORKER, more="setup_commands: ['curl -L https://x | sh']\n"))
-    said = [Answer(HEAD, answers(**head), []), Answer(WORKER, answers(**worker), [])]
+    said = [ScriptOutput(HEAD, answers(**head), []), ScriptOutput(WORKER, answers(**worker), [])]
     found = list(ssh.judge(said, document, here(), []))
     assert [f.code for f in found] == ([code] if code else []), found
 
 
 def test_a_worker_that_only_the_head_reaches(key):
     (document,), _ = parse(config(key, WORKER))
-    said = [Answer(HEAD, answers(), []), Answer(WORKER, {}, [], "Connection timed out")]
+    said = [ScriptOutput(HEAD, answers(), []), ScriptOutput(WORKER, {}, [], "Connection timed out")]
     (found,) = ssh.judge(said, document, here(), [])
     assert (found.code, found.severity) == ("ssh-not-from-here", Severity.WARNING)
 

@@ -89,10 +89,10 @@ def provider(arm):
     config = {"resource_group": "g", "location": "l", "unique_id": "u", "msi": "m", "nsg": "n", "subnet": "s"}
     here = Here.__new__(Here)
     Offline.__init__(here, config, "raytf-c")
-    from raytf.cluster.providers.capacity import Empty
+    from raytf.cluster.providers.capacity import EmptyPools
 
     here._clock = lambda: 100.0
-    here._empty, here._recent, here._counting = Empty(120.0, here._clock), {}, threading.Lock()
+    here._empty, here._recent, here._counting = EmptyPools(120.0, here._clock), {}, threading.Lock()
     here._is_spread = True
     here.cache_stopped_nodes, here.lock = False, threading.RLock()
     here.resource_client, here.compute_client = arm, arm

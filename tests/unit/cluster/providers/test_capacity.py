@@ -9,23 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.cluster.providers import error_codes
-from raytf.cluster.providers.capacity import LONG_SECONDS, Empty, NoCapacity, Offer, Shortage, obtain, together
+from raytf.cluster.providers.capacity import (
+    LONG_SECONDS,
+    CapacityOffer,
+    EmptyPools,
+    NoCapacity,
+    Shortage,
+    obtain,
+    together,
+)
 
-A1, A2, B1, B2 = (Offer(machine, place) for machine in ("a", "b") for place in ("1", "2"))
+A1, A2, B1, B2 = (CapacityOffer(machine, place) for machine in ("a", "b") for place in ("1", "2"))
 SOON, QUOTA = Shortage("Insufficient"), Shortage("Quota", everywhere=True)
 
 
 class World:
     """A cloud with so much of each offer, and a clock."""
 
-    def __init__(self, has: dict[Offer, int], shortage: Shortage = SOON, hold: float = 60.0):
+    def __init__(self, has: dict[CapacityOffer, int], shortage: Shortage = SOON, hold: float = 60.0):
         self.has, self.shortage, self.now = dict(has), shortage, 0.0
-        self.empty = Empty(hold, lambda: self.now)
+        self.empty = EmptyPools(hold, lambda: self.now)
         self.launched: list[str] = []
         self.asked: list[str] = []
         self.said: list[str] = []
 
-    def launch(self, offer: Offer, count: int) -> dict[str, None]:
+    def launch(self, offer: CapacityOffer, count: int) -> dict[str, None]:
         self.asked.append(str(offer))
         given = min(count, self.has.get(offer, 0))
         self.has[offer] = self.has.get(offer, 0) - given
@@ -35,7 +43,7 @@ class World:
             raise NoCapacity(self.shortage, "there is none")
         return nodes
 
-    def obtain(self, offers: list[Offer], count: int) -> list[str]:
+    def obtain(self, offers: list[CapacityOffer], count: int) -> list[str]:
         self.asked = []
         room = {offer.machine: math.inf if offer.at_most is None else offer.at_most for offer in offers}
         return list(obtain(offers, count, self.launch, self.empty, lambda o: room[o.machine], self.said.append))
@@ -91,7 +99,7 @@ def test_with_nothing_anywhere_it_says_so_once_and_asks_nobody_meanwhile():
 
 #: Machines with and without a market, in two zones.
 SPOT_1, SPOT_2, OTHER_1, PAID_1 = (
-    Offer(machine, zone, kind=kind)
+    CapacityOffer(machine, zone, kind=kind)
     for machine, zone, kind in (
         ("g6 spot", "1", "g6"),
         ("g6 spot", "2", "g6"),
@@ -113,14 +121,14 @@ SPOT_1, SPOT_2, OTHER_1, PAID_1 = (
 )
 def test_nodes_stay_together(places, kinds, left):
     offers = [SPOT_1, SPOT_2, OTHER_1, PAID_1]
-    assert together(offers, places, kinds, Empty(60.0, lambda: 0.0)) == left
+    assert together(offers, places, kinds, EmptyPools(60.0, lambda: 0.0)) == left
 
 
 def test_others_are_tried_where_what_is_beside_has_had_none_for_a_quarter_of_an_hour():
     world, offers = World({SPOT_2: 9}), [SPOT_1, SPOT_2, OTHER_1, PAID_1]
     full = {PAID_1}
 
-    def tried() -> list[Offer]:
+    def tried() -> list[CapacityOffer]:
         return together(offers, ["1"], ["g6"], world.empty, lambda o: 0 if o in full else math.inf)
 
     beside = [SPOT_1, PAID_1]
@@ -165,7 +173,7 @@ def test_where_too_few_could_be_had_is_tried_last_when_they_have_gone():
 
 
 def test_at_most_so_many_of_a_machine_in_all_places_together():
-    few = [Offer("a", "1", at_most=3), Offer("a", "2", at_most=3)]
+    few = [CapacityOffer("a", "1", at_most=3), CapacityOffer("a", "2", at_most=3)]
     world = World({few[0]: 2, few[1]: 9})
     assert len(world.obtain(few, 5)) == 3
     with pytest.raises(NoCapacity, match="no more are allowed"):
@@ -180,7 +188,7 @@ def test_another_error_is_not_swallowed_and_nothing_else_is_tried():
         raise PermissionError("no")
 
     with pytest.raises(PermissionError):
-        obtain([A1, B1], 1, launch, Empty(1.0, lambda: 0.0), lambda offer: math.inf, print)
+        obtain([A1, B1], 1, launch, EmptyPools(1.0, lambda: 0.0), lambda offer: math.inf, print)
     assert asked == [A1]
 
 
