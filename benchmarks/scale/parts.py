@@ -45,7 +45,7 @@ def made_shares(names: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
 
 
 def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Callable[[], Any]:
-    """`FixedPointReduction.reduce` of tensors of one number each, where nobody else is; rows have so many columns beside them."""
+    """`FixedPointReduction.reduce` of tensors of one number each and rows of some columns, where nobody else is."""
     import tensorflow as tf
 
     from raytf.distributed.reduction import FixedPointReduction, packed

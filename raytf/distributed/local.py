@@ -1,6 +1,7 @@
 """The strategies of one process: one device, mirrored, central storage and TPU.
 
-All make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and in where weights live.
+All make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and in where
+weights live.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
     of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
     decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
-    workers fail again and again (`NodeExclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A group
-    that hangs is ended (`Watchdog`).
+    workers fail again and again (`NodeExclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A
+    group that hangs is ended (`Watchdog`).
 
     Args:
         scaling_config: Ray Train's.
