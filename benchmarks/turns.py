@@ -66,7 +66,7 @@ class Conductor:
         A Ray that starts on a loaded machine may give up, so the program is started again where it fails.
 
         Raises:
-            RuntimeError: it did not start so many times.
+            RuntimeError: it did not start this many times.
         """
         while True:
             made = cls(*arguments)
@@ -110,7 +110,7 @@ class Conductor:
             self._files[json.loads(file.readline())["rank"]] = file
 
     def run(self, steps: int, **said: Any) -> dict[str, Any]:
-        """Have all ranks do so many steps.
+        """Have all ranks do this many steps.
 
         Args:
             steps: of each rank.

@@ -28,14 +28,14 @@ class Job:
     size: int = 32
     """Rows and columns that each picture is brought to."""
     augment: bool = True
-    """Flip, shift and light training pictures anew each time."""
+    """Flip, shift and light training pictures again each time."""
     learning_rate: float = 2e-3
     """Adam's learning rate."""
     train: raytf.Flags = field(default_factory=lambda: raytf.TrainConfig.of(global_batch_size=64))
 
 
 def draw_shapes(folder: Path, train: int = 240, test: int = 60, pixels: int = 32) -> Path:
-    """Pictures of shapes, equal wherever they are drawn; so many of each class."""
+    """Pictures of shapes, equal wherever they are drawn; this many of each class."""
     import os
 
     import numpy as np

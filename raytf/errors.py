@@ -19,7 +19,7 @@
     ├── HangError                a worker makes no progress, again and again
     └── JobError                 the job's own code raised
 
-The message of each says what is wrong, what was expected and how to mend it. None of them is retried by Ray Train,
+The message of each says what is wrong, what was expected and how to fix it. None of them is retried by Ray Train,
 except a `StorageError` in the middle of a run, a `GpuError`, a `WorkerLostError`, a `ReplicaError`, a `HangError` and,
 once more, a `JobError` of a run that has made a step: the same code would fail in the same way again.
 """
@@ -32,7 +32,7 @@ class RaytfError(Exception):
 
     #: Whether a fresh worker group may succeed where this one failed.
     retryable = False
-    #: Whether the same command may do what it should a while later, though nobody mends anything.
+    #: Whether the same command may do what it should a while later, though nobody fixes anything.
     passes = False
 
     def __reduce__(self):
@@ -93,7 +93,7 @@ class StorageError(RaytfError, OSError):
     def __init__(self, message: str, kind: str = "other"):
         super().__init__(message)
         self.kind = kind
-        # A full disk or a missing right does not mend itself between two attempts.
+        # A full disk or a missing right does not fix itself between two attempts.
         self.retryable = kind in ("unreachable", "unsupported", "other")
         self.passes = kind == "unreachable"
 
@@ -106,8 +106,8 @@ class DamagedFileError(StorageError):
         reason: what is wrong with it.
     """
 
-    def __init__(self, file: str, reason: str, mend: str = ""):
-        super().__init__(f"{file} is damaged: {reason}.{f' {mend}' if mend else ''}", "damaged")
+    def __init__(self, file: str, reason: str, fix: str = ""):
+        super().__init__(f"{file} is damaged: {reason}.{f' {fix}' if fix else ''}", "damaged")
         self.file, self.reason = file, reason
 
 

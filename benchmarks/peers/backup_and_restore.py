@@ -4,8 +4,8 @@ It follows TensorFlow's tutorial "Multi-worker training with Keras": TF_CONFIG, 
 `BackupAndRestore`. A supervisor starts all of them again when one has died, as the tutorial leaves to its reader. As
 Keras 3's `fit` does not run under that strategy, it is that of `tf_keras`, for which the tutorial was written.
 
-Better than the tutorial: data is shuffled by index, so that a buffer of images is not filled anew after each failure,
-and a backup is made every so many steps, not at the end of an epoch only.
+Better than the tutorial: data is shuffled by index, so that a buffer of images is not filled again after each failure,
+and a backup is made every this many steps, not at the end of an epoch only.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ LAYERS = 8
 
 
 def build(megabytes: int) -> tuple[keras.Model, Callable[[], float]]:
-    """A compiled model whose weights and optimizer's state take about so many bytes, and an update of all of it, which
-    returns its seconds: it stands for the step that follows a save."""
+    """A compiled model whose weights and optimizer's state take about this many bytes, and an update of all of it,
+    which returns its seconds: it stands for the step that follows a save."""
     # Three numbers of four bytes for each weight: itself and two moments.
     side = max(8, int((megabytes * 1e6 / 12 / LAYERS) ** 0.5))
     model = keras.Sequential([keras.Input((side,)), *(keras.layers.Dense(side) for _ in range(LAYERS))])

@@ -6,7 +6,7 @@ MultiWorkerMirroredStrategy", since Keras 3's `fit` does not run under that stra
 defaults, but for the number of failures, which is without end, the checkpoints kept, and what the flags say.
 
 Better than the guides: data is shuffled by index, and each worker takes only its own part of a batch, so nothing is
-read in vain and a shuffle buffer is not filled anew after each failure; a run goes on in the middle of an epoch.
+read in vain and a shuffle buffer is not filled again after each failure; a run goes on in the middle of an epoch.
 """
 
 from __future__ import annotations

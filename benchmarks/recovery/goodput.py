@@ -177,7 +177,7 @@ def _check(job: Job) -> None:
 
 
 def _get_ready(job: Job, notes: Notes, workers: int, patience: float) -> None:
-    """Wait until a group of so many workers has trained for a while."""
+    """Wait until a group of this many workers has trained for a while."""
     job.until(lambda: notes.groups() and notes.groups()[-1].calls, PATIENCE_SECONDS)
     end = time.monotonic() + patience
 

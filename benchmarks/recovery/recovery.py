@@ -49,7 +49,7 @@ FAULTS = ("worker", "raylet", "frozen", "stopped")
 WORKERS = 2
 #: P50 and P95 of the seconds from a worker's death to a new step, and how many times sooner than Ray's trainer.
 GOAL_P50, GOAL_P95, GOAL_RATIO = 10.0, 20.0, 3.0
-#: A run that has made no new step after so many seconds has not recovered.
+#: A run that has made no new step after this many seconds has not recovered.
 PATIENCE_SECONDS = 300.0
 
 
@@ -74,7 +74,7 @@ class Arguments:
     own_ray: bool = False
     """raytf in a Ray that it starts by itself, as on one machine; no peer, no nodes to lose."""
     peer: int | None = None
-    """At most so many of each for each peer; 0 leaves them out. By default as many as there are pairs."""
+    """At most this many of each for each peer; 0 leaves them out. By default as many as there are pairs."""
     only: tuple[str, ...] = ()
     """Programs to run: raytf, epoch, often, script. By default all but `epoch`."""
     save_every_steps: int = 100
@@ -174,11 +174,11 @@ class Place:
             assert process is not None
             process.kill() if fault == "raylet" else process.suspend()
 
-        def mend() -> None:
+        def fix() -> None:
             node.kill()
             add_node(cluster)
 
-        return now, mend
+        return now, fix
 
 
 @contextmanager
@@ -218,12 +218,12 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
     """
     groups, said = len(notes.groups()), len(job.output)
     there = {process.pid for process in place.processes()}
-    at, mend = place.inject(fault, draw)
+    at, fix = place.inject(fault, draw)
     job.until(lambda: len(notes.groups()) > groups, PATIENCE_SECONDS)
     highest = max(step for group in notes.groups()[:groups] for step, _ in group.calls)
     job.until(lambda: notes.groups() and notes.reached > highest, PATIENCE_SECONDS)
     workers = [process.pid for process in place.workers()]
-    mend()
+    fix()
     group = notes.groups()[groups]
     later = [call for one in notes.groups()[groups:] for call in one.calls]
     phases = _phases(group.marks, at, group.began, later[0][1])

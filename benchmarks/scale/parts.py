@@ -1,4 +1,4 @@
-"""What scale.py measures: what a rank, the monitor or the driver does, made ready for so many workers."""
+"""What scale.py measures: what a rank, the monitor or the driver does, made ready for this many workers."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Benchmark:
         """A row: milliseconds of CPU time for each number of workers.
 
         Args:
-            make: prepares for so many workers; what it returns is measured.
+            make: prepares for this many workers; what it returns is measured.
         """
         self.add(quantity, "ms", [seconds(make(w), self.pairs) * 1e3 for w in WORKERS])
 

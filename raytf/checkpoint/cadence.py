@@ -13,14 +13,14 @@ from dataclasses import dataclass
 DEFAULT_EVERY_SECONDS = 30.0
 
 
-#: A run of which nothing is on storage saves after so many seconds, and so does a group that went on from an earlier
+#: A run of which nothing is on storage saves after this many seconds, and so does a group that went on from an earlier
 #: one's state, and then each time it is twice as old.
 YOUNG_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """When to save: after so many steps, so many seconds, or whichever comes first where both are given.
+    """When to save: after this many steps, this many seconds, or whichever comes first where both are given.
 
     It is the run's, not that of a group of workers: it counts from the newest state that is on storage, or on its way
     there. A run of which nothing is on storage saves at once; where a number of steps was asked for, after so many, but
@@ -75,7 +75,7 @@ class Cadence:
 RETRY_SECONDS, MOST_RETRY_SECONDS = 5.0, 300.0
 
 
-#: A save may take so long, or so many times as long as the last good one.
+#: A save may take so long, or this many times as long as the last good one.
 DEADLINE_SECONDS, DEADLINE_FACTOR = 120.0, 10.0
 
 
@@ -85,8 +85,8 @@ def deadline(good_seconds: float) -> float:
 
 
 def retry_pause(failures: int, chance: float, most: float = MOST_RETRY_SECONDS) -> float:
-    """Seconds to the next try after so many failures in a row: doubled with each, half of it by chance ("equal jitter",
-    M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
+    """Seconds to the next try after this many failures in a row: doubled with each, half of it by chance ("equal
+    jitter", M. Brooker, Exponential Backoff and Jitter, AWS Architecture Blog, 2015).
 
     Args:
         failures: 1 or more.

@@ -106,7 +106,7 @@ class Cleanup:
             self._looking = in_thread(self._retain_while_due)
 
     def _remove(self, names: Collection[str]) -> None:
-        with contextlib.suppress(StorageError):  # what stays is no checkpoint, and retention finds it later
+        with contextlib.suppress(StorageError):  # what stays is not a checkpoint, and retention finds it later
             for name in names:
                 # One that was given up in the moment in which it became complete is as good as any.
                 if not self._run.exists(f"{FOLDER}/{name}/{manifest.FILE}"):

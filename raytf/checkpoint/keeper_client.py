@@ -2,7 +2,7 @@
 
 A rank's own mapping of the memory stays valid when the keeper dies, so that copying into it would go on; but nobody
 could restore what is there. Where the keeper is gone the memory is not in /proc any more, which is looked at with each
-beat. One that lives and answers nobody is ended. Each replacement begins empty: the ranks then copy the state anew.
+beat. One that lives and answers nobody is ended. Each replacement begins empty: the ranks then copy the state again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _RESERVE_SECONDS = 60.0
 
 
 def pause(deaths: int) -> float:
-    """Seconds before the next keeper is started, after so many in a row that died soon: none at first, then doubled."""
+    """Seconds before the next keeper is started, after this many that died soon, one after another: none at first, then
+    doubled."""
     return 0.0 if deaths <= 1 else min(MOST_PAUSE_SECONDS, 2.0 ** min(deaths - 2, 32))
 
 

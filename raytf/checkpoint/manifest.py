@@ -29,7 +29,7 @@ _MANIFEST = untrusted_json.record(
 def _file(value: Any) -> str | None:
     """A file of the checkpoint's own folder, whatever the manifest says."""
     is_plain = isinstance(value, str) and value not in ("", ".", "..") and not set(value) & set("/\\\0")
-    return None if is_plain else "is no name of a file"
+    return None if is_plain else "is not a name of a file"
 
 
 def _best(value: Any) -> str | None:
@@ -38,7 +38,7 @@ def _best(value: Any) -> str | None:
     return (
         None
         if is_pair and not (untrusted_json.text(value[0]) or untrusted_json.number(value[1]))
-        else "is no metric with a value"
+        else "is not a metric with a value"
     )
 
 

@@ -222,7 +222,7 @@ class MemoryTier:
             self._costs = [*self._costs[1 - _COSTS :], (copying, sharing)]
 
     def costs_also(self, seconds: float) -> None:
-        """The next copy holds training up for so many seconds more than are spent here."""
+        """The next copy holds training up for this many seconds more than are spent here."""
         self._aside_seconds += seconds
 
     def vote(self, phase: Phase) -> Votes:
@@ -307,7 +307,7 @@ class MemoryTier:
         if had_copies and self._share == 0:
             self._say(
                 f"rank {self._group.rank}: the keeper of copies in its node's memory is gone, and so are they; another "
-                "one is started, and the state copied anew"
+                "one is started, and the state copied again"
             )
 
     def _stop(self, reason: str) -> None:

@@ -35,7 +35,7 @@ _NAMESPACE = "raytf"
 ALONE_SECONDS, _LOOK_SECONDS = 60.0, 2.0
 #: Snapshots in memory leave at least so much of the node's memory to others, bytes.
 _LEAVE_BYTES = 1 << 30
-#: A node that is asked what it holds has so many seconds; the second number where its raylet answers meanwhile.
+#: A node that is asked what it holds has this many seconds; the second number where its raylet answers meanwhile.
 SURVEY_SECONDS, _BUSY_SECONDS = 3.0, 20.0
 _READ_SECONDS = 600.0
 

@@ -1,4 +1,4 @@
-"""The ranks' replicas of the weights: compared with each copy of the state, and mended where one of them differs.
+"""The ranks' replicas of the weights: compared with each copy of the state, and fixed where one of them differs.
 
 All ranks apply the same reduced gradient to the same values, so that replicas stay equal. Where one does not, a device
 computes wrongly, or otherwise than the others'. See docs/guides/gpu.md, "Replicas that drift", for the rule.
@@ -35,7 +35,7 @@ class Replicas:
         group: of all ranks.
         named: all variables of the state.
         digest: the present hash of the weights.
-        is_exact: a run promises its last bits: it goes back, and is not mended.
+        is_exact: a run promises its last bits: it goes back, and is not fixed.
         say: a line for the user; rank 0 calls it.
         event: books what happened; rank 0 calls it.
         about: this rank's host and device, for people.
@@ -76,7 +76,7 @@ class Replicas:
         return 0 if self._told is None else self._told[1]
 
     def hear(self, sums: np.ndarray, step: int) -> bool:
-        """What all ranks told, added over them; whether the state after `step` was mended.
+        """What all ranks told, added over them; whether the state after `step` was fixed.
 
         Raises:
             ReplicaError: replicas differ, and nobody can say which is right, or the run promises its last bits.
@@ -104,7 +104,7 @@ class Replicas:
         else:
             others = self._group.world_size - len(verdict.apart)
             text = f"the weights of {where} differ at step {self.told} from those of the other {others} workers"
-        fields = {"of_step": self.told, "from_step": self.agreed, "ranks": list(verdict.apart), "mended": is_mended}
+        fields = {"of_step": self.told, "from_step": self.agreed, "ranks": list(verdict.apart), "fixed": is_mended}
         if self._group.rank == 0:
             self._event("replicas", text=text, **fields)
         if not is_mended or verdict.donor is None:

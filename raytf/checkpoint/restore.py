@@ -88,7 +88,7 @@ class Restorer:
         if found is None and self._names:
             raise CheckpointError(
                 f"none of the {len(self._names)} checkpoints in {self._durable.locate()} can be "
-                "restored; the reasons are above. Mend them, or choose another --run name to begin anew."
+                "restored; the reasons are above. Fix them, or choose another --run name to begin again."
             )
         self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
         return found
@@ -108,7 +108,7 @@ class Restorer:
             ahead, self._ahead = self._ahead, None
             try:
                 found = self._load(candidate) if ahead is None else ahead.result()
-            except CheckpointError as error:  # not an outage of storage: that must not make a run begin anew
+            except CheckpointError as error:  # not an outage of storage: that must not make a run begin again
                 problem = str(error)
             own = (found.document.weights_hash or 0) if found is not None and found.is_in_memory else 0
             told = self._group.sum(np.append(np.float32(found is not None), replica_agreement.bits_of(own)))

@@ -36,7 +36,7 @@ _ALIGN = 64
 _DATA = -(-(_HEADER.size + _HEADER_CRC.size) // _ALIGN) * _ALIGN
 #: So that a text that grows needs no other mapping each time.
 _SPARE_BYTES = 1 << 20
-#: With so many bytes two threads copy; bytes that one of them takes at a time.
+#: With this many bytes two threads copy; bytes that one of them takes at a time.
 _MANY, _PIECE = 16 << 20, 8 << 20
 
 

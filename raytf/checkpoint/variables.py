@@ -101,7 +101,7 @@ class Variables:
     Args:
         named: variables.
         names: of those that are asked for.
-        may_hold: whether a device has memory for values of so many bytes beside those of the variables.
+        may_hold: whether a device has memory for values of this many bytes beside those of the variables.
         is_here: whether a tensor or a variable is in the host's memory; injected by tests, which have no GPU.
     """
 

@@ -84,7 +84,7 @@ def marked(mark: str) -> list[int]:
 
 
 def end(mark: str, seconds: float = _END_SECONDS) -> None:
-    """SIGKILL to all that carry a mark, also to what they start meanwhile, for at most so many seconds."""
+    """SIGKILL to all that carry a mark, also to what they start meanwhile, for at most this many seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         left = marked(mark)

@@ -45,7 +45,7 @@ _RESERVE_SECONDS = 15.0
 
 _AGAIN = "The same command goes on where this one stopped."
 
-#: What is done before the process ends: takes what has died, returns what shall be said of it, or nothing.
+#: What is done before the process ends: takes what has died, returns what is said of it, or nothing.
 Farewell = Callable[[Loss], str]
 _farewells: list[Farewell] = []
 

@@ -126,7 +126,7 @@ def _print(name: str, checked: Checked) -> None:
         if f.path:
             say(f"    where: {place(f.path)}")
         say(f"    why:   {f.why}")
-        say(f"    mend:  {f.mend}")
+        say(f"    fix:  {f.fix}")
     counts = [(len(report.of(s)), s.value) for s in (Severity.ERROR, Severity.WARNING)]
     text = ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts if n) or "nothing found"
     open_ones: list[ConfigFinding] = report.of(Severity.FILL_IN)

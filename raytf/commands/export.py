@@ -44,7 +44,7 @@ class Export:
 
 def main(flags: Export) -> None:
     """Run the command."""
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are copied; no GPU that trains shall be taken
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # weights are copied; no GPU that trains may be taken
     run = Storage(flags.run)
     within(PREFLIGHT_SECONDS, lambda: _check(run), run.locate(""))
     if flags.to is not None:

@@ -69,7 +69,7 @@ class Serve:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: says which flag, what was expected and how to mend it.
+            ConfigError: says which flag, what was expected and how to fix it.
         """
         for flag, value, least, most in (
             ("--port", self.port, 1, 65535),

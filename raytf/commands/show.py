@@ -22,7 +22,7 @@ from raytf.runs.timeline import CATEGORIES
 #: Saves of this number in a row are told one by one; more become one line.
 _SAVES_IN_A_ROW = 2
 _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
-#: Where the output is no terminal: wide enough for what is said of an event.
+#: Where the output is not a terminal: wide enough for what is said of an event.
 _PLAIN_WIDTH = 160
 
 

@@ -39,7 +39,7 @@ class Tune:
     grace_epochs: int = 1
     """Epochs before asha may stop a trial."""
     reduction_factor: int = 3
-    """asha goes on with one in so many trials, and looks again after so many times the epochs."""
+    """asha goes on with one in this many trials, and looks again after this many times the epochs."""
     parallel: int | None = None
     """Trials at a time; by default as many as the cluster has room for with all of their workers."""
     name: str = "tune"
@@ -101,7 +101,7 @@ def main(flags: Tune) -> None:
     if best is None:
         raise RaytfError(f"no trial has finished. {_first_reason(board)}Repeat the command with --retry-failed.")
     if goal.metric.startswith("test_"):
-        say(f"note: {goal.metric} has chosen the trial, so it is no measure of what the model does on new data")
+        say(f"note: {goal.metric} has chosen the trial, so it is not a measure of what the model does on new data")
     say(f"best: trial-{best.number:03d}, {goal.metric} {best.value:.4f}")
     say("flags: " + shlex.join(tuner.flags(board.rows[best.number].parameters)))
     say(f"its run: {copy.locate('')}")

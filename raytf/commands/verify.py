@@ -51,10 +51,10 @@ def _check_that_it_is_a_run(run: Storage) -> None:
             f"there is nothing in {run.locate('')}. Expected the folder of a run, STORAGE/NAME; `raytf runs STORAGE` "
             "lists them."
         )
-    # What is no folder is damage, and said with its reason.
+    # What is not a folder is damage, and said with its reason.
     if not run.list(manifest.FOLDER) and not run.list(run_log.ATTEMPTS) and not run.exists(LEASE_FILE):
         raise ConfigError(
-            f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
+            f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs STORAGE` lists "
             "them."
         )
 
@@ -76,4 +76,4 @@ def _print(findings: list[CheckpointFinding], chosen: CheckpointFinding | None) 
     elif any(f.state is Worth.DAMAGED for f in findings):
         say("a resume restores nothing: no checkpoint is whole")
     else:
-        say("a resume begins anew: there is no complete checkpoint")
+        say("a resume begins again: there is no complete checkpoint")

@@ -46,7 +46,7 @@ class Watch:
         """Refuse what cannot work.
 
         Raises:
-            ConfigError: says which flag, what was expected and how to mend it.
+            ConfigError: says which flag, what was expected and how to fix it.
         """
         if not self.command:
             raise ConfigError("there is nothing to run. Expected: raytf watch -- ray start --block --address=HEAD:6379")

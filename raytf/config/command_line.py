@@ -60,7 +60,7 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
         # A name on the command line that is not of this machine's encoding, which no library takes.
         if "surrogates" not in error.reason:
             raise
-        _leave(f"error: {visible(error.object)!s:.500} is no text in UTF-8. Give another name.", EXIT_REFUSED)
+        _leave(f"error: {visible(error.object)!s:.500} is not text in UTF-8. Give another name.", EXIT_REFUSED)
     except RaytfError as error:
         trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
         _leave(f"{trace}error: {visible(error)}", exit_codes.of_error(error).code)

@@ -88,7 +88,7 @@ def resources(
 
 
 def cpus(strategy: StrategySection, cluster: ClusterSection, workers: int) -> float:
-    """CPUs of a run with so many workers and what is beside them."""
+    """CPUs of a run with this many workers and what is beside them."""
     return workers * resources(strategy, cluster, False, [])["CPU"] + strategy.helpers * HELPER["CPU"]
 
 

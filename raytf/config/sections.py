@@ -226,7 +226,7 @@ class RateSection:
     base_batch_size: Annotated[int, Ge(1), Identity(within="scale_learning_rate")] = 128
     """The global batch for which the model's learning rate was chosen."""
     warmup_epochs: Annotated[float, Ge(0), Lt(float("inf")), Identity(When.CHANGED, text="{warmup_epochs:g}")] = 0.0
-    """Raise the rate linearly over so many epochs to its full value: from the model's own where it is scaled up, else
+    """Raise the rate linearly over this many epochs to its full value: from the model's own where it is scaled up, else
     from 0."""
 
 
@@ -338,7 +338,7 @@ class StrategySection:
         ),
         Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
     ] = None
-    """Take so many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
+    """Take this many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
     --cpus-per-worker."""
     show_cluster: bool = False
     """Show each process's node, devices, memory and TF_CONFIG whenever workers start."""

@@ -206,7 +206,7 @@ def read_idx(path: str | os.PathLike) -> np.ndarray:
     """Read an IDX file (http://yann.lecun.com/exdb/mnist), plain or gzip.
 
     Raises:
-        DataError: the file is no IDX file, or is cut off.
+        DataError: the file is not an IDX file, or is cut off.
     """
     path = Path(path)
     try:
@@ -226,7 +226,7 @@ def _idx(path: Path, file: Any) -> np.ndarray:
     start = file.read(4)
     rest = file.read(4 * start[3]) if len(start) == 4 else b""
     if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _IDX_TYPES or len(rest) < 4 * start[3]:
-        raise DataError(f"{path} is no IDX file: it does not begin with an IDX header.")
+        raise DataError(f"{path} is not an IDX file: it does not begin with an IDX header.")
     shape = struct.unpack(f">{start[3]}I", rest)
     kind = np.dtype(_IDX_TYPES[start[2]])
     expected = math.prod(shape) * kind.itemsize
@@ -351,5 +351,5 @@ def _image_shape(source: Source) -> tuple[int, ...]:
     pixels = int(np.prod(source.spec[0].shape, dtype=np.int64))
     side = round(pixels**0.5)
     if side * side != pixels:
-        raise DataError(f"{source.name}: images have {pixels} numbers, which is no square of gray pixels.")
+        raise DataError(f"{source.name}: images have {pixels} numbers, which is not a square of gray pixels.")
     return (side, side, 1)

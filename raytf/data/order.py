@@ -5,7 +5,7 @@ sequence; the sequence is cut into V ranges whose lengths differ by at most one,
 range is shuffled within windows of bounded length. Step s of the epoch takes records [s*b, (s+1)*b) of every range,
 where b = G/V. All steps are full but the last.
 
-The remainder rule: when N is no multiple of G the last step of an epoch is smaller. It takes what is left of
+The remainder rule: when N is not a multiple of G the last step of an epoch is smaller. It takes what is left of
 each range, 0 to b records a shard, at most one more in one shard than in another, and its loss is the mean over the
 records that it has. So every record is used exactly once an epoch, and an epoch has ceil(N/G) steps, as in Keras.
 

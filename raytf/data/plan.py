@@ -16,7 +16,7 @@ def assign(shards: int, world_size: int) -> list[range]:
 
 
 def imbalance(shards: int, world_size: int) -> float:
-    """Shards whose time a worker waits in each step, on average, when V is no multiple of W: ceil(V/W) - V/W."""
+    """Shards whose time a worker waits in each step, on average, when V is not a multiple of W: ceil(V/W) - V/W."""
     return -(-shards // world_size) - shards / world_size
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 #: Bytes of each process's part of the memory. Longer vectors go through it piece by piece: it stays in caches.
 CHUNK_BYTES = 1 << 22
-#: From so many bytes on, more than two processes add a part each; below, one wait less is worth more.
+#: From this many bytes on, more than two processes add a part each; below, one wait less is worth more.
 _PARTS_BYTES = 1 << 16
 #: Seconds for all to come together, on a loaded machine; and between two looks whether who is waited for is stopped.
 _MEET_SECONDS, _LOOK_SECONDS = 60.0, 1.0

@@ -164,7 +164,7 @@ class MultiWorkerGroup:
 
 
 def within(seconds: float, connect: Callable[[], None]) -> None:
-    """Have NCCL connect the GPUs, in so many seconds; it has no limit of its own.
+    """Have NCCL connect the GPUs, in this many seconds; it has no limit of its own.
 
     Raises:
         GpuError: the time is over. What hangs then ends with the process.

@@ -27,7 +27,7 @@ def broadcast(
         arrays: of rank 0; the others give some of the same shapes and dtypes, whose values do not matter.
         is_first: whether this is rank 0.
         add: sums a vector of int32 over all ranks.
-        piece_bytes: at most so many are added at a time; a multiple of 4.
+        piece_bytes: at most this many are added at a time; a multiple of 4.
 
     Returns:
         Arrays, of which some may share memory and none should be written to.

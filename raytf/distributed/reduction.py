@@ -5,13 +5,13 @@ a matrix with one row a logical shard for loss and metrics, and a few flags. Row
 arrives bit for bit, and all ranks add the V rows in the same order.
 
 Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
-last bit: after 50 steps losses may differ in the fourth digit. `FixedPointReduction` therefore adds integers. Each tensor
-has an exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of them cannot
-overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it pre-rounding). The
-exponent follows the largest value of the step before, with head-room, so that no worker has to wait for a maximum
-first; where a step outgrows it, all ranks see so in the reduced rows and do the step's arithmetic once more with the
-right one. Exponents are a function of the step alone and are saved with the weights. The bytes on the wire are those of
-float32.
+last bit: after 50 steps losses may differ in the fourth digit. `FixedPointReduction` therefore adds integers. Each
+tensor has an exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of
+them cannot overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it
+pre-rounding). The exponent follows the largest value of the step before, with head-room, so that no worker has to wait
+for a maximum first; where a step outgrows it, all ranks see so in the reduced rows and do the step's arithmetic once
+more with the right one. Exponents are a function of the step alone and are saved with the weights. The bytes on the
+wire are those of float32.
 
 With compression a gradient's values become 16-bit numbers, two of which travel in one int32: the sum of such words is
 the word of the sums, as long as these fit 16 bits, so any sum of int32 will do. V of them have 16 - log2(V) bits each,

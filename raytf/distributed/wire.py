@@ -61,7 +61,7 @@ class WireWords(Protocol):
         ...
 
     def travelling(self, tensors: int, small: int) -> int:
-        """Of how many tensors `add` tells the sums, for so many of which the first `small` are within 16 bits."""
+        """Of how many tensors `add` tells the sums, for this many of which the first `small` are within 16 bits."""
         ...
 
     def add(

@@ -148,7 +148,7 @@ class MonitorReader:
         """The latest status, and what was said since the last time.
 
         Raises:
-            RayError: no answer within so many seconds.
+            RayError: no answer within this many seconds.
         """
         if not self._lock.acquire(timeout=seconds):
             raise ray.exceptions.GetTimeoutError("somebody else reads")

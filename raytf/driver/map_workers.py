@@ -65,7 +65,7 @@ def on_workers(
 
     Raises:
         JobError: the function raised; the work ends at once.
-        RaytfError: one line that says what is wrong and how to mend it.
+        RaytfError: one line that says what is wrong and how to fix it.
     """
     section = workers or WorkerSection()
     section.check()
@@ -126,7 +126,7 @@ def _interruptible() -> Iterator[None]:
     except KeyboardInterrupt:
         if told:
             raise SystemExit(128 + told[0]) from None
-        raise KeyboardInterrupt("interrupted; the same command begins anew.") from None
+        raise KeyboardInterrupt("interrupted; the same command begins again.") from None
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)

@@ -43,7 +43,7 @@ _OF_RESULT = ("metrics", "weights_sha256")
 
 _NOTHING_ELSE = (
     "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
-    "delete it to begin anew, or choose another --run name."
+    "delete it to begin again, or choose another --run name."
 )
 
 
@@ -135,15 +135,15 @@ def stored_shards(identity: dict[str, str]) -> int | None:
         identity: of `stored_identity`.
 
     Raises:
-        CheckpointError: that is no number.
+        CheckpointError: that is not a number.
     """
     text = identity.get("--logical-shards")
     if text is None:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) <= _SHARDS_DIGITS):
         raise CheckpointError(
-            f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is no number: its manifest is "
-            "none that raytf has written. Choose another --run name to begin anew."
+            f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is not a number: its manifest "
+            "is none that raytf has written. Choose another --run name to begin again."
         )
     return int(text)
 
@@ -253,12 +253,12 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
                 "machine."
             )
         beside = f" beside {helpers} CPUs for the parameter servers and the coordinator" if helpers else ""
-        mends = [f"--workers {fits}"] if fits else []
-        mends += ["--mixed-gpus"] * (_fits(need, most, helpers) > fits)
-        mends += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * use_gpu
+        fixes = [f"--workers {fits}"] if fits else []
+        fixes += ["--mixed-gpus"] * (_fits(need, most, helpers) > fits)
+        fixes += ["fewer --cpus-per-worker"] + ["fewer --ps"] * (helpers > 2) + ["--no-use-gpu"] * use_gpu
         raise ClusterError(
             f"--workers {cluster.workers or wanted} with {each} each: this cluster can give {fits} at the most"
-            f"{beside}. Use {', '.join(mends)}, or add nodes."
+            f"{beside}. Use {', '.join(fixes)}, or add nodes."
         )
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")

@@ -134,7 +134,7 @@ def rebuild(run: Storage, modules: tuple[str, ...] = (), trust: bool = False) ->
     try:
         document = untrusted_json.read(run, FILE, _SHAPE, untrusted_json.LARGE, _DEPTH)
     except DamagedFileError as error:
-        raise DamagedFileError(error.file, error.reason, "The run's next start writes it anew.") from None
+        raise DamagedFileError(error.file, error.reason, "The run's next start writes it again.") from None
     if document is None:
         raise ModelError(
             f"{run.locate(FILE)} is missing: this run was begun by an older raytf. Its next start writes it."
@@ -181,7 +181,7 @@ def _refuse(config: Any, where: str, trust: bool) -> None:
     if files:
         raise ModelError(
             f"the model has {files[0].what}{_more(files)}. raytf makes no model that reads files, whatever is trusted "
-            f"(the configuration is {where}). {files[0].mend}"
+            f"(the configuration is {where}). {files[0].fix}"
         )
     if code and not trust:
         raise ModelError(

@@ -148,7 +148,7 @@ def export_run(
         say(f"without the run's end: {damaged}")
     if not findings and result is None:
         raise ConfigError(
-            f"{run.locate('')} is no run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
+            f"{run.locate('')} is not a run: it has no checkpoints. Expected STORAGE/NAME; `raytf runs` lists them."
         )
     final = result if step == LAST and _is_final(findings, result) else None
     if final is not None and kind == "saved_model":

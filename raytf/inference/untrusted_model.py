@@ -29,15 +29,15 @@ class UntrustedPart:
 
     Attributes:
         what: as part of a sentence: which layer, and what it would do.
-        mend: what the job's author can do; empty where it is enough to trust the run.
+        fix: what the job's author can do; empty where it is enough to trust the run.
     """
 
     what: str
-    mend: str = ""
+    fix: str = ""
 
     @property
     def reads_files(self) -> bool:
-        return bool(self.mend)
+        return bool(self.fix)
 
 
 def find(config: Any) -> list[UntrustedPart]:
@@ -84,11 +84,11 @@ def _look(part: dict[str, Any], near: str) -> Iterator[UntrustedPart]:
     layer = near or f"a {kind}"
     if kind == "TFSMLayer":
         place = f" in {_short(config.get('filepath'))}"
-        mend = "Build that layer from layers of Keras, or let the run finish: its end exports the model as it is."
-        yield UntrustedPart(f"{layer}, which loads a SavedModel{place}, and that is code", mend)
+        fix = "Build that layer from layers of Keras, or let the run finish: its end exports the model as it is."
+        yield UntrustedPart(f"{layer}, which loads a SavedModel{place}, and that is code", fix)
     elif kind in _LOOKUPS and isinstance(config.get("vocabulary"), str):
-        mend = "Give the layer its vocabulary as a list, which is kept with the model."
-        yield UntrustedPart(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", mend)
+        fix = "Give the layer its vocabulary as a list, which is kept with the model."
+        yield UntrustedPart(f"{layer}, which reads its vocabulary from the file {_short(config['vocabulary'])}", fix)
     elif kind in _CODE:
         yield UntrustedPart(f"{layer}, whose configuration holds {_CODE[kind]}")
 

@@ -104,7 +104,7 @@ def whole(versions: Iterable[Version]) -> list[Version]:
 
 
 def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> str:
-    """Why a folder is no whole model; empty where it is one.
+    """Why a folder is not a whole model; empty where it is one.
 
     Args:
         sizes: bytes of each file in it.
@@ -114,7 +114,7 @@ def problem_of(sizes: Mapping[str, int], marked: Mapping[str, int] | None) -> st
         return f"{GRAPHS[0]} is missing: it is being written, or its export was cut off"
     for name in sizes:
         if not is_plain(name):
-            return f"it has a file with the name {name!a}, which is no plain relative name"
+            return f"it has a file with the name {name!a}, which is not a plain relative name"
     for name, size in sorted((marked or {}).items()):
         if name not in sizes:
             return f"{name} is missing"
@@ -170,7 +170,7 @@ def models_of(uri: str) -> tuple[Storage, str, int | None]:
         number = number_of(last)
         if number is None:
             raise ConfigError(
-                f"{given.locate('')} is a SavedModel, but {last!r} is no version number. Expected MODEL/1, as "
+                f"{given.locate('')} is a SavedModel, but {last!r} is not a version number. Expected MODEL/1, as "
                 "TensorFlow Serving does: move it to such a folder."
             )
         return Storage(parent), name_of(parent), number

@@ -22,7 +22,7 @@ PLAIN_SECONDS = 5.0
 
 
 class Screen:
-    """Lines that stay and, on a terminal, a part below them that is drawn anew; a context manager.
+    """Lines that stay and, on a terminal, a part below them that is drawn again; a context manager.
 
     Args:
         console: where to; standard output by default.

@@ -156,7 +156,7 @@ class _Change(RunEvent):
 
 @dataclass(frozen=True)
 class Park(_Change):
-    """The ranks are asked to save and wait, for a planned change from so many workers to so many."""
+    """The ranks are asked to save and wait, for a planned change from this many workers to so many."""
 
     kind: ClassVar[str] = "park"
 
@@ -187,7 +187,7 @@ class Waiting(RunEvent):
 
 @dataclass(frozen=True)
 class Drain(RunEvent):
-    """A node of the group will go, says Ray; in so many seconds, where that is known."""
+    """A node of the group will go, says Ray; in this many seconds, where that is known."""
 
     kind: ClassVar[str] = "drain"
     node: str

@@ -190,11 +190,11 @@ def _segment(run: Storage, name: str) -> list[list[float]]:
             if not (last < step == math.floor(step) <= untrusted_json.MOST and int(first) <= step):
                 raise ValueError(f"step {line[places[0]][:20]!r} comes after step {last}")
             if not 0 <= epoch == math.floor(epoch) <= untrusted_json.MOST:
-                raise ValueError(f"epoch {line[places[1]][:20]!r} is no whole number")
+                raise ValueError(f"epoch {line[places[1]][:20]!r} is not a whole number")
             found.append(row)
             last = int(step)
     except UnicodeDecodeError:
-        raise DamagedFileError(where, "it is no text in UTF-8") from None
+        raise DamagedFileError(where, "it is not text in UTF-8") from None
     except IndexError:
         raise DamagedFileError(where, f"the row after step {last} is cut off") from None
     except (ValueError, OverflowError, csv.Error) as error:

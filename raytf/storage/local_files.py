@@ -34,7 +34,7 @@ def get(path: str, most: int | None = None) -> bytes:
         if stat.S_ISDIR(found.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.ENXIO, "it is no regular file", path)
+            raise OSError(errno.ENXIO, "it is not a regular file", path)
         if most is None:
             return file.read()
         # Room is made for what is there, and not for what there may be at the most.

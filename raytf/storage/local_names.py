@@ -44,7 +44,7 @@ def refusal(name: str, where: str) -> StorageError:
     if len(shown) > _MOST_SHOWN:
         shown = f"{shown[:_MOST_SHOWN]}..."
     return StorageError(
-        f"{where} has a file with the name {shown}, which is no plain relative name (such as a/b.txt): it could be "
+        f"{where} has a file with the name {shown}, which is not a plain relative name (such as a/b.txt): it could be "
         "written outside its folder. Nothing was written. Delete or rename it.",
         "refused",
     )

@@ -1,4 +1,4 @@
-"""What storage said when it refused, in one line: of which kind it is, and how to mend it."""
+"""What storage said when it refused, in one line: of which kind it is, and how to fix it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SIGNS = (
     ("full", ("No space left", "Disk quota exceeded")),
     ("unsupported", ("NotImplemented", "NOT_IMPLEMENTED", "HTTP status 501")),
 )
-MEND = {
+FIX = {
     "missing": "Create the bucket or correct its name; raytf makes folders but no buckets.",
     "denied": "Check the credentials in the environment and that they may list, read, write and delete there.",
     "unreachable": "Check the endpoint, the region and the network.",
@@ -71,10 +71,10 @@ def explain(what: str, where: str, error: OSError) -> StorageError:
         return DamagedFileError(where, _REASONS.get(error.errno or 0, error.strerror or one_line(error, 200)))
     text = one_line(error)
     if kind == "missing" and not any(sign in text for sign in _NO_BUCKET):
-        mend = ""
+        fix = ""
     else:
-        mend = MEND.get(kind, "")
-    return StorageError(f"cannot {what} {where}: {text[:400]}. {mend}".rstrip(), kind)
+        fix = FIX.get(kind, "")
+    return StorageError(f"cannot {what} {where}: {text[:400]}. {fix}".rstrip(), kind)
 
 
 def classify(error: OSError) -> str:

@@ -4,7 +4,7 @@ A URI is a folder, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER
 mark, as in
 `s3://bucket/runs?endpoint_override=127.0.0.1:9000&scheme=http&region=us-east-1`. An S3 endpoint that is not in the
 URI is taken from AWS_ENDPOINT_URL; credentials come from the environment, the cloud's files or the machine's role
-and never from the URI (see `places`). Where S3 refuses, they are read anew, so that keys renewed in a file serve a run
+and never from the URI (see `places`). Where S3 refuses, they are read again, so that keys renewed in a file serve a run
 under way.
 
 A put is atomic: the object or file appears whole or not at all. Bytes are complete before the first one is sent,
@@ -242,7 +242,7 @@ class Storage:
         if not self.is_local:
             return self.get(name, most) if self.exists(name) else None
         try:
-            return self.get(name, most)  # what is no file is not missing
+            return self.get(name, most)  # what is not a file is not missing
         except StorageError as error:
             if error.kind == "missing":
                 return None
@@ -378,7 +378,7 @@ class Storage:
             raise explain(what, self.locate(name), error) from error
 
     def _renew(self, error: OSError, used: pafs.FileSystem) -> bool:
-        """Whether to try once more, with credentials read anew: a file system keeps those that it found in a file."""
+        """Whether to try once more, with credentials read again: a file system keeps those that it found in a file."""
         # Any refusal: the answer to a HEAD does not say that it is for a key that has expired.
         if not self._has_versions or classify(error) != "denied":
             return False

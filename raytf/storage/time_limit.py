@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from raytf.errors import StorageError
-from raytf.storage.refusals import MEND
+from raytf.storage.refusals import FIX
 
 #: An endpoint that accepts a connection and never answers holds pyarrow for 25 to 35 s; a preflight does not wait.
 PREFLIGHT_SECONDS = 15.0
@@ -27,6 +27,6 @@ def within(seconds: float, call: Callable[[], None], where: str) -> None:
     thread.start()
     thread.join(seconds)
     if not outcome:
-        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {MEND['unreachable']}", "unreachable")
+        raise StorageError(f"{where} did not answer within {seconds:.0f} s. {FIX['unreachable']}", "unreachable")
     if outcome[0] is not None:
         raise outcome[0]

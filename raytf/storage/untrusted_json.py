@@ -49,7 +49,7 @@ def parse(data: bytes, where: str, shape: Shape, depth: int = DEPTH) -> Any:
         where: it comes from, as a person would look for it.
 
     Raises:
-        DamagedFileError: it is no JSON, nested too deeply or of another shape.
+        DamagedFileError: it is not JSON, nested too deeply or of another shape.
     """
     try:
         document = decode(data, depth)
@@ -74,9 +74,9 @@ def decode(data: bytes, depth: int = DEPTH) -> Any:
     except RecursionError:
         raise ValueError(f"it is nested in more than {depth} levels") from None
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not text in UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON, or cut off ({one_line(error, 100)})") from None
+        raise ValueError(f"it is not JSON, or cut off ({one_line(error, 100)})") from None
     if data.count(b"[") + data.count(b"{") > depth and _is_deeper(document, depth):
         raise ValueError(f"it is nested in more than {depth} levels")
     return document

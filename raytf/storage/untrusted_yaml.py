@@ -15,7 +15,7 @@ import yaml
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: A cluster has ten levels and a few hundred values; aliases of aliases make millions of ten lines.
 LEVELS, VALUES = 100, 200_000
-#: Characters of a number: what is longer is no number of anything, and Python refuses to print it.
+#: Characters of a number: what is longer is not a number of anything, and Python refuses to print it.
 _DIGITS = 100
 TOO_DEEP = f"it is nested deeper than {LEVELS} levels"
 _TOO_MANY = f"it holds more than {VALUES} values"
@@ -42,7 +42,7 @@ def nodes(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
     """Each document of a text, composed, with the loader that makes values of it.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or larger or deeper than anybody goes through.
+        yaml.YAMLError: it is not YAML, or larger or deeper than anybody goes through.
     """
     count(text)
     loader = Loader(text)
@@ -71,7 +71,7 @@ def count(text: str) -> None:
     """Go through a text event by event, which takes no stack.
 
     Raises:
-        yaml.YAMLError: it is no YAML, or too deep or too large.
+        yaml.YAMLError: it is not YAML, or too deep or too large.
     """
     depth = values = 0
     for event in yaml.parse(text, Loader=_Base):

@@ -32,7 +32,7 @@ _HEALTH = {
 }
 _TRIES = 3
 _OBJECT_STORE_BYTES = 150_000_000
-#: Asks Ray until it knows of so many living nodes, the head among them; run by a process that may import Ray.
+#: Asks Ray until it knows of this many living nodes, the head among them; run by a process that may import Ray.
 _WAIT = """
 import sys, time
 from ray._raylet import GcsClient
@@ -166,7 +166,7 @@ class ElasticCluster:
         return self._start_head()
 
     def wait(self, nodes: int | None = None, seconds: float = 120.0) -> None:
-        """Wait until Ray knows of exactly so many living nodes besides the head.
+        """Wait until Ray knows of exactly this many living nodes besides the head.
 
         Ray misses a killed node some seconds after its death. This starts a process that asks it, which takes 1 s.
 

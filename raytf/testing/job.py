@@ -22,7 +22,7 @@ class Job:
 
     Args:
         command: a program and its arguments.
-        log: file for what it prints; written anew.
+        log: file for what it prints; written again.
         env: its environment, whole; by default that of a plain user (`environment()`).
         folder: in which it runs; by default that of the log.
         status_file: the `--status-file` of the command, where it has one.

@@ -46,7 +46,7 @@ class Instance:
         self.garbage: str | None = None
 
     def notice(self, seconds: float) -> None:
-        """The cloud is going to take the machine after so many seconds; nothing is killed."""
+        """The cloud is going to take the machine after this many seconds; nothing is killed."""
         raise NotImplementedError
 
     def _answer(self, method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str]) -> _Answer:
@@ -181,7 +181,7 @@ class AzureInstance(Instance):
         if path == "/metadata/scheduledevents":
             document = {"DocumentIncarnation": self._incarnation, "Events": self._events}
             return _Answer(200, json.dumps(document), {"Content-Type": "application/json"})
-        if query.get("format") != "text":  # a single value is no JSON document
+        if query.get("format") != "text":  # a single value is not a JSON document
             return _refusal("Leaf nodes are only available with format=text")
         return _Answer(200, self.name, {"Content-Type": "text/plain"})
 

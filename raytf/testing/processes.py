@@ -54,7 +54,7 @@ class Session:
         return [process for _, _, process in sorted(found, key=lambda entry: entry[:2])]
 
     def end(self, seconds: float = 30.0) -> None:
-        """SIGKILL to all, also to what they start meanwhile, at most so many seconds."""
+        """SIGKILL to all, also to what they start meanwhile, at most this many seconds."""
         deadline = time.monotonic() + seconds
         while (living := self.members()) and time.monotonic() < deadline:
             end(living, deadline - time.monotonic())
@@ -71,7 +71,7 @@ def titled(processes: Iterable[psutil.Process], title: str) -> list[psutil.Proce
 
 
 def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
-    """SIGKILL, also to stopped ones, and wait until they are gone, at most so many seconds."""
+    """SIGKILL, also to stopped ones, and wait until they are gone, at most this many seconds."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -86,7 +86,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     """Wait until something holds.
 
     Raises:
-        TimeoutError: it does not after so many seconds.
+        TimeoutError: it does not after this many seconds.
     """
     deadline = time.monotonic() + seconds
     while not condition():

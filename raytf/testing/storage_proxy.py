@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-#: Headers that belong to one connection and are not forwarded. How the body is framed is said anew.
+#: Headers that belong to one connection and are not forwarded. How the body is framed is said again.
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"}
 _BLOCK_BYTES = 1 << 18
 

@@ -25,7 +25,7 @@ class Activity(enum.StrEnum):
     DONE = "done"  # has left the training function
 
 
-#: These make up a step, so that they have a usual length; the others may last so many times the limit.
+#: These make up a step, so that they have a usual length; the others may last this many times the limit.
 USUAL = frozenset({Activity.INPUT, Activity.STEP, Activity.COLLECTIVE})
 
 

@@ -81,7 +81,7 @@ class Callbacks:
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: What each callback was made with: settings, such as a path on this machine, that a restart makes anew.
+        #: What each callback was made with: settings, such as a path on this machine, that a restart makes again.
         self._settings: list[dict[str, Any]] = []
         steering = 0.0
         if self.active and group.rank == 0:

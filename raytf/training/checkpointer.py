@@ -186,7 +186,7 @@ class Checkpointer:
         return 0 if self._replicas is None else self._replicas.tell()
 
     def _compare(self, flags: np.ndarray) -> None:
-        """Whether all ranks copied the same weights; mends those of a rank that did not.
+        """Whether all ranks copied the same weights; fixes those of a rank that did not.
 
         Raises:
             ReplicaError: nobody can say who is right, or the run promises its last bits.
@@ -359,7 +359,7 @@ class Checkpointer:
         if not self.save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self._state.step}, could not be saved: "
-                f"{self._durable.failure or 'another rank failed'}. Mend the storage and run the same command: it goes "
+                f"{self._durable.failure or 'another rank failed'}. Fix the storage and run the same command: it goes "
                 f"on from step {self._state.durable_step or 0}."
             )
         if self._waiting is not None:

@@ -134,7 +134,7 @@ def ops_of(traced: Any) -> list[TracedOp]:
 
 
 def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
-    """Refuse operations whose result is no function of their inputs.
+    """Refuse operations whose result is not a function of their inputs.
 
     Args:
         where: what was traced, for the message.

@@ -34,7 +34,7 @@ _CALLS = 21
 _LARGE = 1 << 20
 
 
-#: Between two measurements of a shard alone: at least so long, and so many times what one takes, so that they cost
+#: Between two measurements of a shard alone: at least so long, and this many times what one takes, so that they cost
 #: little.
 _PROBE_SECONDS, _PROBE_SHARE = 30.0, 400
 

@@ -45,7 +45,7 @@ def build(
 
     Raises:
         ConfigError: the flag contradicts what the job has set.
-        ModelError, DataError, JobError: what is wrong, and how to mend it.
+        ModelError, DataError, JobError: what is wrong, and how to fix it.
     """
     keras.utils.set_random_seed(seed)
     set_precision(precision.choose(compute.mixed_precision, own))
@@ -102,7 +102,7 @@ def build(
         ) from error
     model.reset_metrics()
     if not model.trainable_variables:
-        raise ModelError("the model has no trainable weights. Set trainable=True on the layers that shall learn.")
+        raise ModelError("the model has no trainable weights. Set trainable=True on the layers that should learn.")
     model.optimizer.build(model.trainable_variables)
     return model
 

@@ -32,7 +32,7 @@ class Question(Generic[Answer]):
         """The answer.
 
         Raises:
-            RayError: there is none within so many seconds, or the driver has ended.
+            RayError: there is none within this many seconds, or the driver has ended.
         """
         return cast(Answer, ray.get(self._reference, timeout=seconds))
 

@@ -21,7 +21,7 @@ from raytf.training.job import TrainingJob
 from raytf.training.monitor_client import Question
 
 _STATUS_SECONDS = 0.5
-#: Between two questions to the driver's monitor whether the ranks shall save and wait.
+#: Between two questions to the driver's monitor whether the ranks must save and wait.
 _ASK_SECONDS = 0.25
 #: Between two questions for what the driver measures.
 _MEASURE_SECONDS = 5.0
@@ -148,11 +148,11 @@ class Reporter:
         self._job.monitor.say(message)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something happened that the ledger shall know, from any rank; never waits."""
+        """Something happened that the ledger must know, from any rank; never waits."""
         self._job.monitor.event(kind, {"rank": self._rank, **fields})
 
     def is_parking_wanted(self) -> bool:
-        """Whether the ranks shall save and wait, as the monitor said when it was last asked; never waits for it."""
+        """Whether the ranks must save and wait, as the monitor said when it was last asked; never waits for it."""
         if self._rank != 0:
             return False
         now = time.monotonic()
@@ -168,7 +168,7 @@ class Reporter:
             self._job.monitor.answer(self._ticket, saved)
 
     def is_released(self) -> bool:
-        """Whether the ranks that wait shall train on; asks the monitor from rank 0 and waits for the answer."""
+        """Whether the ranks that wait may train on; asks the monitor from rank 0 and waits for the answer."""
         if self._rank != 0:
             return False
         released, wanted = self._job.monitor.released(self._ticket)

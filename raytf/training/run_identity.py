@@ -31,7 +31,7 @@ _ANSWERS = ("validation data", "test data", METRICS, CODE)
 FIRST_GRADIENTS = "arithmetic (a hash of the first gradients on this kind of machine)"
 FIRST_STEP = "arithmetic (a hash of the first step on this kind of GPU)"
 _OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, determinism.TF32, determinism.CUDNN, "updates")
-#: Arrays of so many bytes are read as a whole; of larger ones so many parts.
+#: Arrays of this many bytes are read as a whole; of larger ones so many parts.
 _WHOLE_BYTES, _PARTS, _PART_BYTES = 128 << 20, 512, 128 << 10
 
 

@@ -48,7 +48,7 @@ _START_SECONDS = 60.0
 
 
 def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
-    """How many more warm processes a node shall start, and why not all that it lacks; the reason is empty if it can.
+    """How many more warm processes a node must start, and why not all that it lacks; the reason is empty if it can.
 
     Args:
         workers: that it runs.
@@ -141,7 +141,7 @@ def environment(quiet: bool, hidden: bool) -> dict[str, str]:
 
     Args:
         quiet: silence TensorFlow's messages.
-        hidden: the run's workers have no GPU, and shall not even start the driver of one. What gets warm for workers
+        hidden: the run's workers have no GPU, and must not even start the driver of one. What gets warm for workers
             with GPUs leaves that open: it has none before a worker takes it.
     """
     # Ray Train's workers have room for one hook: the job's own is called by ours.

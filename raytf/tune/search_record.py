@@ -139,7 +139,7 @@ def best(records: dict[int, TrialRecord], goal: MetricObjective) -> TrialRecord 
 def keep_best(search: Storage, record: TrialRecord, goal: MetricObjective) -> Storage:
     """Copy the best trial's result, model and newest checkpoint to `best/`, a run's folder as any other.
 
-    The result comes last: a copy that was cut short is no finished run, and the next command makes it anew.
+    The result comes last: a copy that was cut short is not a finished run, and the next command makes it again.
     """
     run, copy = search.child(run_name(record.number)), search.child(BEST)
     result = run.get(run_log.RESULT)

@@ -72,7 +72,7 @@ class SearchSpace:
         texts: of `--search`.
 
     Raises:
-        ConfigError: says which one, what was expected and how to mend it.
+        ConfigError: says which one, what was expected and how to fix it.
     """
 
     def __init__(self, texts: Sequence[str]):
@@ -160,7 +160,7 @@ def _check(text: str, kind: str, values: tuple[Any, ...]) -> None:
         raise ConfigError(f"--search {text!r}: {kind} takes {takes}, and {len(values)} values are given.")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ConfigError(f"--search {text!r}: {value!r} is no number. Expected {kind}({takes}).")
+            raise ConfigError(f"--search {text!r}: {value!r} is not a number. Expected {kind}({takes}).")
         if kind == "randint" and value != int(value):
             raise ConfigError(f"--search {text!r}: randint draws whole numbers, from LOW to HIGH - 1, not {value}.")
     if not values[0] < values[1]:
@@ -181,7 +181,7 @@ def _check_steps(text: str, low: float, high: float, step: float) -> None:
             least, most = math.ceil(low / step), math.floor(high / step)
             inner = f", such as quniform({least * step:.12g},{most * step:.12g},{step})" if least < most else ""
             raise ConfigError(
-                f"--search {text!r}: {name} {bound} is no multiple of STEP {step}, and only multiples are drawn. "
+                f"--search {text!r}: {name} {bound} is not a multiple of STEP {step}, and only multiples are drawn. "
                 f"Expected LOW and HIGH that are multiples{inner}."
             )
 

@@ -237,5 +237,5 @@ def _is_rays(name: str) -> bool:
 
 
 def _end_with_parent() -> None:
-    # The actor dies with the command that searches; then the trial's command shall save and go, too.
+    # The actor dies with the command that searches; then the trial's command must save and go, too.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -120,7 +120,7 @@ def run(search: Search, say_first: Callable[[str], None] = print) -> tuple[Trial
     """Search to the end: all trials, the best one, and where its copy is.
 
     Raises:
-        RaytfError: one line that says what is wrong and how to mend it.
+        RaytfError: one line that says what is wrong and how to fix it.
         KeyboardInterrupt: told to stop; all trials have saved.
     """
     from raytf.runs.lease import Lease

@@ -64,7 +64,7 @@ class Cloudlet:
         return self._machines[instance][0]
 
     def notice(self, instance: str, seconds: float) -> None:
-        """EC2 is going to interrupt a spot instance after so many seconds; only told here."""
+        """EC2 is going to interrupt a spot instance after this many seconds; only told here."""
         self._say(f"notice: {instance} is interrupted in {seconds:.0f} s")
         self._machines[instance][1].notice(seconds)
 

@@ -120,7 +120,7 @@ class Host:
     def run(
         self, script: str, seconds: float = 120.0, check: bool = True, user: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script there and wait for its end; it is killed after so many seconds.
+        """Run a script there and wait for its end; it is killed after this many seconds.
 
         Raises:
             RuntimeError: it failed, and `check` was asked for; with what it printed.
@@ -154,7 +154,7 @@ class Host:
         call("ip", "link", "delete", self._link, check=False)  # the kernel may have been faster
 
     def shut_down(self, seconds: float = 30.0) -> None:
-        """End it as its administrator would: SIGTERM to all, and after so many seconds SIGKILL."""
+        """End it as its administrator would: SIGTERM to all, and after this many seconds SIGKILL."""
         if self.is_alive:
             self.run("kill -TERM -1", user="root", check=False)
             with contextlib.suppress(TimeoutError):

@@ -125,7 +125,7 @@ class OnPrem:
         return Job((host or self.laptop).command(self.script(command)), log)
 
     def alive(self, wanted: int, seconds: float = PATIENCE) -> list[str]:
-        """Addresses of the nodes that Ray takes for alive, when there are so many or after so many seconds."""
+        """Addresses of the nodes that Ray takes for alive, when there are so many or after this many seconds."""
         client = f"python -c {shlex.quote(_ALIVE)} {self.head.address}:6379 {wanted} {seconds}"
         return json.loads(self.head.run(client, seconds + 60).stdout)
 

@@ -251,7 +251,7 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
 
 
 def trains(job: Job, workers: int | None = None) -> bool:
-    """Whether a group of so many workers has made a step."""
+    """Whether a group of this many workers has made a step."""
     status = job.status or {}
     if status.get("phase") != "training" or not status["samples_per_second"] > 0:
         return False

@@ -5,7 +5,7 @@
 
 Kubernetes' own types come from the Python client, which is generated from the OpenAPI document of Kubernetes 1.34
 (Apache-2.0). KubeRay's are those of `ray-operator/apis/ray/v1/*_types.go`, release 1.7 (Apache-2.0), which its CRDs
-are generated from; they are given here, since the CRDs are in no package and spell each pod out anew: 0.9 MB a kind.
+are generated from; they are given here, since the CRDs are in no package and spell each pod out again: 0.9 MB a kind.
 
 A field's type: `str` `int` `num` `bool` `quantity` `any`, the name of another type, `[x]` a list, `{x}` a mapping,
 `=a|b` one of these texts; with `!` the field is required.

@@ -17,7 +17,7 @@ from raytf.data.plan import StepPlan, assign
 Batches = dict[tuple[int, int], list[int]]
 #: One rank: batches of its shards in global steps [start, stop).
 Reader = Callable[[int, int], Batches]
-#: The ranks of a group of so many workers, started afresh.
+#: The ranks of a group of this many workers, started afresh.
 World = Callable[[int], AbstractContextManager[list[Reader]]]
 
 
@@ -27,7 +27,7 @@ class Stretch:
 
     Attributes:
         world_size: how many they are.
-        lost: steps that the group before did in vain: its last checkpoint is so many steps old.
+        lost: steps that the group before did in vain: its last checkpoint is this many steps old.
         steps: how far they come.
         limits: lengths of their calls, again and again.
     """

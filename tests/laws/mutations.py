@@ -119,7 +119,7 @@ def _bytes(rng: random.Random, run: Path) -> str:
 def _giant(rng: random.Random, run: Path) -> str:
     path = _plain(rng, run)
     size = rng.choice((80 << 20, 3 << 30, 1 << 42))
-    with contextlib.suppress(OSError):  # not every file system has room for names of so many bytes
+    with contextlib.suppress(OSError):  # not every file system has room for names of this many bytes
         os.truncate(path, size)
     return _said(f"{size} bytes", run, path)
 

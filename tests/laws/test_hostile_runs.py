@@ -147,7 +147,7 @@ def _show(place: str, is_drawn: bool) -> None:
 
 
 def _refuse(text: str) -> None:
-    raise AssertionError(f"{text} is no JSON")
+    raise AssertionError(f"{text} is not JSON")
 
 
 @contextlib.contextmanager

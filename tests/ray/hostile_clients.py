@@ -109,7 +109,7 @@ class Attack:
         return found
 
     def odd(self) -> dict[str, tuple[int, Parts]]:
-        """Likewise: what is no plain request."""
+        """Likewise: what is not a plain request."""
         token = self.token
         socket = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
         chunked = self.head("Transfer-Encoding: chunked", token=token)

@@ -1,4 +1,4 @@
-"""What goes wrong is said in one line that names the cause and the mend, and the exit code tells."""
+"""What goes wrong is said in one line that names the cause and the fix, and the exit code tells."""
 
 from __future__ import annotations
 

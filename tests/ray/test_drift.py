@@ -26,7 +26,7 @@ def test_two_workers_that_drift_apart_go_back_to_where_they_agreed(start: Callab
     events = ledger.read(Storage(str(tmp_path / "a")))
     [drift] = [event for event in events if event["kind"] == "replicas"]
     [fault] = [event for event in events if event["kind"] == "fault"]
-    assert (drift["ranks"], drift["mended"], fault["cause"], fault["retry"]) == ([0, 1], False, "replicas", True)
+    assert (drift["ranks"], drift["fixed"], fault["cause"], fault["retry"]) == ([0, 1], False, "replicas", True)
     [again] = [event for event in events if event["kind"] == "attempt"][1:]
     assert again["from_step"] <= (drift["from_step"] or 0) < drift["of_step"], "the copy of that step was not taken"
     start(DRIFTING, *flags, "--run", "b").wait()

@@ -53,7 +53,7 @@ def run(elastic: ElasticCluster, tmp_path: Path) -> Iterator[Callable[..., Job]]
 
 
 def trains(job: Job, workers: int) -> bool:
-    """Whether a group of so many workers has made a step."""
+    """Whether a group of this many workers has made a step."""
     status = job.status or {}
     return status.get("workers") == workers and status["phase"] == "training" and status["samples_per_second"] > 0
 

@@ -71,7 +71,7 @@ def last_step(folder: Path) -> int:
 
 
 def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before: int | None = None) -> None:
-    """A run with a fault every so many seconds, all of which is killed then; nothing but a cadence may be lost.
+    """A run with a fault every this many seconds, all of which is killed then; nothing but a cadence may be lost.
 
     Args:
         keeper_before: the number of the worker's death before which the keeper dies.

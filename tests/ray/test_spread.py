@@ -51,7 +51,7 @@ def test_a_part_that_ends_its_worker_once_is_computed_again(start_there, tmp_pat
     ("number", "code", "says"),
     [
         (signal.SIGTERM, 143, "4 of 8 parts, 2 workers"),
-        pytest.param(signal.SIGINT, 130, "interrupted; the same command begins anew.", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, "interrupted; the same command begins again.", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_the_work_in_order(start_there, tmp_path: Path, number: signal.Signals, code: int, says: str):

@@ -26,7 +26,7 @@ from raytf.testing import ElasticCluster, Fault, FaultPlan, Kind
 
 ROOT = Path(__file__).parents[2]
 FAULTS = (Kind.WORKER, Kind.NODE, Kind.CONTROLLER, Kind.DRIVER, Kind.DRAIN)
-#: A run of the small set is over before a fault has come; so many steps a fault, at 64 records each.
+#: A run of the small set is over before a fault has come; this many steps a fault, at 64 records each.
 STEPS_A_FAULT = 1500
 
 

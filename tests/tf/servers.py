@@ -207,7 +207,7 @@ def main() -> None:
             "weights": {w.path: list(w.shape) for w in mirror.trainable_variables},
         }
 
-        # A constant rate, asynchronous, and a resume in the middle of the warm-up, into a mirror that is made anew.
+        # A constant rate, asynchronous, and a resume in the middle of the warm-up, into a mirror that is made again.
         told["moved"], saved = [], None
         for begin, end in ((0, 5), (5, 12)):
             mirror, pipeline, plan = make(counter, 1)

@@ -52,7 +52,7 @@ def test_early_stopping_with_min_delta_stops_where_it_would_have(tmp_path, resta
     def make():
         return [keras.callbacks.EarlyStopping("loss", min_delta=0.1, patience=2, restore_best_weights=True)]
 
-    # A list is made anew by every attempt, as on a worker.
+    # A list is made again by every attempt, as on a worker.
     whole = stops_at(lambda files: make(), tmp_path, None)
     assert whole == 4
     assert stops_at(lambda files: make(), tmp_path, restart_after) == whole

@@ -64,7 +64,7 @@ def test_cut_off_at_any_place(run, document):
     for end in random.Random(0).sample(range(len(data) - 1), 20):
         said = refused(run, data[:end])
         assert "architecture.json is damaged: it is " in said
-        assert said.endswith("The run's next start writes it anew.")
+        assert said.endswith("The run's next start writes it again.")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Replicas of the weights: equal in all modes of training, and mended, or gone back from, where a bit of one flips."""
+"""Replicas of the weights: equal in all modes of training, and fixed, or gone back from, where a bit of one flips."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_of_three_the_one_that_differs_gets_the_state_of_the_others(of_three):
     assert found[0]["everything"] == found[1]["everything"] == found[2]["everything"]
     [event] = first["events"]
     assert event["text"].startswith("the weights of rank 1 (host 1, CPU:0) differ at step 6 from those of the other 2")
-    booked = {name: event[name] for name in ("kind", "of_step", "from_step", "ranks", "mended")}
-    assert booked == {"kind": "replicas", "of_step": 6, "from_step": 5, "ranks": [1], "mended": True}
+    booked = {name: event[name] for name in ("kind", "of_step", "from_step", "ranks", "fixed")}
+    assert booked == {"kind": "replicas", "of_step": 6, "from_step": 5, "ranks": [1], "fixed": True}
     assert any("it was given their state at step 7" in line for line in first["said"])
     assert 6 not in first["complete"], "a part of that checkpoint was of the weights that differed"
     assert all(each["saved"] == [12, True] for each in found)
@@ -92,7 +92,7 @@ def test_of_two_nobody_can_say_who_is_right_and_the_run_goes_back(tmp_path: Path
         assert each["error"]["complete"] == [2]
         assert each["hash"] == of_three[0][0]["hash"]
         assert each["everything"] == of_three[0][0]["everything"]
-    assert found[0]["events"][0]["mended"] is False
+    assert found[0]["events"][0]["fixed"] is False
 
 
 def build() -> keras.Model:

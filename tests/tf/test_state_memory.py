@@ -1,5 +1,5 @@
 """Host memory of a worker whose state has to be copied from a device, tensor by tensor: two slots, one share, and two
-tensors. There is no GPU: `tests.tf.state_copy` makes each tensor anew when it is fetched, as fetching from one does.
+tensors. There is no GPU: `tests.tf.state_copy` makes each tensor again when it is fetched, as fetching from one does.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _place(document: Document) -> Iterator[ConfigFinding]:
         yield error(
             "region",
             ("provider", "region"),
-            f"{region!r} is no region",
+            f"{region!r} is not a region",
             "boto3 cannot reach an endpoint of that name.",
             f"Write {region[:-1]!r}; zones go to availability_zone." if is_zone else "Write one such as us-west-2.",
         )
@@ -137,7 +137,7 @@ def _image(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         yield error(
             "image-id",
             (*path, "ImageId"),
-            f"{image!r} is no image id",
+            f"{image!r} is not an image id",
             "EC2 refuses it, and no node of this type starts.",
             "Write ami- and 8 or 17 hexadecimal digits, or resolve:ssm:PARAMETER.",
         )
@@ -197,7 +197,7 @@ def _market(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         yield error(
             "max-price",
             (*path, "InstanceMarketOptions", "SpotOptions", "MaxPrice"),
-            f"MaxPrice {price!r} is no number",
+            f"MaxPrice {price!r} is not a number",
             "EC2 refuses each request for a node, which Ray repeats forever.",
             'Write US dollars an hour, such as "0.50", or leave it out: a node never costs more than on demand.',
         )

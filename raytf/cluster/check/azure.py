@@ -49,7 +49,7 @@ def check(document: Document, surroundings: Surroundings) -> Iterator[ConfigFind
         yield error(
             "azure-place",
             ("provider", "location"),
-            f"{location} is no place of Azure",
+            f"{location} is not a place of Azure",
             "Azure refuses each request (LocationNotAvailableForResourceType).",
             "Write it as `az account list-locations` does, such as eastus.",
         )

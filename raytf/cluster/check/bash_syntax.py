@@ -25,7 +25,7 @@ def check(commands: Iterable[tuple[Path, str]]) -> Iterator[ConfigFinding]:
                 path,
                 f"bash cannot read it: {said}",
                 "The command fails on each node, and the node is set up again and again.",
-                "Mend the quotes; in YAML, `- >-` and the command on the lines below needs no quotes around it.",
+                "Fix the quotes; in YAML, `- >-` and the command on the lines below needs no quotes around it.",
             )
 
 

@@ -88,12 +88,12 @@ def _syntax(problem: yaml.YAMLError, text: str) -> ConfigFinding:
     line = mark.line + 1 if mark else 1 + text[: getattr(problem, "position", None) or 0].count("\n")
     source = text.splitlines()[mark.line] if mark and mark.line < len(text.splitlines()) else ""
     if "\t" in source[: len(source) - len(source.lstrip())]:
-        mend = "Indent with spaces: YAML allows no tabs there."
+        fix = "Indent with spaces: YAML allows no tabs there."
     elif "mapping values are not allowed" in said:
-        mend = "Put the value in quotes if it holds ': ', or mend the indentation of this line or the one before."
+        fix = "Put the value in quotes if it holds ': ', or fix the indentation of this line or the one before."
     else:
-        mend = "Mend the line, or the one before: often an indentation, a bracket or a quote."
-    found = error("yaml-syntax", (), f"this is no YAML: {said}", "Ray reads nothing of this file.", mend)
+        fix = "Fix the line, or the one before: often an indentation, a bracket or a quote."
+    found = error("yaml-syntax", (), f"this is not YAML: {said}", "Ray reads nothing of this file.", fix)
     return replace(found, line=line)
 
 

@@ -1,4 +1,4 @@
-"""What a check says: one mistake, where it is, why it matters and how to mend it."""
+"""What a check says: one mistake, where it is, why it matters and how to fix it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ConfigFinding:
         path: where in the document; the root for what concerns all of it.
         what: what is wrong, with the value.
         why: what comes of it.
-        mend: what to write instead.
+        fix: what to write instead.
         line: line of the file, from 1; None where there is none.
     """
 
@@ -44,18 +44,18 @@ class ConfigFinding:
     path: Path
     what: str
     why: str
-    mend: str
+    fix: str
     line: int | None = None
 
 
-def error(code: str, path: Path, what: str, why: str, mend: str) -> ConfigFinding:
+def error(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFinding:
     """A finding that stops the cluster or the job."""
-    return ConfigFinding(code, Severity.ERROR, path, what, why, mend)
+    return ConfigFinding(code, Severity.ERROR, path, what, why, fix)
 
 
-def warning(code: str, path: Path, what: str, why: str, mend: str) -> ConfigFinding:
+def warning(code: str, path: Path, what: str, why: str, fix: str) -> ConfigFinding:
     """A finding that costs something."""
-    return ConfigFinding(code, Severity.WARNING, path, what, why, mend)
+    return ConfigFinding(code, Severity.WARNING, path, what, why, fix)
 
 
 def place(path: Path) -> str:

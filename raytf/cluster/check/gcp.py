@@ -248,7 +248,7 @@ def _tpu(t: NodeType, path: Path) -> Iterator[ConfigFinding]:
         yield error(
             "tpu-type",
             (*path, "acceleratorType"),
-            f"{kind!r} is no type of TPU",
+            f"{kind!r} is not a type of TPU",
             "`ray up` ends with ValueError.",
             "Write one such as v4-8, v5litepod-4 or v6e-4.",
         )

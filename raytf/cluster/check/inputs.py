@@ -20,7 +20,7 @@ from raytf.errors import ConfigError, one_line
 from raytf.storage import untrusted_yaml
 
 _KUSTOMIZATION = "kustomization.yaml"
-#: What a kustomization takes from elsewhere; `kubectl kustomize` fetches what is no path, with git.
+#: What a kustomization takes from elsewhere; `kubectl kustomize` fetches what is not a path, with git.
 _BASES = ("resources", "bases", "components", "crds", "configurations", "generators", "transformers", "validators")
 #: Of its keys, those that hold no file's name.
 _WORDS = ("commonAnnotations", "commonLabels", "labels", "images", "metadata", "namespace")
@@ -61,7 +61,7 @@ def read(names: Sequence[str], unread: dict[str, str] | None = None, trust: bool
 
 def unreadable(said: str) -> ConfigFinding:
     """One of a folder's sources that could not be looked at; the others are."""
-    return error("unreadable", (), said, "Nothing is known of it.", "Mend that, or name the other files alone.")
+    return error("unreadable", (), said, "Nothing is known of it.", "Fix that, or name the other files alone.")
 
 
 def _folder(
@@ -136,7 +136,7 @@ def _line_of(problem: UnicodeDecodeError) -> int:
 
 
 def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
-    """What a kustomization, or one that it builds upon, takes that is no path on this machine; empty where nothing."""
+    """What a kustomization, or one that it builds upon, takes that is not a path on this machine."""
     folder = folder.resolve()
     names = [n for n in (_KUSTOMIZATION, "kustomization.yml", "Kustomization") if (folder / n).is_file()]
     if folder in seen or not names:
@@ -145,7 +145,7 @@ def _from_elsewhere(folder: Path, seen: set[Path]) -> str:
     try:
         value: Any = untrusted_yaml.load(_text(folder / names[0]))
     except yaml.YAMLError as problem:
-        raise ConfigError(f"{folder / names[0]} is no YAML: {one_line(problem, 200)}") from None
+        raise ConfigError(f"{folder / names[0]} is not YAML: {one_line(problem, 200)}") from None
     if not isinstance(value, dict):
         return ""
     if value.get("helmCharts") or value.get("helmChartInflationGenerator"):
@@ -184,8 +184,8 @@ def _build(folder: Path, trust: bool) -> str:
     elsewhere = "" if trust else _from_elsewhere(folder, set())
     if elsewhere:
         raise ConfigError(
-            f"{folder} was not built: it takes {elsewhere}, which is no path here and would be fetched. Give --trust "
-            "where you trust it."
+            f"{folder} was not built: it takes {elsewhere}, which is not a path here and would be fetched. Give "
+            "--trust where you trust it."
         )
     try:
         done = subprocess.run(

@@ -194,7 +194,7 @@ def _reach(rooms: Sequence[NodeSupply], fits: dict[str, int], most_nodes: int | 
         total += count * fits[room.name]
         if math.isfinite(room.cpus):
             spare += count * max(0, int(room.cpus - need.cpus * fits[room.name] + 1e-9))
-    # The other helpers take the place of workers: so many for each, or several for the place of one.
+    # The other helpers take the place of workers: this many for each, or several for the place of one.
     missing = max(0, need.helpers - spare)
     fewer = math.ceil(missing / int(need.cpus)) if need.cpus >= 1 else missing * math.ceil(1 / need.cpus)
     return max(0, total - fewer)

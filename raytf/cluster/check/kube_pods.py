@@ -18,9 +18,9 @@ ACCELERATORS = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu", "gpu.intel.co
 _RESOURCES = ("cpu", "memory", "ephemeral-storage", *ACCELERATORS)
 
 
-def refused(path: Path, what: str, mend: str) -> ConfigFinding:
+def refused(path: Path, what: str, fix: str) -> ConfigFinding:
     """A rule that the operator checks when it has the object already."""
-    return error("kube-rule", path, what, "The operator refuses the object, which only its events say.", mend)
+    return error("kube-rule", path, what, "The operator refuses the object, which only its events say.", fix)
 
 
 def check(
@@ -94,7 +94,7 @@ def _start_parameters(path: Path, group: dict[str, Any], is_head: bool) -> Itera
             yield error(
                 "start-parameter",
                 (*path, "rayStartParams", str(key)),
-                f"{key!r} is no flag of `ray start` without its dashes",
+                f"{key!r} is not a flag of `ray start` without its dashes",
                 "The container ends at once with an error of `ray start`, again and again.",
                 f"Write {str(key).lstrip('-').replace('_', '-')}.",
             )
@@ -234,7 +234,7 @@ def _mounts(document: Document, pod: Path) -> Iterator[ConfigFinding]:
                         (*pod, key, i, "volumeMounts", j, "name"),
                         f"there is no volume {name!r}{near(name, [str(v) for v in volumes])}",
                         "The API server refuses the pod: the cluster stays without it, and only events say so.",
-                        "Add it to volumes, or mend the name.",
+                        "Add it to volumes, or fix the name.",
                     )
 
 

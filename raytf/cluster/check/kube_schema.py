@@ -120,7 +120,7 @@ def _quantity(value: Any, path: Path) -> Iterator[ConfigFinding]:
         yield error(
             "kube-quantity",
             path,
-            f"{value!r} is no quantity",
+            f"{value!r} is not a quantity",
             "The API server refuses the object.",
             f"Write {value[:-1].strip()}i." if gb else "Write one such as 500m, 4 or 16Gi.",
         )

@@ -88,7 +88,7 @@ def _name(document: Document, kind: str) -> Iterator[ConfigFinding]:
         yield error(
             "kube-name",
             ("metadata", "name"),
-            f"name {name!r} has {len(name)} characters" if len(name) > most else f"name {name!r} is no DNS label",
+            f"name {name!r} has {len(name)} characters" if len(name) > most else f"name {name!r} is not a DNS label",
             "The operator refuses it: names of services and pods are made from it.",
             f"Use small letters, digits and '-', a letter first, at most {most}.",
         )

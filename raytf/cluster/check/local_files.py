@@ -22,7 +22,7 @@ MOST_BYTES = 512 * 2**20
 _HTTP_BYTES = 100 * 2**20
 #: Copied to each node by rsync before anything runs there.
 _MOUNT_BYTES = 1024 * 2**20
-#: Of a folder, of which so many are counted: a file may name any.
+#: Of a folder, of which this many are counted: a file may name any.
 _MOST_ENTRIES = 200_000
 _TOKEN = ".ray/auth_token"
 #: In a command, where `<` and the like mean something else.
@@ -58,7 +58,7 @@ def _user(document: Document) -> Iterator[ConfigFinding]:
         yield error(
             "ssh-user",
             ("auth", "ssh_user"),
-            f"{user!r} is no name of a user",
+            f"{user!r} is not a name of a user",
             "ssh takes it for an option, or a shell for a command.",
             "Give letters, digits, dots, - and _, beginning with a letter or a digit.",
         )
@@ -135,15 +135,15 @@ def _mounts(document: Document, here: Surroundings) -> Iterator[ConfigFinding]:
         if not os.path.exists(file):
             if local.endswith(_TOKEN):
                 what = f"{local} is not on this machine yet"
-                mend = "Run `ray get-auth-token --generate`."
-                yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, "The nodes get it from here.", mend)
+                fix = "Run `ray get-auth-token --generate`."
+                yield ConfigFinding("auth-token", Severity.FILL_IN, path, what, "The nodes get it from here.", fix)
                 continue
             yield error(
                 "mount-missing",
                 path,
                 f"{local} is not on this machine",
                 "`ray up` ends when it copies it, after the head was started.",
-                "Mend the path; a relative one starts where `ray up` is called.",
+                "Fix the path; a relative one starts where `ray up` is called.",
             )
         elif file.is_dir():
             yield from _folder(path, local, file, left_out)
@@ -188,7 +188,7 @@ def working_dir(folder: str, here: Surroundings) -> Iterator[ConfigFinding]:
         yield error(
             "working-dir",
             (),
-            f"--working-dir {folder} is no folder",
+            f"--working-dir {folder} is not a folder",
             "`ray job submit` refuses it.",
             "Give the folder that holds jobs/.",
         )

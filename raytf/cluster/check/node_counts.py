@@ -111,7 +111,7 @@ def _type(t: NodeType, most: Any) -> Iterator[ConfigFinding]:
         yield warning(
             "head-type-workers",
             (*path, "min_workers"),
-            f"min_workers {t.least} of the head's type: so many workers beside the head",
+            f"min_workers {t.least} of the head's type: this many workers beside the head",
             "The head is not counted; each of these costs what the head costs.",
             "Leave min_workers out of the head's type, unless you want them.",
         )

@@ -162,7 +162,7 @@ def check(document: Document) -> Iterator[ConfigFinding]:
                 yield error(
                     "unknown-instance-type",
                     machines.instance_path(provider, t.path),
-                    f"{name!r} is no instance type that is known here{hint}",
+                    f"{name!r} is not an instance type that is known here{hint}",
                     "The launch of each node of this type fails, again and again.",
                     "Take a type that exists; if this one is newer than raytf, ignore this.",
                 )

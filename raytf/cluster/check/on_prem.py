@@ -80,7 +80,7 @@ def _hosts(document: Document) -> Iterator[ConfigFinding]:
             yield error(
                 "local-hosts",
                 path,
-                f"{host!r} is no address and no name of a host",
+                f"{host!r} is neither an address nor the name of a host",
                 "ssh and rsync take it for an option, or a shell for a command.",
                 "Give letters, digits, dots and colons, beginning with a letter or a digit.",
             )
@@ -89,7 +89,7 @@ def _hosts(document: Document) -> Iterator[ConfigFinding]:
             yield error(
                 "local-hosts",
                 path,
-                f"{host} is no address",
+                f"{host} is not an address",
                 "Nothing answers there: `ray up` or the autoscaler waits for it for minutes, again and again.",
                 "Give the address or the name by which the hosts reach each other.",
             )

@@ -173,7 +173,7 @@ def _manifest(
         try:
             wanted = job_fit.parse(entrypoint)
         except ConfigError as problem:
-            yield error("kube-value", path, str(problem), "The job ends at once.", "Mend the command.")
+            yield error("kube-value", path, str(problem), "The job ends at once.", "Fix the command.")
             return
         cluster = kuberay.cluster_of(document, manifests)
         yield from kuberay.gpus_from_zero(cluster, wanted, path)

@@ -71,7 +71,7 @@ def check(document: Document) -> Iterator[ConfigFinding]:
         yield error(
             "wrong-type",
             path,
-            f"the key {path[-1]} is no text for YAML",
+            f"the key {path[-1]} is not text for YAML",
             "Ray ends with a TypeError when it validates the file.",
             f'Put it in quotes: "{path[-1]}".',
         )
@@ -125,24 +125,24 @@ def _unknown(path: Path, key: str, known: list[str], kind: str) -> Iterator[Conf
         return
     in_docker = len(path) == 4 and path[2] == "docker"
     if in_docker and key in ("image", "head_image", "run_options"):
-        mend = f"Write worker_{key} here." if key != "head_image" else "Give head_image below the top-level `docker`."
+        fix = f"Write worker_{key} here." if key != "head_image" else "Give head_image below the top-level `docker`."
     else:
-        mend = instead(key, known)
-    yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the file: all of it.", mend)
+        fix = instead(key, known)
+    yield error("unknown-key", path, f"there is no key {key!r} here", "Ray refuses the file: all of it.", fix)
 
 
 def _missing(path: Path, key: str, kind: str) -> ConfigFinding:
     if key == "resources":
-        mend = 'Give what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray finds it out on AWS only.'
+        fix = 'Give what a node of this type has, e.g. resources: {"CPU": 8, "GPU": 1}; Ray finds it out on AWS only.'
     elif key == "node_config":
-        mend = "Give the machine, e.g. node_config: {InstanceType: m7i.large}; without braces it would be a text."
+        fix = "Give the machine, e.g. node_config: {InstanceType: m7i.large}; without braces it would be a text."
     elif key == "provider":
-        mend = "Give provider: {type: aws, region: us-west-2}, or another."
+        fix = "Give provider: {type: aws, region: us-west-2}, or another."
     elif key == "ssh_proxy_command":
-        mend = "Give ssh_proxy_command, or leave out ssh_proxy_use_node_id."
+        fix = "Give ssh_proxy_command, or leave out ssh_proxy_use_node_id."
     else:
-        mend = f"Give {key}."
-    return error("missing-key", path, f"{key!r} is missing", "Ray refuses the file when it validates it.", mend)
+        fix = f"Give {key}."
+    return error("missing-key", path, f"{key!r} is missing", "Ray refuses the file when it validates it.", fix)
 
 
 def _ray_fills(path: Path, key: str, kind: str) -> bool:
@@ -187,15 +187,15 @@ def _provider_keys(document: Document, kind: str) -> Iterator[ConfigFinding]:
         if key in known or key.startswith("_"):
             continue
         if key == "module":
-            mend = "Set `type: external` to have your own provider used."
+            fix = "Set `type: external` to have your own provider used."
         elif key in ("min_workers", "max_workers"):
-            mend = "Give it to a type below available_node_types; `max_workers` also at the top."
+            fix = "Give it to a type below available_node_types; `max_workers` also at the top."
         else:
-            mend = instead(key, known - {"_config_cache_path"})
+            fix = instead(key, known - {"_config_cache_path"})
         yield error(
             "unknown-provider-key",
             ("provider", key),
             f"provider {kind} reads no key {key!r}",
             "Ray lets it pass and nobody reads it: what it was to do is not done.",
-            mend,
+            fix,
         )

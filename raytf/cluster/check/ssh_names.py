@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: What ssh takes for an option, or a shell of the user's own configuration (%h) for more than a name, is no host.
+#: What ssh takes for an option, or a shell of the user's own configuration (%h) for more than a name, is not a host.
 _HOST = re.compile(r"[A-Za-z0-9_:\[][A-Za-z0-9._:%\[\]-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+\\-]*")
 

@@ -265,7 +265,7 @@ def _mounts(document: Document) -> Iterator[ConfigFinding]:
         yield error(
             "container-name",
             ("docker", "container_name"),
-            f"container_name {docker['container_name']!r} is no name for Docker",
+            f"container_name {docker['container_name']!r} is not a name for Docker",
             "Docker refuses it.",
             "Use letters, digits, '_', '.' and '-'.",
         )

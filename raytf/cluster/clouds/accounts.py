@@ -31,7 +31,7 @@ _GOOGLE = {
 
 
 class NoCredentials(Exception):
-    """There is nothing to ask with; the text says how to mend it."""
+    """There is nothing to ask with; the text says how to fix it."""
 
 
 @dataclass(frozen=True)

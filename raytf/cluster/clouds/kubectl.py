@@ -74,7 +74,7 @@ class Kubectl:
         try:
             return json.loads(self._run(["get", f"--raw={path}"]))
         except (ValueError, RecursionError):
-            raise KubeError(f"the API server's answer for {path} is no JSON") from None
+            raise KubeError(f"the API server's answer for {path} is not JSON") from None
 
     def may(self, verb: str, resource: str, namespace: str) -> bool:
         """Whether these credentials may do something."""

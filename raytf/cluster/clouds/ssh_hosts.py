@@ -64,9 +64,11 @@ def ask(
     """
     odd = next((host for host in hosts if not is_host(host)), None)
     if odd is not None:
-        raise ConfigError(f"{odd!r} is no address and no name of a host. Expected letters, digits, dots and colons.")
+        raise ConfigError(
+            f"{odd!r} is neither an address nor the name of a host. Expected letters, digits, dots and colons."
+        )
     if document.get("auth", "ssh_user") and not is_user(document.get("auth", "ssh_user")):
-        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is no name of a user.")
+        raise ConfigError(f"auth.ssh_user {document.get('auth', 'ssh_user')!r} is not a name of a user.")
     if proxy_of(document) and not trust:
         raise ConfigError(untrusted(document))
     tool = shutil.which("ssh", path=here.environ.get("PATH"))

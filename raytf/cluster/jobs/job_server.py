@@ -146,7 +146,7 @@ class JobServer:
 
 
 class Follower:
-    """Shows what a job prints; begins anew where the connection breaks, and shows nothing twice.
+    """Shows what a job prints; begins again where the connection breaks, and shows nothing twice.
 
     Args:
         tail: gives the log from its beginning on, part by part.
@@ -161,7 +161,7 @@ class Follower:
         self.renew()
 
     def renew(self) -> None:
-        """Connect anew: the connection may be one to a machine that has vanished."""
+        """Connect again: the connection may be one to a machine that has vanished."""
         with self._lock:
             self._round += 1
         threading.Thread(target=self._run, args=(self._round,), daemon=True, name="raytf-log").start()

@@ -16,7 +16,7 @@ from raytf.config.exit_codes import AfterEnding
 
 #: Seconds before the first resubmission, doubled for each further one in a row, and the most.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 300.0
-#: A job that lived for so many seconds before it died is taken to have made progress.
+#: A job that lived for this many seconds before it died is taken to have made progress.
 LASTING_SECONDS = 600.0
 #: A command that was taken once may be refused while the cluster comes back: so often in a row is enough.
 REFUSALS = 3
@@ -93,7 +93,7 @@ def judge(sight: JobSighting | None, silent: float, limits: ResubmissionLimits) 
         return ResubmissionDecision(NextMove.GIVE_UP, f"the head has not answered for {silent:.0f} s")
     match sight.status:
         case None:
-            return ResubmissionDecision(NextMove.RESUBMIT, "the head was started anew and knows nothing of the job")
+            return ResubmissionDecision(NextMove.RESUBMIT, "the head was started again and knows nothing of the job")
         case "SUCCEEDED":
             return ResubmissionDecision(NextMove.FINISHED)
         case "STOPPED":

@@ -137,7 +137,7 @@ class Submission:
     def stop(self) -> None:
         """Have the job stopped, and wait for its end."""
         out, deadline = self.outside, self.outside.clock() + STOP_SECONDS
-        with contextlib.suppress(AwayError, ClusterError):  # a head that was started anew knows of no job
+        with contextlib.suppress(AwayError, ClusterError):  # a head that was started again knows of no job
             self.server.stop(self.name)
             while self.server.look(self.name).status in ("PENDING", "RUNNING") and out.clock() < deadline:
                 out.sleep(0.5)
@@ -243,7 +243,7 @@ def address_of(text: str) -> str:
         fits = False
     if not fits:
         hint = " The port of a job server is 8265; 10001 and 6379 are others." if text.startswith("ray://") else ""
-        raise ConfigError(f"{text!r} is no job server's address. Expected http://HOST:8265.{hint}")
+        raise ConfigError(f"{text!r} is not a job server's address. Expected http://HOST:8265.{hint}")
     return full.rstrip("/")
 
 

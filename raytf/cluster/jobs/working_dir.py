@@ -25,7 +25,7 @@ def pack(folder: str, into: Path) -> Path:
     """
     for found in local_files.working_dir(folder, local_environment.here()):
         if found.severity is Severity.ERROR:
-            raise ConfigError(f"{found.what}. {found.mend}")
+            raise ConfigError(f"{found.what}. {found.fix}")
     return _zip(folder, into, MOST_BYTES)
 
 

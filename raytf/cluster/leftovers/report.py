@@ -32,7 +32,7 @@ def look(name: str, text: str, here: Surroundings, trust: bool = False) -> Lefto
     """
     documents, found = parse(text)
     if not documents or any(f.code == "yaml-syntax" for f in found):
-        raise ConfigError(f"{name} is no YAML of a cluster. `raytf check --offline {name}` says what is wrong.")
+        raise ConfigError(f"{name} is not YAML of a cluster. `raytf check --offline {name}` says what is wrong.")
     manifests = [d for d in documents if kuberay.is_manifest(d)]
     if manifests:
         return kube.look(manifests, here)

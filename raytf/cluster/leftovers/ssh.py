@@ -51,7 +51,7 @@ def _processes(answer: ssh_hosts.ScriptOutput, login: str) -> Iterator[LeftResou
         if line.startswith("process="):
             pid, user, name = (*line.removeprefix("process=").split(None, 2), "", "", "")[:3]
             if not pid.isdecimal():
-                continue  # what is to be copied into a shell is no text of a host
+                continue  # what is to be copied into a shell is not text of a host
             remove = (
                 f"ssh {login} 'kill {pid}'" if user == login.partition("@")[0] else f"ssh {login} 'sudo kill {pid}'"
             )

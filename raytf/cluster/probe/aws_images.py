@@ -82,11 +82,11 @@ def _image(aws: AwsAccount, name: str) -> dict[str, Any] | None:
 def _missing(name: str, path: Path, region: str) -> ConfigFinding:
     if name.startswith(_PARAMETER):
         what = f"the parameter {name.removeprefix(_PARAMETER)} leads to no image in {region}"
-        mend = "See `aws ssm get-parameters-by-path --path /aws/service/deeplearning --recursive` for those there are."
+        fix = "See `aws ssm get-parameters-by-path --path /aws/service/deeplearning --recursive` for those there are."
     else:
         what = f"image {name} is not in {region}, or not for this account"
-        mend = "Image ids differ from region to region: look the name up there, or give resolve:ssm:PARAMETER."
-    return error("image-missing", path, what, "EC2 refuses each node of this type, which Ray repeats forever.", mend)
+        fix = "Image ids differ from region to region: look the name up there, or give resolve:ssm:PARAMETER."
+    return error("image-missing", path, what, "EC2 refuses each node of this type, which Ray repeats forever.", fix)
 
 
 def _fits(t: NodeType, path: Path, image: dict[str, Any], machines: Machines) -> Iterator[ConfigFinding]:

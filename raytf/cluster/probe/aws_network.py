@@ -140,7 +140,7 @@ def _subnets(
                 (*path, wanted.index(s["SubnetId"])) if deep else path,
                 f"subnet {s['SubnetId']} {why}",
                 "Ray takes all subnets of the list or none: `ray up` ends.",
-                "Take it out of the list, or mend what is said of it"
+                "Take it out of the list, or fix what is said of it"
                 + ("; with a VPN, set provider.use_internal_ips: true." if "public" in why else "."),
             )
     if wanted is None:

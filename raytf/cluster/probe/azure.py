@@ -278,7 +278,7 @@ def _grants(permission: dict[str, Any], action: str) -> bool:
 
 
 def _share(azure: AzureAccount, document: Document) -> Iterator[ConfigFinding]:
-    """The storage account of an NFS share that the set-up mounts: a name that is still free is no account."""
+    """The storage account of an NFS share that the set-up mounts: a name that is still free is not an account."""
     for key in ("setup_commands", "worker_setup_commands", "initialization_commands"):
         for i, command in enumerate(document.sequence(key)):
             for name in set(re.findall(r"([a-z0-9]{3,24})\.file\.core\.windows\.net", str(command))):

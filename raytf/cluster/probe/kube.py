@@ -36,8 +36,8 @@ def look(documents: Sequence[Document], here: Surroundings) -> ProbeResults:
         return seen
     context = kubectl.context()
     if not context:
-        mend = "Get a context: `aws eks update-kubeconfig`, `gcloud container clusters get-credentials` or "
-        seen.findings.append(no_credentials("Kubernetes", _UNSEEN, f"{mend}`az aks get-credentials`"))
+        fix = "Get a context: `aws eks update-kubeconfig`, `gcloud container clusters get-credentials` or "
+        seen.findings.append(no_credentials("Kubernetes", _UNSEEN, f"{fix}`az aks get-credentials`"))
         return seen
     try:
         version = kubectl.get("/version")

@@ -112,25 +112,25 @@ def no_right(what: str, rights: str) -> ConfigFinding:
     )
 
 
-def no_credentials(place: str, unseen: str, mend: str) -> ConfigFinding:
+def no_credentials(place: str, unseen: str, fix: str) -> ConfigFinding:
     """There is nothing to ask with."""
     return warning(
         "no-credentials",
         (),
         f"{place} was not asked: {unseen} were not looked at",
         "What is wrong there shows when money is spent already.",
-        f"{mend}; or give --offline, if you know.",
+        f"{fix}; or give --offline, if you know.",
     )
 
 
-def refused(place: str, said: object, mend: str) -> ConfigFinding:
+def refused(place: str, said: object, fix: str) -> ConfigFinding:
     """The credentials are there, and are no good."""
     return error(
         "credentials-refused",
         (),
         f"{place} refuses these credentials: {one_line(said, 200)}",
         "`ray up` asks with the same ones and ends.",
-        mend,
+        fix,
     )
 
 

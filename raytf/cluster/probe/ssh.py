@@ -126,17 +126,17 @@ def _no_way_in(answer: ScriptOutput, path: Path, behind: bool) -> ConfigFinding:
             "Check from a machine that reaches it, or give --offline.",
         )
     if "denied" in answer.problem.casefold():
-        mend = "Put your public key into ~/.ssh/authorized_keys of auth.ssh_user there, and name it in ssh_private_key."
+        fix = "Put your public key into ~/.ssh/authorized_keys of auth.ssh_user there, and name it in ssh_private_key."
     elif "refused" in answer.problem.casefold():
-        mend = "Start sshd there: it must listen on port 22."
+        fix = "Start sshd there: it must listen on port 22."
     else:
-        mend = "Check the address, the network between, and that sshd runs there on port 22."
+        fix = "Check the address, the network between, and that sshd runs there on port 22."
     return error(
         "ssh-failed",
         path,
         f"SSH to {answer.host} fails: {answer.problem}",
         "`ray up` waits for it until it gives up.",
-        mend,
+        fix,
     )
 
 

@@ -39,7 +39,7 @@ class ArraySource:
                 raise DataError(f"{name}: {path} is a single value. Expected an array with one row for each record.")
             if leaf.dtype.kind not in "biufc":
                 raise DataError(
-                    f"{name}: {path} has dtype {leaf.dtype}, which is no number. Convert it to numbers first "
+                    f"{name}: {path} has dtype {leaf.dtype}, which is not a number. Convert it to numbers first "
                     "(for text, to token ids)."
                 )
         lengths = {path: len(leaf) for path, leaf in leaves}

@@ -16,7 +16,7 @@ from raytf.errors import ConfigError, DataError
 WINDOW_RECORDS = 8192
 #: Bytes of records within which a source is shuffled whose records are large, where nothing else is said.
 WINDOW_BYTES = 64 << 20
-#: Data of up to so many bytes are permuted record by record under `order="auto"`, as arrays are.
+#: Data of up to this many bytes are permuted record by record under `order="auto"`, as arrays are.
 SMALL_BYTES = 256 << 20
 
 #: `records` permutes record by record, `blocks` permutes blocks and shuffles within windows, `auto` takes `records` for
@@ -45,8 +45,8 @@ class Spec:
 class Source(Protocol):
     """Anything with random access to records. One record is a tuple (x, y, sample_weight) of nested leaves.
 
-    A source may have `reader(shards)`: then each pipeline takes from a reader of its own, made for so many shards that
-    each move forward through windows.
+    A source may have `reader(shards)`: then each pipeline takes from a reader of its own, made for this many shards
+    that each move forward through windows.
 
     A source may have `classes`, the names of its labels in the order of their numbers, or None.
 

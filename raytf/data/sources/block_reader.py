@@ -49,7 +49,7 @@ class BlockSource:
         self.records = int(self._sizes.sum())
 
     def _order_by(self, order: Order, size: int) -> None:
-        """Choose the order, once `spec` is there, for data of so many bytes on storage."""
+        """Choose the order, once `spec` is there, for data of this many bytes on storage."""
         self._by_record = is_by_record(order, max(size, self.records * record_bytes(self.spec)))
 
     @property
@@ -72,7 +72,7 @@ class BlockSource:
         return [*self._starts.tolist(), self.records]
 
     def reader(self, shards: int) -> Self:
-        """The same records, with a cache for so many logical shards that are read at once. One thread may use it."""
+        """The same records, with a cache for this many logical shards that are read at once. One thread may use it."""
         reader = copy.copy(self)
         rows_read = self._rows_read
         reader._forget()

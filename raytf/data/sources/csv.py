@@ -144,7 +144,7 @@ class CsvSource(BlockSource):
         try:
             text = head[:stop].decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise DataError(f"{self._files.locate(f)} is no text in UTF-8. Convert it first.") from error
+            raise DataError(f"{self._files.locate(f)} is not text in UTF-8. Convert it first.") from error
         names = next(csv.reader(io.StringIO(text), delimiter=self._delimiter), [])
         if not names or len(set(names)) < len(names):
             raise DataError(f"{self._files.locate(f)}: the first line must name the columns, each once.")
@@ -228,10 +228,10 @@ class CsvSource(BlockSource):
             )
         before = self._kinds.get(name, now)
         if _KINDS[before] != _KINDS[now]:
-            mend = " Give classes=[...] to take all of it for text." if name == self._label else ""
+            fix = " Give classes=[...] to take all of it for text." if name == self._label else ""
             raise DataError(
                 f"{self._place(block, len(column))}: column {name!r} holds {_KINDS[now]} here and {_KINDS[before]} "
-                f"elsewhere.{mend}"
+                f"elsewhere.{fix}"
             )
         self._kinds[name] = "real" if "real" in (before, now) else now
 
@@ -258,7 +258,7 @@ class CsvSource(BlockSource):
         data = bytes(self._files.read(block.file, block.offset, block.bytes, whole=False))
         table = self._table(data, block, self._kinds)
         if len(table) != block.records:
-            raise DataError(f"{self._files.locate(block.file)} was written anew while it was read.")
+            raise DataError(f"{self._files.locate(block.file)} was written again while it was read.")
         leaves = []
         for _, name in tree.flatten(self._columns):
             leaves.append(self._matrix(table, block) if not name else self._numbers(table.column(name), name))
@@ -295,7 +295,7 @@ class CsvSource(BlockSource):
         types = {"whole": pa.int64(), "real": pa.float64(), "flag": pa.bool_(), "text": pa.string()}
         known = None if kinds is None else {name: types[kinds[name]] for name in self._wanted}
         convert = csv.ConvertOptions(include_columns=self._wanted, column_types=known, strings_can_be_null=False)
-        convert.null_values = []  # an empty value is no number, and `nan` is one
+        convert.null_values = []  # an empty value is not a number, and `nan` is one
         is_text = self.classes is not None or self._kinds.get(self._label or "") == "text"
         if known is None and self._label is not None and is_text:
             convert.column_types = {self._label: pa.string()}

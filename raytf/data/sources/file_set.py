@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-#: Local files of up to so many bytes that are read as a whole are not mapped.
+#: Local files of up to this many bytes that are read as a whole are not mapped.
 _WHOLE = 1 << 20
 #: Files that stay mapped.
 _MAPPED = 64
@@ -116,7 +116,7 @@ class Files:
         else:
             data = self._map(i)[offset : offset + length]
         if len(data) != length:
-            raise DataError(f"{self.locate(i)} was cut off while it was read. Was it written anew?")
+            raise DataError(f"{self.locate(i)} was cut off while it was read. Was it written again?")
         return data
 
     def map(self, function: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
@@ -144,7 +144,7 @@ def _mapped(path: str, size: int) -> mmap.mmap:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size != size:
                 raise DataError(
-                    f"{path} has {os.fstat(file.fileno()).st_size} bytes, and had {size}: it was written anew."
+                    f"{path} has {os.fstat(file.fileno()).st_size} bytes, and had {size}: it was written again."
                 )
             return mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:

@@ -76,7 +76,7 @@ class Decoder:
         try:
             return _pixels(image, height, width, _MODES[self.channels], self.fit)
         except (OSError, ValueError, SyntaxError, EOFError, zlib.error) as error:  # Pillow's readers have each its own
-            raise DataError(f"{place} is damaged: {one_line(error, 120)}. Mend or remove it.") from error
+            raise DataError(f"{place} is damaged: {one_line(error, 120)}. Fix or remove it.") from error
 
 
 def is_image(data: bytes | memoryview) -> bool:
@@ -90,7 +90,7 @@ def _open(data: bytes | memoryview, place: str) -> Any:
     try:
         return Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{place} is no JPEG or PNG image, or a damaged one. Mend or remove it.") from error
+        raise DataError(f"{place} is no JPEG or PNG image, or a damaged one. Fix or remove it.") from error
 
 
 def _pixels(image: Any, height: int, width: int, mode: str, fit: Fit) -> np.ndarray:

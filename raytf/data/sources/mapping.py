@@ -54,7 +54,7 @@ class MappingSource:
         self._specs = [Spec(leaf.shape, leaf.dtype.name) for _, leaf in leaves]
         for path, leaf in leaves:
             if leaf.dtype.kind not in "biufc":
-                raise DataError(f"{name}: {path} has dtype {leaf.dtype}, which is no number. Convert it to numbers.")
+                raise DataError(f"{name}: {path} has dtype {leaf.dtype}, which is not a number. Convert it to numbers.")
         self.spec = tree.unflatten(self._template, self._specs)
 
     def _forget(self) -> None:

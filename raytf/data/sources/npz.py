@@ -147,7 +147,7 @@ def _member(members: dict[str, tuple[zipfile.ZipInfo, _Member]], name: str, uri:
     if not member.shape:
         raise DataError(f"{uri}: {name} is a single value. Expected an array with one row for each record.")
     if member.dtype.kind not in "biufc":
-        raise DataError(f"{uri}: {name} has dtype {member.dtype}, which is no number. Convert it to numbers first.")
+        raise DataError(f"{uri}: {name} has dtype {member.dtype}, which is not a number. Convert it to numbers first.")
     return member
 
 

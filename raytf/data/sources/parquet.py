@@ -232,7 +232,7 @@ def explained(what: str) -> Iterator[None]:
         kind = classify(error) if isinstance(error, OSError) else "other"
         if kind != "other":
             raise StorageError(f"{what} cannot be read: {text}", kind) from error
-        raise DataError(f"{what} cannot be read; it is no Parquet file, or a damaged one: {text}") from error
+        raise DataError(f"{what} cannot be read; it is not a Parquet file, or a damaged one: {text}") from error
 
 
 def _is_fixed(kind: Any) -> bool:

@@ -25,7 +25,7 @@ _MAGIC = b"RAYTFIX1"
 _LENGTHS = struct.Struct("<QI")
 #: Bytes at a file's end of which the index keeps a CRC.
 _END = 1 << 16
-#: Data of more than so many bytes are not gone through without a word.
+#: Data of more than this many bytes are not gone through without a word.
 _SILENT_BYTES = 1 << 30
 
 
@@ -61,7 +61,7 @@ def encode(entries: dict[str, IndexEntry]) -> bytes:
 
 
 def decode(data: bytes) -> dict[str, IndexEntry]:
-    """From a file; empty where it is damaged: then the records are looked for anew."""
+    """From a file; empty where it is damaged: then the records are looked for again."""
     try:
         size, crc = _LENGTHS.unpack_from(data, len(_MAGIC))
         rest = data[len(_MAGIC) + _LENGTHS.size :]
@@ -91,7 +91,7 @@ def index(
         StorageError: storage refuses.
     """
     known: dict[str, IndexEntry] = {}
-    with contextlib.suppress(DamagedFileError):  # it is made anew, elsewhere
+    with contextlib.suppress(DamagedFileError):  # it is made again, elsewhere
         known = decode(files.storage.get_or_none(INDEX) or b"")
     cache = _cache(files)
     if not known and cache.exists():
@@ -116,7 +116,7 @@ def entry_of(data: bytes, lengths: np.ndarray) -> IndexEntry:
 
 
 def refuse_compressed(start: bytes | memoryview, place: str) -> None:
-    """Raise where a file that is no TFRecord file begins like a compressed one.
+    """Raise where a file that is not a TFRecord file begins like a compressed one.
 
     Raises:
         DataError: it does.

@@ -127,7 +127,7 @@ def infer(data: bytes, given: Mapping[str, Spec], wanted: Sequence[str], place: 
         place: for messages.
 
     Raises:
-        DataError: it is no Example, or lacks one of them.
+        DataError: it is not an Example, or lacks one of them.
     """
     table = _table(data, place)
     found = []
@@ -158,7 +158,7 @@ def names_of(data: bytes, place: str) -> list[str]:
     """Names of a record's features.
 
     Raises:
-        DataError: it is no Example.
+        DataError: it is not an Example.
     """
     return sorted(_table(data, place))
 

@@ -104,7 +104,7 @@ class TFRecordSource(BlockSource):
         self._forget()
 
     def _cut(self, block_bytes: int) -> None:
-        """Cut files into blocks of about so many bytes."""
+        """Cut files into blocks of about this many bytes."""
         self._blocks: list[tuple[int, int, int]] = []
         counts = [len(entry.lengths) for entry in self._entries]
         for f, entry in enumerate(self._entries):

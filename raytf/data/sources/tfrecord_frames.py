@@ -44,7 +44,7 @@ def masked_crc(data: bytes | memoryview) -> int:
 
 @functools.lru_cache(4096)
 def header(length: int) -> bytes:
-    """What goes before data of so many bytes."""
+    """What goes before data of this many bytes."""
     return _HEAD.pack(length, masked_crc(length.to_bytes(8, "little")))
 
 

@@ -1,7 +1,7 @@
 """What TensorFlow's errors about GPUs mean: whose fault they are, told from their texts. No TensorFlow here.
 
 The texts are those of TensorFlow 2.21, CUDA 12, cuDNN 9 and NCCL 2; tests/tf/test_gpu_faults.py has one of each kind
-with its source. What is no text of this table is no error of a GPU, and is judged as on CPUs.
+with its source. What is not text of this table is not an error of a GPU, and is judged as on CPUs.
 """
 
 from __future__ import annotations
@@ -208,14 +208,14 @@ def advise(text: str, load: StepLoad) -> str:
     gpu = f"the {load.gpu[1] * load.share / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"
     gpu += f" that a worker has with --gpus-per-worker {load.share:g}" if load.share < 1 else ""
     records = -(-load.batch // load.shards)
-    mends = [] if load.is_mixed else ["--mixed-precision bfloat16"]
+    fixes = [] if load.is_mixed else ["--mixed-precision bfloat16"]
     if records > 1:
         more, fewer = 2 * load.shards, max(1, records // 2)
-        mends.append(f"for a new run, --logical-shards {more}, which computes {fewer} records at a time")
-        mends.append(f"for a new run, --global-batch-size below {load.batch}")
-    mends += ["fewer workers on a GPU (--gpus-per-worker)"] * (load.share < 1)
-    mends.append("a GPU with more memory")
+        fixes.append(f"for a new run, --logical-shards {more}, which computes {fewer} records at a time")
+        fixes.append(f"for a new run, --global-batch-size below {load.batch}")
+    fixes += ["fewer workers on a GPU (--gpus-per-worker)"] * (load.share < 1)
+    fixes.append("a GPU with more memory")
     return (
         f"the model and a step of {records} records (--global-batch-size {load.batch} in {load.shards} logical shards) "
-        f"do not fit into {gpu}: {lacking}. Use one of: {'; '.join(mends)}. TensorFlow: {one_line(text, 300)}"
+        f"do not fit into {gpu}: {lacking}. Use one of: {'; '.join(fixes)}. TensorFlow: {one_line(text, 300)}"
     )

@@ -49,7 +49,7 @@ class ClusterView:
 
 
 class Resizer:
-    """Follows the cluster without haste: once a change has lasted, and at most once in so many seconds.
+    """Follows the cluster without haste: once a change has lasted, and at most once in this many seconds.
 
     Notice for a node of the run is followed at once, since the node goes anyway. Where the nodes that stay are too few,
     the run saves at once and again shortly before the end, and trains on meanwhile: capacity may come. What cannot be
@@ -72,7 +72,7 @@ class Resizer:
         self._saved_at: float | None = None
 
     def started(self, workers: int, now: float) -> None:
-        """A group of so many workers starts, for whatever reason."""
+        """A group of this many workers starts, for whatever reason."""
         if self._workers is not None and workers != self._workers:
             self._changed_at = now
         self._workers, self._seen, self._differs_at, self._parking = workers, None, now, False

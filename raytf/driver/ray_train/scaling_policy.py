@@ -81,7 +81,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         #: Made in the controller's process.
         self._watchdog: Watchdog | None = None
         self._excluded = frozenset[str]()
-        #: Nodes of stragglers that shall be replaced.
+        #: Nodes of stragglers to replace.
         self._slow: list[str] = []
         self._ticket = 0
         #: Nodes reserved for the run; and all that are alive and have no notice.

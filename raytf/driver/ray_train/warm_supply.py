@@ -40,7 +40,7 @@ class Schedule:
         self._waiting.clear()
 
     def due(self, nodes: list[str]) -> list[str]:
-        """Those that shall be asked now; they are taken as asked."""
+        """Those to ask now; they are taken as asked."""
         now, found = self._clock(), []
         for node in nodes:
             patience = (
@@ -53,7 +53,7 @@ class Schedule:
         return found
 
     def answered(self, node: str, ready: bool) -> None:
-        """A node has said whether it has all that it shall have."""
+        """A node has said whether it has all that it needs."""
         self._waiting.discard(node)
         (self._ready.add if ready else self._ready.discard)(node)
 

@@ -90,7 +90,7 @@ class Inspector:
         return not self._waiting and not self._here.is_alive()
 
     def collect(self, seconds: float = 0.0) -> dict[int, RankInspection]:
-        """What is known by now of each rank, after so many seconds at most."""
+        """What is known by now of each rank, after this many seconds at most."""
         deadline = time.monotonic() + seconds
         while self._waiting:
             if time.monotonic() >= self._tasks_at:
@@ -188,7 +188,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """End a process of this machine at once (SIGKILL); one that is gone already is no error."""
+    """End a process of this machine at once (SIGKILL); one that is gone already is not an error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

@@ -23,7 +23,7 @@ _SAME_STEP = 32
 
 @dataclass(frozen=True)
 class RetryVerdict:
-    """What to do: another attempt after so many seconds, or none.
+    """What to do: another attempt after this many seconds, or none.
 
     Attributes:
         why: for people.

@@ -128,7 +128,7 @@ def tensor(names: Sequence[str], columns: Mapping[str, np.ndarray], spec: Tensor
     if spec.dtype == "string":
         return array.astype(object)
     if array.dtype.kind not in "biuf":
-        raise DataError(f"column {label} holds {array.dtype}, which is no number. Expected {spec.text()}.")
+        raise DataError(f"column {label} holds {array.dtype}, which is not a number. Expected {spec.text()}.")
     dtype = "float32" if spec.dtype == "bfloat16" else spec.dtype
     if spec.shape is not None and not spec.fits(array.shape):
         wanted = spec.shape[1:]

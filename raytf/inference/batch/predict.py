@@ -95,7 +95,7 @@ def run(plan: PredictionPlan, show: Callable[[int, int | None], None], say: Call
         say: told what happens.
 
     Raises:
-        RaytfError: one line that says what is wrong and how to mend it; then there is no output.
+        RaytfError: one line that says what is wrong and how to fix it; then there is no output.
     """
     models, version = find(plan.model, plan.version)
     sink, given = PredictionWriter(plan.output, plan.overwrite), reader.look(plan.source)
@@ -142,7 +142,7 @@ def find(uri: str, number: int | None) -> tuple[Storage, Version]:
 
 
 def shortage(nodes: Sequence[Mapping[str, float]], workers: int, cpus: float, gpus: float) -> str:
-    """What nodes lack to hold so many workers and what reads the data; empty where they lack nothing.
+    """What nodes lack to hold this many workers and what reads the data; empty where they lack nothing.
 
     Args:
         nodes: what each has.

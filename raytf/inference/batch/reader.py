@@ -183,8 +183,8 @@ def _of_images(given: Input, signature: Signature, fit: Fit) -> Records:
     if shape is None or shape[2] not in (1, 3):
         inputs = ", ".join(f"{name} {spec.text()}" for name, spec in signature.inputs.items())
         raise ConfigError(
-            f"the model takes {inputs}, which is no image of one size, gray or in colours. Expected another kind of "
-            "input."
+            f"the model takes {inputs}, which is not an image of one size, gray or in colours. Expected another kind "
+            "of input."
         )
     files = Files(given.uri, is_wanted=_is_image)
     decoder = Decoder(shape[:2], shape[2], fit, resizes=True)

@@ -69,7 +69,7 @@ def run(plan: ServingPlan, say: Callable[[str], None]) -> None:
         say: told what happens; where the model answers, and how to try it, as soon as it does.
 
     Raises:
-        ClusterError, ConfigError, ModelError: says what is wrong and how to mend it.
+        ClusterError, ConfigError, ModelError: says what is wrong and how to fix it.
     """
     name = APP.format(name=plan.settings.name)
     logging.getLogger("ray.serve").setLevel(logging.INFO if plan.verbose else logging.ERROR)

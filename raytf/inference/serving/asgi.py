@@ -91,7 +91,7 @@ def unpacker(encoding: bytes | None, limit: int) -> Callable[[bytes], Iterable[b
             try:
                 part = unzip.decompress(data, _PART)
             except zlib.error as error:
-                raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is no gzip: {error}") from error
+                raise Refusal(HTTPStatus.BAD_REQUEST, f"The body is not gzip: {error}") from error
             yield part
             data = unzip.unconsumed_tail
             if len(part) < _PART:

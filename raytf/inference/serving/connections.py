@@ -166,7 +166,7 @@ class Connection(HttpToolsProtocol):
         return False  # the application refuses what wants a WebSocket, as any other request
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(HTTPStatus.BAD_REQUEST, "This is no HTTP/1.1 request.")
+        self.refuse(HTTPStatus.BAD_REQUEST, "This is not HTTP/1.1 request.")
 
     # Limits
     def look(self, now: float) -> None:

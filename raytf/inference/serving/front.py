@@ -203,7 +203,7 @@ class Front:
             raise Refusal(HTTPStatus.REQUEST_TIMEOUT, "The body came too slowly. Send it at once.") from None
 
     async def _pause(self, size: int) -> None:
-        """Wait until so many bytes more of a large body may be taken."""
+        """Wait until this many bytes more of a large body may be taken."""
         now = asyncio.get_running_loop().time()
         self._intake = max(now, self._intake) + size / self._limits.intake_rate
         await asyncio.sleep(self._intake - now)

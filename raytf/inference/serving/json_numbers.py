@@ -56,7 +56,7 @@ class Numbers:
             convert: makes some of the numbers an array of one dtype.
 
         Raises:
-            Refusal: it is no JSON, or `convert` says so.
+            Refusal: it is not JSON, or `convert` says so.
         """
         found: np.ndarray | None = None
         at, done = self._start, 0
@@ -133,7 +133,7 @@ def _numbers(body: bytes | bytearray, start: int) -> tuple[Numbers | None, int]:
     cuts: list[int] = []
     at, tail = start, b""
     while at < len(body):
-        # What is no array shows soon, at little cost.
+        # What is not an array shows soon, at little cost.
         cut = body.find(b",", at + (_PIECE if cuts else _SMALL))
         is_long = cut < 0 or cut > at + _PIECE + _LONGEST_NUMBER
         piece = bytes(body[at : at + _PIECE + _LONGEST_NUMBER if is_long else cut + 1])

@@ -134,7 +134,7 @@ def _text(name: str, part: Any) -> bytes:
         try:
             return part.encode()
         except UnicodeEncodeError:
-            raise bad(f"Input {name}: {excerpt(part)} has half of a surrogate pair, which is no text.") from None
+            raise bad(f"Input {name}: {excerpt(part)} has half of a surrogate pair, which is not text.") from None
     if _is_base64(part):
         try:
             return base64.b64decode(part["b64"], validate=True)

@@ -104,7 +104,7 @@ class LoadedVersions:
         return rows
 
     def follow(self, seconds: float, stop: threading.Event) -> None:
-        """Refresh every so many seconds until told to stop."""
+        """Refresh every this many seconds until told to stop."""
         while not stop.wait(seconds):
             try:
                 self.refresh()

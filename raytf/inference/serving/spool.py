@@ -25,7 +25,7 @@ class DiskRoom:
         self._capacity, self._used = capacity, 0
 
     def take(self, size: int, is_small: bool = False) -> None:
-        """Count so many bytes more; negative ones are given back.
+        """Count this many bytes more; negative ones are given back.
 
         Raises:
             Refusal: there is no room for them now, and the spool is not small.

@@ -14,7 +14,7 @@ class Policy:
     """Which versions are loaded.
 
     Attributes:
-        newest: so many of the newest; None for all.
+        newest: this many of the newest; None for all.
         named: these, whatever is newer.
         default: the one that answers where a request names none; None for the newest that is loaded.
     """

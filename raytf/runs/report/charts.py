@@ -12,7 +12,7 @@ from raytf.runs.status import clock_text
 
 #: Width and height of every drawing, in units that stretch.
 _WIDE, _HIGH = 1000.0, 100.0
-#: A curve is drawn on a logarithmic scale where its greatest value is so many times the least.
+#: A curve is drawn on a logarithmic scale where its greatest value is this many times the least.
 _LOGARITHMIC = 40.0
 #: What is to be seen in the band of categories however short it was, and how wide it is then at least.
 _SEEN, _LEAST = ("restart", "resize", "waiting", "hang", "down"), 0.8

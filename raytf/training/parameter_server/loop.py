@@ -37,7 +37,7 @@ _CALL_SECONDS = 0.2
 _MAX_CALL_STEPS = 32
 #: Seconds between two looks at what the driver wants while calls are under way.
 _LOOK_SECONDS = 0.1
-#: The first calls are compiled on each worker, which takes so many times as long as a usual call may.
+#: The first calls are compiled on each worker, which takes this many times as long as a usual call may.
 _COMPILE_FACTOR = 20.0
 
 
@@ -48,7 +48,7 @@ def run(job: TrainingJob, pulse: Heartbeat, phases: Phases, cluster: dict[str, l
         cluster: HOST:PORT of each of `chief` (this process), `ps` and `worker`.
 
     Raises:
-        WorkerLostError: a parameter server is gone; the group has to start anew, and this process must end.
+        WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
         RaytfError: any other is one that another attempt would meet again.
     """
     return explained(job, lambda: CoordinatorLoop(job, pulse, phases, cluster))

@@ -25,7 +25,7 @@ from raytf.errors import ModelError
 from raytf.training.learning_rate import LearningRate
 from raytf.training.parameter_server.aggregation import rows, spread
 
-#: A variable is cut into parts of at least so many bytes.
+#: A variable is cut into parts of at least this many bytes.
 MIN_PART_BYTES = 256 << 10
 #: Optimizers that treat each number by itself, so that a part of a variable can be updated without the others.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")

@@ -285,7 +285,7 @@ class SyncStep(ServerStep):
         return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
-        """The gradients of so many shards; counts tell how many records each has."""
+        """The gradients of this many shards; counts tell how many records each has."""
         if shards not in self._functions:
 
             def compute(leaves, seeds, counts, total, totals):

@@ -1,4 +1,4 @@
-"""Trains on a Ray Dataset whose records are drawn anew whenever it is computed."""
+"""Trains on a Ray Dataset whose records are drawn again whenever it is computed."""
 
 from __future__ import annotations
 

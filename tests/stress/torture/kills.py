@@ -38,7 +38,7 @@ from tests.stress.torture.state import MOMENTS, Plan
 #: Attempts that share a run; then a new one begins from nothing.
 _ATTEMPTS = 25
 _PLANTS = ("", "no-copy", "lying-store")
-#: A moment that does not come within so many seconds is a defect.
+#: A moment that does not come within this many seconds is a defect.
 _MOMENT_SECONDS = 120.0
 
 

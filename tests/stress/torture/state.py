@@ -24,7 +24,7 @@ class Plan:
         ranks: how many.
         nodes: which the ranks are dealt to, in turn; each holds the whole state in memory.
         keep: checkpoints that retention leaves.
-        moment, rank, skip: the kill follows when this rank enters this moment, after so many times before.
+        moment, rank, skip: the kill follows when this rank enters this moment, after this many times before.
         delay: seconds from there to SIGKILL.
         alone: seconds for which the others survive that rank.
         dawdle: most seconds of a random wait around and within each moment.
@@ -50,7 +50,7 @@ class Plan:
 
 
 class State:
-    """Tensors of about so many bytes, all of whose values change with each step."""
+    """Tensors of about this many bytes, all of whose values change with each step."""
 
     def __init__(self, size: int):
         count = size // (_TENSORS * 5)

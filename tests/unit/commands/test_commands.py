@@ -65,10 +65,10 @@ def test_verify_where_nothing_can_be_restored(storage):
     done = raytf("verify", f"{storage.root}/b")
     assert done.returncode == 1
     assert "unfinished" in done.stdout
-    assert "a resume begins anew" in done.stdout
+    assert "a resume begins again" in done.stdout
 
 
-@pytest.mark.parametrize(("folder", "words"), [("none", "there is nothing in"), ("", "is no run")])
+@pytest.mark.parametrize(("folder", "words"), [("none", "there is nothing in"), ("", "is not a run")])
 def test_verify_of_what_is_no_run(storage, folder, words):
     done = raytf("verify", f"{storage.root}/{folder}")
     assert done.returncode == 2

@@ -74,12 +74,12 @@ def test_a_name_that_sets_the_title_is_only_read(tmp_path, command, encoding):
 
 def test_what_is_wrong_with_a_file_is_said_in_its_own_rows(tmp_path):
     file = tmp_path / "c.yaml"
-    file.write_text('"a\\e]0;t\\a\\n    mend: nothing": 1\nprovider: {type: "x\\u202e"}\n')
+    file.write_text('"a\\e]0;t\\a\\n    fix: nothing": 1\nprovider: {type: "x\\u202e"}\n')
     done = subprocess.run(
         [sys.executable, "-c", "from raytf.commands.main import main; main()", "check", "--offline", str(file)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert "\x1b" not in done.stdout
     assert "\u202e" not in done.stdout
-    assert "    mend: nothing" not in done.stdout.splitlines()
+    assert "    fix: nothing" not in done.stdout.splitlines()
     assert r"\x1b]0;t" in done.stdout

@@ -97,7 +97,7 @@ def test_a_damaged_image_is_named(tmp_path, damage):
     uri = pictures(tmp_path, size=(30, 30))
     path = tmp_path / "dog" / "1.png"
     path.write_bytes(damage(path.read_bytes()))
-    refused(lambda: ImageFolderSource(uri).take(np.arange(6)), "dog/1.png", "damaged", "Mend or remove it")
+    refused(lambda: ImageFolderSource(uri).take(np.arange(6)), "dog/1.png", "damaged", "Fix or remove it")
 
 
 def test_mistakes(tmp_path):

@@ -314,7 +314,7 @@ def test_a_damaged_file(tmp_path, damage):
     uri = write(tmp_path / "d", image=[[1, 2]] * 9, label=[0] * 9)
     path = tmp_path / "d" / "part-0.parquet"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"part-0\.parquet cannot be read; it is no Parquet file") as refused:
+    with pytest.raises(DataError, match=r"part-0\.parquet cannot be read; it is not a Parquet file") as refused:
         ParquetSource(uri)
     assert "\n" not in str(refused.value)
 

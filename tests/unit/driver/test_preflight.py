@@ -83,7 +83,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("text", ["²", "٣", "x", "", "-1", "1.5", "9" * 5000])
 def test_logical_shards_that_are_no_number(text):
-    with pytest.raises(CheckpointError, match="which is no number"):
+    with pytest.raises(CheckpointError, match="which is not a number"):
         preflight.stored_shards({"--logical-shards": text})
     assert preflight.stored_shards({"--logical-shards": "16"}) == 16
     assert preflight.stored_shards({}) is None

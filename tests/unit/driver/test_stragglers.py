@@ -14,7 +14,7 @@ from raytf.training.beat import HeartbeatState
 
 
 class World:
-    """Ranks with so many seconds for a shard each, measured every so often."""
+    """Ranks with this many seconds for a shard each, measured every so often."""
 
     def __init__(self, costs: list[float], shards: list[int] | None = None, inputs: list[float] | None = None):
         self.costs, self.inputs = costs, inputs or [0.0] * len(costs)

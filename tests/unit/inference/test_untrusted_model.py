@@ -36,7 +36,7 @@ def test_code(config, what):
 def test_a_vocabulary_that_is_a_path(kind):
     (found,) = untrusted_model.find(layer(kind, "words", vocabulary="/etc/passwd"))
     assert found.what == f"{kind} layer 'words', which reads its vocabulary from the file '/etc/passwd'"
-    assert "as a list" in found.mend
+    assert "as a list" in found.fix
     assert not untrusted_model.find(layer(kind, "words", vocabulary=["a", "b"]))
 
 

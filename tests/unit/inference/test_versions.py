@@ -170,7 +170,7 @@ def test_a_mark_that_cannot_be_read_is_a_problem(tmp_path: Path):
     models.put("1/saved_model.pb", b"")
     models.put(f"1/{versions.MARK}", b'{"files": ')
     (version,) = versions.look(models)
-    assert version.problem.startswith(f"{versions.MARK} cannot be read: it is no JSON, or cut off")
+    assert version.problem.startswith(f"{versions.MARK} cannot be read: it is not JSON, or cut off")
 
 
 def test_what_was_seen_whole_is_not_read_again(tmp_path: Path):

@@ -151,4 +151,4 @@ def test_files_that_are_damaged_do_not_hide_a_run(folder, text):
     assert (found.state, found.step, found.checkpoints, found.best) == (RunState.DAMAGED, 5, 2, 0.9)
     result, newest = found.problems
     assert result.startswith("result.json: ")
-    assert newest.startswith(f"checkpoints/{name}: the manifest cannot be read (it is no JSON")
+    assert newest.startswith(f"checkpoints/{name}: the manifest cannot be read (it is not JSON")

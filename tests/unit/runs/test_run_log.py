@@ -152,7 +152,7 @@ def test_result(run):
     run.put(run_log.RESULT, b'{"steps": 3}')
     assert run_log.read_result(run) == {"steps": 3}
     run.put(run_log.RESULT, b"{")
-    with pytest.raises(DamagedFileError, match=r"result\.json is damaged: it is no JSON"):
+    with pytest.raises(DamagedFileError, match=r"result\.json is damaged: it is not JSON"):
         run_log.read_result(run)
 
 

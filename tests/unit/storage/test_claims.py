@@ -76,7 +76,7 @@ def test_a_dead_process_claim_is_waited_for_and_removed(behind, proxy):
 
 
 def test_a_claim_that_others_removed_does_not_count(behind, proxy):
-    """Who was suspended for longer than a claim lives puts it up anew before it writes."""
+    """Who was suspended for longer than a claim lives puts it up again before it writes."""
     proxy.lack("refused", "refused")
     now, removed = Time(), []
 

@@ -409,7 +409,7 @@ def test_credentials_that_expire_are_read_anew(s3, s3_endpoint, keys_in_a_file, 
         assert time.monotonic() - began < 20, "what is refused is tried on and on"
         write_keys(keys_in_a_file, "NEW")
         now[0] += 4
-        with pytest.raises(StorageError):  # read anew a moment ago
+        with pytest.raises(StorageError):  # read again a moment ago
             storage.put("file", b"new")
         now[0] += 2
         assert storage.exists("file")

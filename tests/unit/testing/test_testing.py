@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from raytf.testing import Fault, FaultPlan, Job, Kind, StorageProxy, environment
 from raytf.testing.processes import Session
 
-#: A job that counts steps into its status file, from where the run before it was: so many in all. It has a worker, as
+#: A job that counts steps into its status file, from where the run before it was: this many in all. It has a worker, as
 #: Ray calls it, and fails without it.
 COUNTS = """
 import json, os, subprocess, sys, time

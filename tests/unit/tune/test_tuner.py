@@ -132,7 +132,7 @@ def test_why_a_command_failed(output: str, code: int, expected: str):
         ([MNIST, "--search", "storage=grid(a,b)"], ["--storage belongs to the search"]),
         ([MNIST, *ONE, "--", "--epoch", "1"], ["refuses", "--epoch"]),
         ([MNIST, *ONE, "--flags=--data 'digits"], ['--flags "--data \'digits"', "no closing quotation", "`--`"]),
-        ([MNIST, "--search", "dropout=quniform(0,0.5,0.3)"], ["HIGH 0.5 is no multiple of STEP 0.3"]),
+        ([MNIST, "--search", "dropout=quniform(0,0.5,0.3)"], ["HIGH 0.5 is not a multiple of STEP 0.3"]),
         ([MNIST, "--search", "seed=randint(0,1e20)"], ["seed=randint(0, 1e+20)", "no value can be drawn"]),
         ([MNIST, *ONE, "--flags=--workers 0"], ["--workers 0", "1:4"]),
         ([MNIST, *ONE, "--flags=--strategy mirrored --workers 2"], ["--workers 2 with --strategy mirrored"]),

@@ -42,4 +42,4 @@ def test_a_mistake_is_found_once_and_nothing_else(file: Path, here: Surroundings
     assert sorted({f.code for f in report.findings if f.severity is not Severity.FILL_IN}) == wanted, said
     for finding in report.findings:
         assert finding.line is not None, finding
-        assert all((finding.what, finding.why, finding.mend)), finding
+        assert all((finding.what, finding.why, finding.fix)), finding

@@ -109,7 +109,7 @@ def test_the_command_survives_what_ends_a_process(tmp_path):
             capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (2, ""), done
-        assert f"{file}:{HOSTILE[name][1]}: error: this is no YAML" in done.stdout
+        assert f"{file}:{HOSTILE[name][1]}: error: this is not YAML" in done.stdout
 
 
 # -- mutations ---------------------------------------------------------------------------------------------------------

@@ -433,7 +433,7 @@ def test_without_credentials_one_warning(front, here, monkeypatch):
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     seen = ask(CONFIG, here)
     assert [f.code for f in seen.findings] == ["no-credentials"]
-    assert "--offline" in the_first(seen).mend
+    assert "--offline" in the_first(seen).fix
 
 
 def test_a_profile_that_there_is_not_and_settings_that_cannot_be_read(front, here, monkeypatch, tmp_path):

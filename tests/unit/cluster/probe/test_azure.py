@@ -163,7 +163,7 @@ def test_a_mistake_is_found_and_nothing_else(cloud, here, case):
     cloud.routes[path] = answer
     seen = ask(CONFIG, here)
     assert codes(seen) == {code}, seen.findings
-    assert all(f.line and f.why and f.mend for f in seen.findings)
+    assert all(f.line and f.why and f.fix for f in seen.findings)
 
 
 def test_a_quota_for_some_of_the_nodes_is_a_warning(cloud, here):
@@ -204,7 +204,7 @@ def test_a_right_to_look_that_is_missing_is_one_warning(cloud, here):
 def test_without_credentials_one_warning(cloud, tmp_path):
     for environ in (az(tmp_path, cloud.url, says="nothing"), {"HOME": str(tmp_path), "PATH": str(tmp_path)}):
         (found,) = ask(CONFIG, Surroundings("3.11.7", "2.60.0", ROOT, environ)).findings
-        assert (found.code, "az login" in found.mend) == ("no-credentials", True)
+        assert (found.code, "az login" in found.fix) == ("no-credentials", True)
 
 
 @pytest.mark.parametrize("said", ["{}", "[]", '"x"', '{"accessToken": null}'])

@@ -185,7 +185,7 @@ def test_a_mistake_is_found_and_nothing_else(cloud, here, code):
     cloud.routes[path] = answer
     seen = ask(SPOT, here)
     assert codes(seen) == {code}, seen.findings
-    assert all(f.line and f.why and f.mend for f in seen.findings)
+    assert all(f.line and f.why and f.fix for f in seen.findings)
 
 
 def test_an_image_that_says_nothing_of_a_driver(cloud, here):
@@ -272,7 +272,7 @@ def test_without_credentials_one_warning(here, tmp_path):
     environ = {k: v for k, v in here.environ.items() if k != "CLOUDSDK_AUTH_ACCESS_TOKEN"} | {"PATH": str(tmp_path)}
     (found,) = ask(SPOT, Surroundings("3.11.7", "2.60.0", ROOT, environ)).findings
     assert found.code == "no-credentials"
-    assert "gcloud auth application-default login" in found.mend
+    assert "gcloud auth application-default login" in found.fix
 
 
 def service_account(folder, token_uri):
@@ -314,7 +314,7 @@ def test_a_file_that_holds_no_credentials(here, tmp_path, text):
     file.write_text(text)
     environ = {"HOME": str(tmp_path), "PATH": "", "GOOGLE_APPLICATION_CREDENTIALS": str(file)}
     (found,) = ask(SPOT, Surroundings("3.11.7", "2.60.0", ROOT, environ)).findings
-    assert (found.code, str(file) in found.mend) == ("no-credentials", True)
+    assert (found.code, str(file) in found.fix) == ("no-credentials", True)
 
 
 NAME = "raytf-gcp-gpu-spot"

@@ -188,7 +188,7 @@ def test_a_mistake_is_found_and_nothing_else(api, here, manifests, code):
     api.routes[path] = answer
     seen = ask(manifests, here)
     assert codes(seen) == {code}, seen.findings
-    assert all(f.line and f.why and f.mend for f in seen.findings)
+    assert all(f.line and f.why and f.fix for f in seen.findings)
 
 
 def test_a_quota_for_some_of_the_pods_is_a_warning(api, here, manifests):

@@ -69,7 +69,7 @@ def test_nobody_there_and_nobody_known(key, tmp_path):
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True, timeout=60)
     seen = ask(config(tmp_path / "other", WORKER), here())
     assert codes(seen) == {"ssh-failed"}
-    assert all("denied" in f.what and "authorized_keys" in f.mend for f in seen.findings)
+    assert all("denied" in f.what and "authorized_keys" in f.fix for f in seen.findings)
 
 
 def answers(**more):
@@ -133,7 +133,7 @@ def test_a_proxy_is_not_run_unless_the_file_is_trusted(key, tmp_path):
     text = config(key).replace("auth: {", f"auth: {{ssh_proxy_command: 'touch {proof}; exit 1', ")
     seen = ask(text, here())
     assert codes(seen) == {"not-trusted"}
-    assert "--trust" in seen.findings[0].mend
+    assert "--trust" in seen.findings[0].fix
     with pytest.raises(ConfigError, match="--trust"):
         report.look("c.yaml", text, here())
     file = tmp_path / "c.yaml"

@@ -225,7 +225,7 @@ def test_workers_stay_in_one_zone_and_of_one_kind(cloud, config):
         ("g6.xlarge", "on-demand", "b", None),
     ]
 
-    # A provider that starts anew, as with a head that was restarted, knows them by their tags.
+    # A provider that starts again, as with a head that was restarted, knows them by their tags.
     cloud.empty([])
     again, since = Cluster(config, "raytf-together", spread=False), len(cloud.calls())
     again.launch(1)
