@@ -79,7 +79,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     saved = manifests(folder)[-1]
     step, updates = counted(folder)
     assert updates >= step, "updates were lost before the checkpoint"
-    (coordinator,) = run.processes("Coordinator.")
+    (coordinator,) = run.processes("CoordinatorProcess.")
     coordinator.kill()
     output = run.wait(PATIENCE)
     assert "the coordinator died; starting again" in output

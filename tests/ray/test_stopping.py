@@ -17,7 +17,7 @@ from tests.ray.conftest import PATIENCE
 
 DRIVER = """
     import sys, threading, time, ray
-    from raytf.training.beat import Activity, Beat
+    from raytf.training.beat import Activity, HeartbeatState
     from raytf.driver.monitor.actor import Monitor
     from raytf.training.monitor_client import MonitorClient
     from raytf.driver.graceful_stop import saving_first
@@ -29,7 +29,7 @@ DRIVER = """
     if ranks != "none":
         group = ray.get(monitor.begin_group.remote())
         fields = dict(group=group, rank=0, world_size=1, node="n", address="a", pid=1, step=5, activity=Activity.LOOP)
-        ray.get(monitor.beat.remote(Beat(**fields, seconds=0.0, step_seconds=0.1, call_steps=1)))
+        ray.get(monitor.beat.remote(HeartbeatState(**fields, seconds=0.0, step_seconds=0.1, call_steps=1)))
 
     def save():
         while not (ticket := ray.get(monitor.wanted.remote())):

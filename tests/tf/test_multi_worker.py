@@ -38,7 +38,7 @@ addresses, rank, communication, hosts, gpus, promised, trains = json.loads(sys.a
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
 import tensorflow as tf
 from raytf.errors import RaytfError
-from raytf.distributed.multi_worker import Group
+from raytf.distributed.multi_worker import MultiWorkerGroup
 
 def ready(**answer):
     print(json.dumps(answer), flush=True)
@@ -46,7 +46,7 @@ def ready(**answer):
     os._exit(0)
 
 try:
-    group = Group(communication, lambda: hosts[rank], promised, lambda: gpus and (gpus[rank], "NVIDIA L4"))
+    group = MultiWorkerGroup(communication, lambda: hosts[rank], promised, lambda: gpus and (gpus[rank], "NVIDIA L4"))
 except RaytfError as error:
     ready(error=f"{type(error).__name__}: {error}")
 words = 100_001

@@ -253,7 +253,7 @@ def damage_newest(run, how):
         run.put(share, run.get(share)[:-1])
     elif how == "deleted":
         run.delete(share)
-    elif how == "no JSON":
+    elif how == "not JSON":
         run.put(f"{FOLDER}/{name}/{manifest.FILE}", b"{")
     elif how == "another save's":
         older = manifest.list_complete(run)[1]
@@ -269,7 +269,7 @@ def damage_newest(run, how):
     [
         ("cut", "share-00000.safetensors is damaged"),
         ("deleted", "share-00000.safetensors is missing"),
-        ("no JSON", "the manifest cannot be read"),
+        ("not JSON", "the manifest cannot be read"),
         ("another save's", "share-00000.safetensors is damaged"),
         ("another save's manifest", "the manifest is that of another checkpoint"),
     ],
@@ -286,7 +286,7 @@ def test_damage_is_reported_in_one_line(run, how, words):
     assert durable.load(run, manifest.list_complete(run)[1]).step == 1
 
 
-@pytest.mark.parametrize("how", ["cut", "deleted", "no JSON", "another save's manifest"])
+@pytest.mark.parametrize("how", ["cut", "deleted", "not JSON", "another save's manifest"])
 def test_the_last_good_one_outlives_a_newer_one_that_is_damaged(run, how):
     first = Ranks(run)
     for step in (1, 2):

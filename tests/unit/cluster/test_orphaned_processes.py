@@ -20,9 +20,9 @@ from raytf.testing.processes import wait_until
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 DRIVER = """
     import os, subprocess, sys, time
-    from raytf.cluster.orphaned_processes import MARK, Guard
+    from raytf.cluster.orphaned_processes import MARK, OrphanGuard
     mark, folder, how = sys.argv[1:]
-    guard = Guard(mark)
+    guard = OrphanGuard(mark)
     guard.remove(folder)
     for _ in range(2):
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, MARK: mark})

@@ -81,7 +81,7 @@ SCRIPT = """
         print("what the user shall see", file=shown, flush=True)
         return "the workers saved first"
     shown = sys.stdout
-    with ray_watch.Vigil([ray_watch.Neighbour("its Ray", process.pid, True)]):
+    with ray_watch.RayWatch([ray_watch.WatchedProcess("its Ray", process.pid, True)]):
         with ray_watch.farewell(broken), ray_watch.farewell(farewell):
             process.kill()
             time.sleep(600)

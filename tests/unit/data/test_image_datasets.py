@@ -89,11 +89,11 @@ def test_idx_gzip_whatever_its_name(tmp_path):
 GOOD = idx(np.zeros((5, 4, 4), np.uint8))
 PACKED = gzip.compress(idx(np.random.default_rng(0).integers(0, 256, 5000, np.uint8)))
 BAD_IDX = {
-    "empty": (b"", "no IDX file"),
-    "short": (b"\0\0\x08", "no IDX file"),
-    "text": (b"<html>not found</html>", "no IDX file"),
-    "unknown type": (b"\0\0\x07" + GOOD[3:], "no IDX file"),
-    "header cut": (GOOD[:9], "no IDX file"),
+    "empty": (b"", "not an IDX file"),
+    "short": (b"\0\0\x08", "not an IDX file"),
+    "text": (b"<html>not found</html>", "not an IDX file"),
+    "unknown type": (b"\0\0\x07" + GOOD[3:], "not an IDX file"),
+    "header cut": (GOOD[:9], "not an IDX file"),
     "no body": (GOOD[:16], "promises 80 bytes, 0 are there"),
     "body cut": (GOOD[:-1], "promises 80 bytes, 79 are there"),
     "too long": (GOOD + b"x", "promises 80 bytes, more are there"),
@@ -215,7 +215,7 @@ def test_parquet_on_s3(s3, tmp_path):
 
 def test_parquet_images_that_are_no_squares(tmp_path):
     parts = {**arrays(), "x_train": np.zeros((6, 2, 3), np.uint8)}
-    refused(lambda: load_images(str(parquet_folder(tmp_path / "d", parts))), "6 numbers", "no square")
+    refused(lambda: load_images(str(parquet_folder(tmp_path / "d", parts))), "6 numbers", "not a square")
 
 
 def test_parquet_without_test(tmp_path):

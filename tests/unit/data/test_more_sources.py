@@ -224,7 +224,7 @@ def test_npz_of_unusual_layouts(tmp_path, array):
         ({"x": np.zeros(3), "y": np.zeros(2)}, {}, ["differ", "x has 3, y has 2"]),
         ({"x": np.zeros(0), "y": np.zeros(0)}, {}, ["no records"]),
         ({"x": np.array("a")}, {"y": None}, ["x is a single value"]),
-        ({"x": np.array(["a"])}, {"y": None}, ["dtype <U1", "no number"]),
+        ({"x": np.array(["a"])}, {"y": None}, ["dtype <U1", "not a number"]),
     ],
 )
 def test_npz_mistakes(tmp_path, content, arguments, words):

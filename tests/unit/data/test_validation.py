@@ -126,7 +126,7 @@ def test_a_damaged_parquet_file_hides_none_of_the_others(tmp_path, damaged):
 def test_a_damaged_csv_file_hides_none_of_the_others(tmp_path):
     for name, text in {
         "a": "1,dog",
-        "b": "no number,cat",
+        "b": "not a number,cat",
         "c": "3,cat\n4,eel",
         "d": "1,2,3",
     }.items():

@@ -89,7 +89,7 @@ def test_columns_become_the_tensor_that_the_model_takes():
     ("column", "text"),
     [
         (np.zeros((4, 3)), r"records of shape \[3\]. Expected float32 \[\?,2,2,1\]"),
-        (NAMES, "no number"),
+        (NAMES, "not a number"),
         (np.array([np.zeros(4), np.zeros(3)], object), "arrays of different shapes"),
     ],
 )
@@ -189,7 +189,7 @@ def test_images_are_the_pixels_of_training(tmp_path: Path, fit, ending, channels
 @pytest.mark.parametrize("signature", [picture(channels=4), VECTOR, taking(x=TensorSpec("uint8", (None, None, 9, 1)))])
 def test_a_model_that_takes_no_such_images_is_refused(tmp_path: Path, signature):
     (tmp_path / "a.png").touch()
-    with pytest.raises(ConfigError, match="no image of one size, gray or in colours"):
+    with pytest.raises(ConfigError, match="not an image of one size, gray or in colours"):
         taken(tmp_path, signature)
 
 

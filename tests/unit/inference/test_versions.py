@@ -198,7 +198,7 @@ def test_a_model_is_a_run_a_folder_of_versions_or_a_version(tmp_path: Path, uri,
 
 @pytest.mark.parametrize(
     ("files", "text"),
-    [([], "there is nothing in"), (["checkpoints/x"], "raytf export"), (["saved_model.pb"], "no version number")],
+    [([], "there is nothing in"), (["checkpoints/x"], "raytf export"), (["saved_model.pb"], "not a version number")],
 )
 def test_what_is_no_model_says_what_was_expected(tmp_path: Path, files, text):
     for file in files:

@@ -332,7 +332,7 @@ import numpy as np
 from raytf.checkpoint.commit import Commit, Event
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.durable_writer import DurableSave
-from raytf.checkpoint.tier import Attempt
+from raytf.checkpoint.tier import GroupAttempt
 from raytf.runs.lease import Lease, check_owner
 from raytf.storage.storage import Storage
 
@@ -357,7 +357,7 @@ lease = Lease(run)
 lease.owner["boot"] = "another machine"
 with lease:
     fence = functools.partial(check_owner, run, lease.owner["id"])
-    tier = DurableTier(run, Attempt("20260101T000000.000-aaaaaa"), Keep(3), lambda text: None, fence)
+    tier = DurableTier(run, GroupAttempt("20260101T000000.000-aaaaaa"), Keep(3), lambda text: None, fence)
     commit = Commit(tier, 1)
     commit.begin(DurableSave(1, {"w": np.zeros(3)}))
     wait("written")
