@@ -84,7 +84,7 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     from raytf.distributed.devices import OneDevice, computes_on_gpu
     from raytf.testing.gpu_placement import findings
     from raytf.training.model import build as built
-    from raytf.training.step import TrainStep
+    from raytf.training.step import StepOptions, TrainStep
 
     if arguments.way == "exact":
         tf.config.experimental.enable_op_determinism()
@@ -95,7 +95,8 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     pipeline.prepare(len(seed_states(model)), None)
     is_fixed = arguments.way != "float"
     leaves = pipeline.template, pipeline.leaf_specs
-    step = TrainStep(model, plan, shards, None, *leaves, 1, False, is_fixed, arguments.way == "compressed")
+    options = StepOptions(fixed_point=is_fixed, compress=arguments.way == "compressed")
+    step = TrainStep(model, plan, shards, None, *leaves, options)
     done = [0]
 
     def block() -> None:

@@ -63,11 +63,12 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
 
 
 def tensorflow_rank(program: common.Program) -> None:
+    from raytf.training.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
     task = json.loads(os.environ["TF_CONFIG"])
     rank = task["task"]["index"]
-    set_up(task["cluster"]["worker"], rank, program.threads, quiet=True, exact=False, jit=False)
+    set_up(task["cluster"]["worker"], rank, ProcessSettings(program.threads))
     import tensorflow as tf
 
     from raytf.distributed.multi_worker import MultiWorkerGroup

@@ -83,9 +83,10 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
+    from raytf.training.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
-    set_up(addresses, rank, 1, quiet=True, exact=MODES[mode], jit=False)
+    set_up(addresses, rank, ProcessSettings(1, exact=MODES[mode]))
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
     group = MultiWorkerGroup()
@@ -117,7 +118,7 @@ class Run:
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
         from raytf.training.model import build
-        from raytf.training.step import TrainStep
+        from raytf.training.step import StepOptions, TrainStep
 
         source = ArraySource(*images(BATCH * CALL * CALLS))
         plan = StepPlan(source.records, BATCH, SHARDS)
@@ -129,7 +130,7 @@ class Run:
         self._sums = tf.Variable(0)
         template, specs = pipeline.template, pipeline.leaf_specs
         all_reduce = group.all_reduce if group.world_size > 1 else None
-        self.step = TrainStep(model, plan, own, all_reduce, template, specs, FLAGS, jit=False, exact=exact)
+        self.step = TrainStep(model, plan, own, all_reduce, template, specs, StepOptions(FLAGS, fixed_point=exact))
         reduction = self.step.reduction
         reduce = reduction.reduce
 

@@ -68,7 +68,9 @@ class Pipeline:
         class_weight: weight of each class, multiplied into sample weights, as in Keras.
         augment: applied to each micro-batch with a seed of its own.
         seeds: `step_seeds`, or another function of its arguments.
-        send: what becomes of the leaves of a call, in the background thread.
+
+    Attributes:
+        send: what becomes of the leaves of a call, in the background thread; may be set before the first `submit`.
     """
 
     def __init__(
@@ -81,12 +83,12 @@ class Pipeline:
         class_weight: dict[int, float] | None = None,
         augment: Augment | None = None,
         seeds: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray] = step_seeds,
-        send: Callable[[list[np.ndarray]], list[Any]] = list,
     ):
         # A reader of one's own: validation may read the same source while training reads ahead.
         self.source: Source = source.reader(len(shards)) if hasattr(source, "reader") else source
         self.plan, self.shards = plan, shards
-        self._seed, self._shuffle, self._seeds, self._send = seed, shuffle, seeds, send
+        self._seed, self._shuffle, self._seeds = seed, shuffle, seeds
+        self.send: Callable[[list[np.ndarray]], list[Any]] = list
         self._weights = _weight_table(class_weight)
         self._augment = _compile(augment) if augment is not None else None
         self._seeds_per_shard = 0
@@ -155,7 +157,7 @@ class Pipeline:
             self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
         self._read_ahead(order, (inside + steps) * b)
-        return CallBatch(start, stop, self._send(shaped), local, full, model_seeds[:, :, :-1], records)
+        return CallBatch(start, stop, self.send(shaped), local, full, model_seeds[:, :, :-1], records)
 
     def _full_rows(self, order: EpochOrder, inside: int, steps: int) -> list[np.ndarray]:
         """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.

@@ -16,7 +16,7 @@ from raytf.distributed.devices import Devices
 from raytf.distributed.group import Ranks
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
-from raytf.training.step import EvalStep
+from raytf.training.evaluation_step import EvalStep
 
 #: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
 _CALL_STEPS = 16

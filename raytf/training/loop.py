@@ -54,8 +54,8 @@ from raytf.training.heartbeat import Activity, Heartbeat, WatchedGroup
 from raytf.training.job import Sources, TrainingJob
 from raytf.training.learning_rate import LearningRate
 from raytf.training.live_state import LiveState
-from raytf.training.reporter import Reporter
-from raytf.training.step import StepOutcome, TrainStep
+from raytf.training.reporter import Reporter, Saves
+from raytf.training.step import StepOptions, StepOutcome, TrainStep
 from raytf.training.upload import Upload
 
 #: Calls gathered ahead of the one that runs.
@@ -257,6 +257,15 @@ class Worker:
 
     def _make_step(self) -> Any:
         compute = self.config.compute
+        options = StepOptions(
+            flags=LENGTH,
+            jit=compute.jit,
+            fixed_point=compute.reduction == "fixed",
+            compress=compute.compress_gradients,
+            devices=self.devices,
+            keeps_gradients=self.config.run.histograms_every > 0,
+            overlap=self._overlap(),
+        )
         return TrainStep(
             self.model,
             self.plan,
@@ -264,14 +273,8 @@ class Worker:
             self.group.all_reduce if self.world_size > 1 else None,
             self.pipeline.template,
             self.pipeline.leaf_specs,
-            LENGTH,
-            compute.jit,
-            compute.reduction == "fixed",
-            compute.compress_gradients,
-            self.devices,
+            options,
             self._make_rate(),
-            keeps_gradients=self.config.run.histograms_every > 0,
-            overlap=self._overlap(),
         )
 
     def _overlap(self) -> buckets.Overlap | None:
@@ -574,17 +577,14 @@ class Worker:
     def show(self, phase: str) -> None:
         """Tell the driver where the run is; rank 0 does."""
         metrics = self._logs() if phase == "training" and self.rank == 0 and self._trained else None
-        self.reporter.show(
-            phase,
-            self.state.step,
-            self.state.durable_step,
-            metrics,
+        saves = Saves(
+            checkpoint=self.state.durable_step,
             snapshot=self.snapshots.step,
             snapshot_bytes=self.snapshots.bytes,
             stall_seconds=self.saving.stall_seconds,
             trouble=self.saving.trouble(),
-            history=self.state.history,
         )
+        self.reporter.show(phase, self.state.step, saves, metrics, self.state.history)
 
     def _evaluate(self, name: str, source: Source) -> dict[str, float]:
         if name not in self._evaluators:
@@ -603,7 +603,7 @@ class Worker:
         return self.group.sum(np.asarray(values, np.float32))
 
     def _pipeline(self, source: Source, plan: StepPlan, training: bool) -> Pipeline:
-        return Pipeline(
+        made = Pipeline(
             source,
             plan,
             self.shards,
@@ -611,8 +611,9 @@ class Worker:
             shuffle=training,
             class_weight=self.job.class_weight if training else None,
             augment=self.job.augment if training else None,
-            send=self._upload,
         )
+        made.send = self._upload
+        return made
 
     @property
     def _upload(self) -> Callable[[list[np.ndarray]], list[Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -204,19 +205,53 @@ class MicroBatch:
             variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
 
+@dataclass(frozen=True)
+class ShardBatch:
+    """The records of some shards of one step.
+
+    Attributes:
+        leaves: each [L, b, ...].
+        seeds: [L, S, 2].
+        counts: [L] records in each shard, or None where all are full.
+        total: records of all shards of this step, where not all are full.
+        factors: [L, n] of the losses that are divided by data.
+    """
+
+    leaves: list[tf.Tensor]
+    seeds: tf.Tensor
+    counts: tf.Tensor | None = None
+    total: tf.Tensor | int = 0
+    factors: tf.Tensor | None = None
+
+    def part(self, own: range) -> ShardBatch:
+        """Those of some of its shards."""
+        at = slice(own.start, own.stop)
+        counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
+        return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
+
+
+@dataclass(frozen=True)
+class ShardSum:
+    """How what shards compute becomes a sum.
+
+    Attributes:
+        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
+        like: specs of a shard's encoded tensors and row.
+        shards: of all workers.
+        alike: whether a shard's bits may not depend on the number of shards.
+        early: sums of the tensors over all workers, which begin as soon as this one knows a part of its own; for a
+            worker with one device.
+    """
+
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec]
+    shards: int
+    alike: bool = True
+    early: Buckets | None = None
+
+
 def loop_shards(
-    micro: MicroBatch,
-    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
-    like: tuple[list[tf.TensorSpec], tf.TensorSpec],
-    leaves: list[tf.Tensor],
-    seeds: tf.Tensor,
-    counts: tf.Tensor | None,
-    total: tf.Tensor | int,
-    plan: StepPlan,
-    values: StepValues,
-    alike: bool = True,
-    factors: tf.Tensor | None = None,
-    early: Buckets | None = None,
+    micro: MicroBatch, how: ShardSum, shards: ShardBatch, values: StepValues
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
 
@@ -225,32 +260,24 @@ def loop_shards(
     Where last bits may differ it is none, which saves a sum.
 
     Args:
-        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
-        like: specs of a shard's encoded tensors and row.
-        leaves: each [L, b, ...].
-        seeds: [L, S, 2].
-        counts: [L] records in each shard, or None where all are full.
-        total: records of all shards of this step, where not all are full.
         values: of the model; all shards start from them.
-        alike: whether a shard's bits may not depend on the number of shards.
-        factors: [L, n] of the losses that are divided by data.
-        early: sums of the tensors over all workers, which begin as soon as this one knows a part of its own.
     """
-    size = seeds.shape[0]
+    like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
+    size = shards.seeds.shape[0]
 
     def one(i: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        batch, weight = [leaf[i] for leaf in leaves], tf.constant(1.0 / plan.shards)
+        batch, weight = [leaf[i] for leaf in shards.leaves], tf.constant(1.0 / how.shards)
         if counts is not None:
             batch = [leaf[: counts[i]] for leaf in batch]
-            weight = tf.cast(counts[i], tf.float32) / tf.cast(total, tf.float32)
-        tensors, row = micro(batch, seeds[i], weight, values, None if factors is None else factors[i])
-        encoded, extra = encode(tensors, weight)
+            weight = tf.cast(counts[i], tf.float32) / tf.cast(shards.total, tf.float32)
+        tensors, row = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
+        encoded, extra = how.encode(tensors, weight)
         return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
 
     def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
         return [wire.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
 
-    if size == 1 and counts is None and not alike and (early is None or early.rounds == 1):
+    if size == 1 and counts is None and not how.alike and (early is None or early.rounds == 1):
         tensors, row = one(tf.constant(0))
         return tensors if early is None else early(None, tensors), row[None]
 
@@ -273,37 +300,18 @@ def loop_shards(
 
 
 def spread_shards(
-    devices: Devices,
-    micro: MicroBatch,
-    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]],
-    like: tuple[list[tf.TensorSpec], tf.TensorSpec],
-    leaves: list[tf.Tensor],
-    seeds: tf.Tensor,
-    counts: tf.Tensor | None,
-    total: tf.Tensor | int,
-    plan: StepPlan,
-    fixed: Sequence[StepValues],
-    alike: bool = True,
-    factors: tf.Tensor | None = None,
-    early: Buckets | None = None,
+    devices: Devices, micro: MicroBatch, how: ShardSum, shards: ShardBatch, fixed: Sequence[StepValues]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
 
     Args:
         fixed: for each device, its copies of what no step changes.
-        early: as for `loop_shards`; for a worker with one device.
     """
     summed, rows = [], []
-    for device, (own, known) in enumerate(zip(devices.spread(seeds.shape[0]), fixed, strict=False)):
+    for device, (own, known) in enumerate(zip(devices.spread(shards.seeds.shape[0]), fixed, strict=False)):
         with devices.on(device):
-            part = slice(own.start, own.stop)
-            mine = None if counts is None else counts[part]
-            batch = [leaf[part] for leaf in leaves]
-            at = micro.values(known)
-            own_factors = None if factors is None else factors[part]
-            tensors, row = loop_shards(
-                micro, encode, like, batch, seeds[part], mine, total, plan, at, alike, own_factors, early
-            )
+            part = shards.part(own)
+            tensors, row = loop_shards(micro, how, part, micro.values(known))
             summed.append(tensors)
             rows.append(row)
     with devices.at_home():

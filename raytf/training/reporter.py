@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,25 @@ _LAST_REPORT_SECONDS = 10.0
 _HISTORY_EPOCHS = 50
 #: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
 _PACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Saves:
+    """What there is of a run's state outside of its workers.
+
+    Attributes:
+        checkpoint: step of the newest one on storage.
+        snapshot: step of the newest copy in memory.
+        snapshot_bytes: of this rank's part of it.
+        stall_seconds: for which training stood still to save or copy.
+        trouble: since when saves fail, if they do.
+    """
+
+    checkpoint: int | None
+    snapshot: int | None = None
+    snapshot_bytes: int = 0
+    stall_seconds: float = 0.0
+    trouble: SaveTrouble | None = None
 
 
 class Reporter:
@@ -103,12 +123,8 @@ class Reporter:
         self,
         phase: str,
         step: int,
-        checkpoint: int | None,
+        saves: Saves,
         metrics: dict[str, float] | None = None,
-        snapshot: int | None = None,
-        snapshot_bytes: int = 0,
-        stall_seconds: float = 0.0,
-        trouble: SaveTrouble | None = None,
         history: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Tell the driver where the run is; from rank 0."""
@@ -127,12 +143,12 @@ class Reporter:
             metrics=metrics or {},
             samples_per_second=rate * plan.global_batch_size,
             seconds_left=(job.total_steps - step) / rate if rate else None,
-            checkpoint=checkpoint,
-            snapshot=snapshot,
-            snapshot_bytes=snapshot_bytes,
-            stall_seconds=stall_seconds,
+            checkpoint=saves.checkpoint,
+            snapshot=saves.snapshot,
+            snapshot_bytes=saves.snapshot_bytes,
+            stall_seconds=saves.stall_seconds,
             phase=phase,
-            trouble=trouble,
+            trouble=saves.trouble,
             history=list(history[-_HISTORY_EPOCHS:]),
         )
         job.monitor.update(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -21,7 +22,15 @@ from raytf.errors import ConfigError
 from raytf.inference import user_model
 from raytf.training.fused_update import fused
 from raytf.training.learning_rate import LearningRate
-from raytf.training.microbatch import MicroBatch, fixed_values, shard_divisors, shard_factors, spread_shards
+from raytf.training.microbatch import (
+    MicroBatch,
+    ShardBatch,
+    ShardSum,
+    fixed_values,
+    shard_divisors,
+    shard_factors,
+    spread_shards,
+)
 
 
 class StepOutcome(NamedTuple):
@@ -35,6 +44,31 @@ class StepOutcome(NamedTuple):
     gradients: list[tf.Tensor]
 
 
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step is computed.
+
+    Attributes:
+        flags: number of flags that travel with each step.
+        jit: compile gradients with XLA.
+        fixed_point: add gradients in fixed point, so that the sum is the same for every number of workers.
+        compress: send gradients as 16 bits.
+        devices: of this process; by default one.
+        keeps_gradients: tell those of a call's last step.
+        words: how the devices hold whole numbers, the same on all workers; by default as these devices do best.
+        overlap: add gradients over workers in buckets, while the others are still computed; by default all at once.
+    """
+
+    flags: int = 1
+    jit: bool = False
+    fixed_point: bool = True
+    compress: bool = False
+    devices: Devices | None = None
+    keeps_gradients: bool = False
+    words: wire.WireWords | None = None
+    overlap: Overlap | None = None
+
+
 class TrainStep:
     """Runs calls of the pipeline on the model.
 
@@ -44,15 +78,8 @@ class TrainStep:
         shards: this worker's logical shards, at least one.
         all_reduce: sums tensors over workers; None where this is the only one.
         template, specs: structure and leaves of a batch.
-        flags: number of flags that travel with each step.
-        jit: compile gradients with XLA.
-        exact: add gradients in fixed point, so that the sum is the same for every number of workers.
-        compress: send gradients as 16 bits.
-        devices: of this process.
+        options: how it is computed.
         rate: the optimizer's learning rate; by default as it is.
-        keeps_gradients: tell those of a call's last step.
-        words: how the devices hold whole numbers, the same on all workers; by default as these devices do best.
-        overlap: add gradients over workers in buckets, while the others are still computed; by default all at once.
 
     Attributes:
         reduction: how gradients are added; its state must be saved.
@@ -67,29 +94,23 @@ class TrainStep:
         all_reduce: reductions.AllReduce,
         template: tuple[Any, Any, Any],
         specs: list[Spec],
-        flags: int,
-        jit: bool,
-        exact: bool,
-        compress: bool = False,
-        devices: Devices | None = None,
+        options: StepOptions,
         rate: LearningRate | None = None,
-        keeps_gradients: bool = False,
-        words: wire.WireWords | None = None,
-        overlap: Overlap | None = None,
     ):
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
-        self._devices = devices or OneDevice()
-        self._words = words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
-        self._rate, self._keeps_gradients = rate or LearningRate(model.optimizer, None), keeps_gradients
-        self.micro = MicroBatch(model, template, training=True, jit=jit)
+        self._devices = options.devices or OneDevice()
+        self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
+        self._rate = rate or LearningRate(model.optimizer, None)
+        self._keeps_gradients = options.keeps_gradients
+        self.micro = MicroBatch(model, template, training=True, jit=options.jit)
         self._specs, self._is_probe_ready = specs, False
-        self._has_overlap = overlap is not None
-        self.reduction = self._make_reduction(exact, compress, overlap)
+        self._has_overlap = options.overlap is not None
+        self.reduction = self._make_reduction(options)
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
             tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
-            tf.TensorSpec([flags], tf.float32),
+            tf.TensorSpec([options.flags], tf.float32),
         ]
         self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
         partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
@@ -193,7 +214,7 @@ class TrainStep:
         *_, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         row.numpy()
 
-    def _make_reduction(self, exact: bool, compress: bool, overlap: Overlap | None) -> reductions.Reduction:
+    def _make_reduction(self, options: StepOptions) -> reductions.Reduction:
         # Which weights have gradients and which states change is known only from a trace, and loops need it before.
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
@@ -202,17 +223,17 @@ class TrainStep:
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         if tf.float64 in layout.dtypes:
-            if compress:
+            if options.compress:
                 raise ConfigError(
                     "--compress-gradients: the model has float64 weights or states, and 16 bits would be less than "
                     "they ask for. Use float32 (keras.config.set_floatx), or leave it out."
                 )
             # 32 bits of fixed point would be less than such a model asked for.
-            return reductions.FloatReduction(layout, tf.float64, overlap)
-        if not exact:
-            return reductions.FloatReduction(layout, overlap=overlap)
-        compressed = len(self.micro.with_gradient) if compress else 0
-        return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, overlap)
+            return reductions.FloatReduction(layout, tf.float64, options.overlap)
+        if not options.fixed_point:
+            return reductions.FloatReduction(layout, overlap=options.overlap)
+        compressed = len(self.micro.with_gradient) if options.compress else 0
+        return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, options.overlap)
 
     def _full_steps(self, leaves, seeds, flags):
         steps = tf.shape(seeds)[0]
@@ -276,21 +297,9 @@ class TrainStep:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
-            summed, rows = spread_shards(
-                self._devices,
-                micro,
-                encode,
-                like,
-                leaves,
-                seeds,
-                counts,
-                total,
-                plan,
-                fixed,
-                alike=not is_float,
-                factors=factors,
-                early=early,
-            )
+            how = ShardSum(encode, like, plan.shards, alike=not is_float, early=early)
+            batch = ShardBatch(leaves, seeds, counts, total, factors)
+            summed, rows = spread_shards(self._devices, micro, how, batch, fixed)
             return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
 
         with self._devices.at_home():
@@ -312,93 +321,3 @@ class TrainStep:
         own = shard_divisors(micro, leaves, seeds, counts, micro.values())
         every = reductions.everyones(all_reduce, own, self._shards, self._plan.shards, self._words)
         return shard_factors(own, tf.reduce_sum(every, 0), counts, total, self._plan)
-
-
-class EvalStep:
-    """Loss and metrics over a whole source, without an update.
-
-    Metrics are added shard by shard and then over the shards in one order, so they do not depend on the number of
-    workers.
-    """
-
-    def __init__(
-        self,
-        model: keras.Model,
-        plan: StepPlan,
-        shards: range,
-        template: tuple[Any, Any, Any],
-        specs: list[Spec],
-        devices: Devices | None = None,
-    ):
-        self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
-        self.micro = MicroBatch(model, template, training=False)
-        signature = [
-            [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
-            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
-        ]
-        some = [*signature, tf.TensorSpec([len(shards)], tf.int32)]
-        totals = tf.TensorSpec([None, len(self.micro.divided)], tf.float32)
-        self._full = tf.function(self._full_steps, input_signature=[*signature, totals], autograph=False)
-        partial = [*some, tf.TensorSpec([], tf.int32), totals]
-        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
-        self._full_divisors = tf.function(self._divisors_of_steps, input_signature=signature, autograph=False)
-        self._partial_divisors = tf.function(self._divisors, input_signature=some, autograph=False)
-
-    def __call__(self, call: CallBatch, totals: np.ndarray | None = None) -> np.ndarray:
-        """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
-
-        Args:
-            totals: [K, n] `divisors` added over all shards; by default these are all.
-        """
-        if totals is None:
-            totals = self.divisors(call).sum(1)
-        if call.full:
-            return self._full(call.leaves, call.seeds, totals).numpy()
-        return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
-
-    def divisors(self, call: CallBatch) -> np.ndarray:
-        """[K, L, n] by what the losses of each step and shard are divided that are divided by data."""
-        if not self.micro.divided:
-            return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
-        if call.full:
-            return self._full_divisors(call.leaves, call.seeds).numpy()
-        return self._partial_divisors(call.leaves, call.seeds, call.counts).numpy()
-
-    def _divisors_of_steps(self, leaves, seeds):
-        count = len(self.micro.divided)
-
-        def one(k: tf.Tensor) -> tf.Tensor:
-            return shard_divisors(self.micro, [leaf[k] for leaf in leaves], seeds[k], None, self.micro.values())
-
-        told = tf.TensorSpec([len(self._shards), count], tf.float32)
-        return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
-
-    def _divisors(self, leaves, seeds, counts):
-        return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
-
-    def _full_steps(self, leaves, seeds, totals):
-        fixed = fixed_values(self._devices, self.micro)  # of an evaluation that is all of the model
-
-        def body(k, rows):
-            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed, totals[k])
-
-        start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
-        steps = tf.shape(seeds)[0]
-        return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
-
-    def _partial_step(self, leaves, seeds, counts, total, totals):
-        fixed = fixed_values(self._devices, self.micro)
-        return self._rows([leaf[0] for leaf in leaves], seeds[0], counts, total, fixed, totals[0])
-
-    def _rows(self, leaves, seeds, counts, total, fixed, totals) -> tf.Tensor:
-        def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-            return [], tf.zeros([0])
-
-        like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
-        factors = None
-        if self.micro.divided:
-            own = shard_divisors(self.micro, leaves, seeds, counts, self.micro.values())
-            factors = shard_factors(own, totals, counts, total, self._plan)
-        return spread_shards(
-            self._devices, self.micro, encode, like, leaves, seeds, counts, total, self._plan, fixed, factors=factors
-        )[1]

@@ -20,31 +20,16 @@ from raytf.runs.restart_phases import Phases
 from raytf.training import gpu_errors, warm_pool
 from raytf.training.heartbeat import Heartbeat
 from raytf.training.job import TrainingJob
+from raytf.training.process_settings import ProcessSettings
 
 
-def set_up(
-    addresses: list[str],
-    rank: int,
-    threads: int | None,
-    quiet: bool,
-    exact: bool,
-    jit: bool,
-    one_worker: bool = False,
-    logical_devices: int = 1,
-    gpus: Sequence[str] | None = None,
-) -> None:
+def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
     """Prepare this worker's process for its strategy, before any TensorFlow operation.
 
     Args:
         addresses: HOST:PORT of every rank's collective server.
         rank: of this worker.
-        threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow, None is what the node has for what
-            this process was given of its GPUs.
-        quiet: silence TensorFlow's messages.
-        exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
-        jit: XLA compiles; what it compiled stays on the node for the next group.
-        one_worker: the strategy is one of one process, which has no cluster and hence no TF_CONFIG.
-        logical_devices: parts of the CPU that count as devices.
+        settings: of the run.
         gpus: that this process was given; by default, Ray is asked.
 
     Raises:
@@ -59,34 +44,34 @@ def set_up(
     visibility.demand_driver(gpus)
     if gpus:
         health.await_fit(health.read_mine, visibility.here(), visibility.share())
-    if one_worker:
+    if settings.one_worker:
         os.environ.pop("TF_CONFIG", None)  # one that the node's environment has says nothing of this run
     else:
         task = {"type": "worker", "index": rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    if quiet:
+    if settings.quiet:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    if jit:
+    if settings.jit:
         compiled = worker_process.session_folder() / "raytf-xla"
         compiled.mkdir(exist_ok=True)
         flags = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
         os.environ["TF_XLA_FLAGS"] = flags.strip()
-    if exact and gpus:
-        determinism.prepare(os.environ, jit)
+    if settings.exact and gpus:
+        determinism.prepare(os.environ, settings.jit)
     warm_pool.import_all()
     import tensorflow as tf
 
-    if exact:
+    if settings.exact:
         tf.config.experimental.enable_op_determinism()
-    threads = visibility.threads() if threads is None else threads
+    threads = visibility.threads() if settings.threads is None else settings.threads
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         # As many threads within an operation as elsewhere, since they cut sums, but one more operation for each device.
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads) + logical_devices - 1)
-    if logical_devices > 1:
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads) + settings.logical_devices - 1)
+    if settings.logical_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
-        parts = [tf.config.LogicalDeviceConfiguration()] * logical_devices
+        parts = [tf.config.LogicalDeviceConfiguration()] * settings.logical_devices
         tf.config.set_logical_device_configuration(cpu, parts)
     devices = tf.config.list_physical_devices("GPU")
     visibility.demand(gpus, devices)

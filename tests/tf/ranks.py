@@ -20,7 +20,7 @@ from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.reduction import packed
 from raytf.distributed.wire import AllReduce, WireWords
 from raytf.training.model import build
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 
 
 class Alone:
@@ -122,20 +122,10 @@ class Rank:
             self.model = build(factory, self._pipeline.sample(), [source], compute, seed=0)
         self._pipeline.prepare(len(seed_states(self.model)), None)
         leaves = self._pipeline.template, self._pipeline.leaf_specs
-        self.step = TrainStep(
-            self.model,
-            plan,
-            own,
-            all_reduce,
-            *leaves,
-            1,
-            compute.jit,
-            exact,
-            compress,
-            devices,
-            words=words,
-            overlap=overlap,
+        options = StepOptions(
+            jit=compute.jit, fixed_point=exact, compress=compress, devices=devices, words=words, overlap=overlap
         )
+        self.step = TrainStep(self.model, plan, own, all_reduce, *leaves, options)
 
     def train(self, begin: int, end: int, call_steps: int = 3) -> np.ndarray:
         """Losses of the steps from one to another; the last that this rank does."""

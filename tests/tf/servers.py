@@ -25,8 +25,8 @@ from raytf.testing.processes import free_port
 from raytf.training.learning_rate import LearningRate, RateLaw
 from raytf.training.model import build
 from raytf.training.parameter_server import state
-from raytf.training.parameter_server.step import AsyncStep, SyncStep
-from raytf.training.step import TrainStep
+from raytf.training.parameter_server.step import AsyncStep, Servers, SyncStep
+from raytf.training.step import StepOptions, TrainStep
 
 SERVER = """
 import json, os, sys, time
@@ -130,12 +130,14 @@ def main() -> None:
         steps = 14
 
         plain, pipeline, plan = make(rich, 4)
-        step = TrainStep(plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, 1, False, False)
+        step = TrainStep(
+            plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, StepOptions(fixed_point=False)
+        )
         losses = [float(step(pipeline.submit(s, s + 1).result(), np.zeros(1)).losses[0]) for s in range(steps)]
 
         for parts in (3, 2):  # of three workers: no backups, and one
             mirror, pipeline, plan = make(rich, 4)
-            own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+            own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
             sync = SyncStep(*own, parts=parts, workers=3)
             rows = [sync.submit(pipeline.submit(s, s + 1).result()).result() for s in range(steps)]
             applied = sync.state.pull()
@@ -150,9 +152,11 @@ def main() -> None:
         told["places"] = sync.state.places()
 
         plain, pipeline, plan = make(double, 4)
-        step = TrainStep(plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, 1, False, False)
+        step = TrainStep(
+            plain, plan, range(4), None, pipeline.template, pipeline.leaf_specs, StepOptions(fixed_point=False)
+        )
         mirror, _, _ = make(double, 4)
-        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         sync = SyncStep(*own, parts=2, workers=3)
         for s in range(40):
             call = pipeline.submit(s, s + 1).result()
@@ -164,7 +168,7 @@ def main() -> None:
         told["steps"] = steps
 
         mirror, pipeline, plan = make(counter, 1)
-        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         counted = AsyncStep(*own, workers=3)
         calls, asked = [], 0
         while asked < 210:
@@ -193,10 +197,10 @@ def main() -> None:
         # Scaled and warmed up: a schedule, aggregated, as a plain step has it.
         plain, pipeline, plan = make(rich, 4)
         rate, args = LearningRate(plain.optimizer, LAW), (pipeline.template, pipeline.leaf_specs)
-        step = TrainStep(plain, plan, range(4), None, *args, 1, False, False, rate=rate)
+        step = TrainStep(plain, plan, range(4), None, *args, StepOptions(fixed_point=False), rate)
         expected = [step(pipeline.submit(s, s + 1).result(), np.zeros(1)) for s in range(steps)]
         mirror, pipeline, plan = make(rich, 4)
-        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         sync = SyncStep(*own, LearningRate(mirror.optimizer, LAW), parts=3, workers=3)
         rows = [sync.submit(pipeline.submit(s, s + 1).result()).result() for s in range(steps)]
         sync.state.pull()
@@ -212,7 +216,7 @@ def main() -> None:
         for begin, end in ((0, 5), (5, 12)):
             mirror, pipeline, plan = make(counter, 1)
             rate = LearningRate(mirror.optimizer, LAW)
-            own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+            own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
             counted = AsyncStep(*own, rate, workers=3)
             for variable, value in zip([*mirror.weights, *mirror.optimizer.variables], saved or [], strict=False):
                 variable.assign(value)
@@ -226,7 +230,7 @@ def main() -> None:
 
         # What comes back is what was sent, cut and put together.
         mirror, pipeline, plan = make(rich, 4)
-        own = (strategy, coordinator, mirror, plan, pipeline.template, pipeline.leaf_specs, 2, False)
+        own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)
         step = AsyncStep(*own, workers=3)
         random = np.random.default_rng(1)
         for v in [*mirror.trainable_variables, *mirror.optimizer.variables[2:]]:

@@ -21,7 +21,7 @@ from raytf.distributed import wire
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import exact
 from raytf.training.model import build
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World
 
 RNG = np.random.default_rng(0)
@@ -63,7 +63,7 @@ def admit(*extra, world_size: int = 1, augment=None, disturb=None, words=None) -
             kernel.assign(kernel * np.float32(1 + 2**-22))
         own = assign(4, world_size)[rank]
         template, specs = pipeline.template, pipeline.leaf_specs
-        step = TrainStep(model, plan, own, world.all_reduce(rank), template, specs, 1, False, True, words=words)
+        step = TrainStep(model, plan, own, world.all_reduce(rank), template, specs, StepOptions(words=words))
         ranks.append((step, pipeline, 0, Rank(world, rank), augment))
 
     def run(arguments):
@@ -180,7 +180,7 @@ def test_a_step_that_was_tried_leaves_nothing_behind():
     pipeline = Pipeline(SOURCE, plan, range(4), 0)
     model = build(factory, pipeline.sample(), [SOURCE], ComputeSection(), 0)
     pipeline.prepare(len(seed_states(model)), None)
-    step = TrainStep(model, plan, range(4), None, pipeline.template, pipeline.leaf_specs, 1, False, True)
+    step = TrainStep(model, plan, range(4), None, pipeline.template, pipeline.leaf_specs, StepOptions())
     changing = {**variables(model), **step.reduction.state()}
 
     def state() -> dict[str, bytes]:

@@ -27,7 +27,7 @@ from raytf.distributed.devices import Devices, LocalDevices, OneDevice, computes
 from raytf.distributed.reduction import packed
 from raytf.distributed.wire import DEVICE, HOST, WireLayout, WireWords, widen, zeros
 from raytf.testing.gpu_placement import PlacementFinding, findings, operations
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 
 GRADIENT_SIZE = 256
 RECORDS, STEPS, CONTEXT = 2, 2, 8
@@ -96,8 +96,10 @@ def traced(
     total = shards if all_reduce is None else 2 * shards
     plan = StepPlan(1024, total * RECORDS, total)
     is_exact, is_small = mode != "float", mode == "compressed"
-    asked = (9, False, is_exact, is_small, devices)
-    return TrainStep(model, plan, range(shards), all_reduce, template, specs, *asked, words=words, overlap=overlap)
+    options = StepOptions(
+        flags=9, fixed_point=is_exact, compress=is_small, devices=devices, words=words, overlap=overlap
+    )
+    return TrainStep(model, plan, range(shards), all_reduce, template, specs, options)
 
 
 def of_full_steps(step: TrainStep) -> list[PlacementFinding]:

@@ -32,7 +32,8 @@ print("computed")
 """
 SET_UP = """
 from raytf.training import worker
-worker.set_up(["127.0.0.1:1"], 0, 1, True, False, False, one_worker=True, gpus={gpus})
+from raytf.training.process_settings import ProcessSettings
+worker.set_up(["127.0.0.1:1"], 0, ProcessSettings(1, one_worker=True), {gpus})
 """
 #: A warm process leaves the driver alone until a worker takes it, also where it hides nothing: it may be given a GPU.
 WARM = """
@@ -45,10 +46,11 @@ assert not os.path.exists(os.environ["STUB_LOG"]), "the driver was called"
 PROMISED = """
 import time
 from raytf.training import worker
+from raytf.training.process_settings import ProcessSettings
 from raytf.errors import GpuError
 began = time.monotonic()
 try:
-    worker.set_up(["127.0.0.1:1"], 0, 1, True, False, False, one_worker=True, gpus=["0"])
+    worker.set_up(["127.0.0.1:1"], 0, ProcessSettings(1, one_worker=True), ["0"])
 except GpuError as error:
     assert error.retryable
     print(f"{time.monotonic() - began:.1f} {error}")

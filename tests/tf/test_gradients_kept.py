@@ -14,7 +14,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.training.model import build
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World, train
 
 RNG = np.random.default_rng(0)
@@ -49,7 +49,12 @@ def steps(factory, keeps_gradients: bool, end: int, exact: bool = True, shuffle:
     pipeline.prepare(len(seed_states(made)), None)
     leaves = pipeline.template, pipeline.leaf_specs
     step = TrainStep(
-        made, PLAN, range(4), World(1).all_reduce(0), *leaves, 1, False, exact, keeps_gradients=keeps_gradients
+        made,
+        PLAN,
+        range(4),
+        World(1).all_reduce(0),
+        *leaves,
+        StepOptions(fixed_point=exact, keeps_gradients=keeps_gradients),
     )
     done = 0
     while done < end:

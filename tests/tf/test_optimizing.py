@@ -20,7 +20,7 @@ from raytf.data.sources import ArraySource
 from raytf.training.fused_update import fused
 from raytf.training.learning_rate import LearningRate, RateLaw
 from raytf.training.model import build
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World
 
 RNG = np.random.default_rng(0)
@@ -61,7 +61,7 @@ class Run:
         self.pipeline, self.rates = pipeline, []
         rate = LearningRate(self.model.optimizer, law)
         leaves = pipeline.template, pipeline.leaf_specs
-        self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, 1, False, True, rate=rate)
+        self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, StepOptions(), rate)
         self.named = variables.variables(self.model) | self.step.reduction.state()
 
     def train(self, begin: int, end: int) -> Run:

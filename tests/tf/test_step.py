@@ -13,7 +13,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
 from raytf.training.model import build
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World, train
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has
@@ -254,7 +254,7 @@ def test_the_probe_tells_bits_and_changes_nothing():
     pipeline = Pipeline(source, plan, own, seed=0)
     model = build(everything, pipeline.sample(), [source], ComputeSection(), seed=0)
     pipeline.prepare(len(seed_states(model)), None)
-    step = TrainStep(model, plan, own, World(1).all_reduce(0), pipeline.template, pipeline.leaf_specs, 1, False, True)
+    step = TrainStep(model, plan, own, World(1).all_reduce(0), pipeline.template, pipeline.leaf_specs, StepOptions())
     call, before = pipeline.submit(0, 1).result(), weights_sha256(model)
     pipeline.close()
 

@@ -23,7 +23,7 @@ from raytf.training.callbacks import Callbacks
 from raytf.training.device_placement import collected
 from raytf.training.evaluation import Evaluator
 from raytf.training.model import build
-from raytf.training.step import TrainStep
+from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World, train
 
 RNG = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_what_no_step_changes_is_known_before_the_steps():
     made = build(model, pipeline.sample(), [SOURCE], ComputeSection(), seed=0)
     pipeline.prepare(len(seed_states(made)), None)
     template, specs = pipeline.template, pipeline.leaf_specs
-    step = TrainStep(made, plan, range(4), World(1).all_reduce(0), template, specs, 1, False, True)
+    step = TrainStep(made, plan, range(4), World(1).all_reduce(0), template, specs, StepOptions())
     pipeline.close()
     fixed = step.micro.fixed()
     assert [value is None for value in fixed.weights] == [True] * len(made.trainable_variables)

@@ -40,8 +40,9 @@ def test_calls_of_a_pipeline_are_sent_by_the_thread_that_gathers_them():
     source, plan = ArraySource(x, y), StepPlan(32, 8, 2)
     with (
         closing(Pipeline(source, plan, range(2), 0)) as plain,
-        closing(Pipeline(source, plan, range(2), 0, send=Upload(CPU, 3))) as sending,
+        closing(Pipeline(source, plan, range(2), 0)) as sending,
     ):
+        sending.send = Upload(CPU, 3)
         for start in range(4):
             call, sent = (pipeline.submit(start, start + 1).result() for pipeline in (plain, sending))
             assert all(isinstance(leaf, tf.Tensor) for leaf in sent.leaves)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -120,6 +120,21 @@ def crc_of(leaves: Sequence[np.ndarray], crc: int = 0) -> int:
     for leaf in leaves:
         crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
     return crc
+
+
+def options_of(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of a source, with their defaults.
+
+    Args:
+        name: of the source, for people.
+
+    Raises:
+        TypeError: there is no such argument.
+    """
+    unknown = sorted(given.keys() - defaults.keys())
+    if unknown:
+        raise TypeError(f"{name} takes no {unknown[0]!r}. Expected some of {', '.join(defaults)}.")
+    return {**defaults, **given}
 
 
 def by_name(columns: str | Sequence[str] | None) -> Any:

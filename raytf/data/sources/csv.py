@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from zlib import crc32
 
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import Order, Spec, by_name, crc_of
+from raytf.data.sources.base import Order, Spec, by_name, crc_of, options_of
 from raytf.data.sources.block_reader import BlockSource
 from raytf.data.sources.file_set import Files
 from raytf.errors import DataError, one_line
@@ -40,6 +40,29 @@ class _Block:
     bytes: int
     first: int
     records: int
+
+
+class CsvOptions(TypedDict, total=False):
+    """Of CsvSource, which says what they mean."""
+
+    shape: tuple[int, ...] | None
+    dtype: str
+    delimiter: str | None
+    window: int | None
+    order: Order
+    block_bytes: int
+    classes: Sequence[str] | None
+
+
+_DEFAULTS = {
+    "shape": None,
+    "dtype": "float32",
+    "delimiter": None,
+    "window": None,
+    "order": "auto",
+    "block_bytes": _BLOCK_BYTES,
+    "classes": None,
+}
 
 
 class CsvSource(BlockSource):
@@ -77,16 +100,12 @@ class CsvSource(BlockSource):
         x: str | list[str] | None = None,
         y: str | list[str] | None = "label",
         sample_weight: str | None = None,
-        shape: tuple[int, ...] | None = None,
-        dtype: str = "float32",
-        delimiter: str | None = None,
-        window: int | None = None,
-        order: Order = "auto",
-        block_bytes: int = _BLOCK_BYTES,
-        classes: Sequence[str] | None = None,
+        **options: Unpack[CsvOptions],
     ):
-        super().__init__(uri, window)
-        self._block_bytes = block_bytes
+        given = options_of("CsvSource", options, _DEFAULTS)
+        delimiter, classes, shape = given["delimiter"], given["classes"], given["shape"]
+        super().__init__(uri, given["window"])
+        self._block_bytes = given["block_bytes"]
         self._files = Files(uri, ENDINGS)
         if not self._files.names:
             raise DataError(f"{uri}: there are no *.csv files.")
@@ -115,11 +134,11 @@ class CsvSource(BlockSource):
         self._shape = (len(vector),) if shape is None else tuple(shape)
         if vector and int(np.prod(self._shape, dtype=np.int64)) != len(vector):
             raise DataError(f"{uri}: x has {len(vector)} columns; shape {self._shape} does not fit.")
-        self._dtype = np.dtype(dtype).name
+        self._dtype = np.dtype(given["dtype"]).name
         first = self._read(0)
         self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
-        self._order_by(order, sum(self._files.sizes))
+        self._order_by(given["order"], sum(self._files.sizes))
         if not self._by_record:
             sizes = np.array(self._files.sizes)
             named = crc32(repr(self.classes).encode()) if self.classes else 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
+from typing import TypedDict, Unpack
 
 import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources import tfrecord_frames
-from raytf.data.sources.base import Order, Spec, crc_of
+from raytf.data.sources.base import Order, Spec, crc_of, options_of
 from raytf.data.sources.block_reader import BlockSource
 from raytf.data.sources.file_set import Files
 from raytf.data.sources.image_decoder import Decoder, Fit
@@ -25,6 +26,29 @@ ENDINGS = (".tfrecord", ".tfrecords", ".tfrec", ".tfr")
 _INDEXES = (".idx", ".index")
 #: A block by default: a 256th of the data, within these bounds.
 _LEAST_BLOCK, _LARGEST_BLOCK, _BLOCKS = 256 << 10, 8 << 20, 256
+
+
+class TFRecordOptions(TypedDict, total=False):
+    """Of TFRecordSource, which says what they mean."""
+
+    features: Mapping[str, Spec] | None
+    size: tuple[int, int] | None
+    channels: int | None
+    fit: Fit
+    window: int | None
+    order: Order
+    block_bytes: int | None
+
+
+_DEFAULTS = {
+    "features": None,
+    "size": None,
+    "channels": None,
+    "fit": "crop",
+    "window": None,
+    "order": "auto",
+    "block_bytes": None,
+}
 
 
 class TFRecordSource(BlockSource):
@@ -58,15 +82,12 @@ class TFRecordSource(BlockSource):
         x: str | list[str] | None = None,
         y: str | list[str] | None = "label",
         sample_weight: str | None = None,
-        features: Mapping[str, Spec] | None = None,
-        size: tuple[int, int] | None = None,
-        channels: int | None = None,
-        fit: Fit = "crop",
-        window: int | None = None,
-        order: Order = "auto",
-        block_bytes: int | None = None,
+        **options: Unpack[TFRecordOptions],
     ):
-        super().__init__(uri, window)
+        given = options_of("TFRecordSource", options, _DEFAULTS)
+        features, block_bytes = given["features"], given["block_bytes"]
+        size, channels, fit = given["size"], given["channels"], given["fit"]
+        super().__init__(uri, given["window"])
         self._files = Files(uri, is_wanted=is_tfrecord)
         schema = read_schema(self._files.storage)
         if not self._files.names:
@@ -97,7 +118,7 @@ class TFRecordSource(BlockSource):
             f.spec if d is None else Spec(d.shape, "uint8") for f, d in zip(self._features, self._decoders, strict=True)
         ]
         self.spec = tree.unflatten(columns, self._leaf_specs)
-        self._order_by(order, total)
+        self._order_by(given["order"], total)
         some = self.reader(1).take(np.arange(1 if self._by_record else min(16, self.records)))
         if not self._by_record:
             self.crc = crc_of([*some, self._sizes, np.array([e.end_crc for e in self._entries])])

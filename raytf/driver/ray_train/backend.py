@@ -11,6 +11,7 @@ from ray.train.backend import Backend, BackendConfig
 
 from raytf._ray import train
 from raytf.errors import GpuError
+from raytf.training.process_settings import ProcessSettings
 
 
 @dataclasses.dataclass
@@ -20,21 +21,10 @@ class MwmsConfig(BackendConfig):
     Ray's own configuration imports TensorFlow in the controller (10 s) and sets TF_USE_LEGACY_KERAS in every worker.
 
     Attributes:
-        threads: TensorFlow's threads within an operation, for each worker; 0 leaves it to TensorFlow, None is what the
-            worker's node has for each GPU.
-        quiet: silence TensorFlow's messages.
-        exact: have TensorFlow refuse operations without a deterministic kernel.
-        jit: keep what XLA compiled for the next group.
-        one_worker: the strategy is one of one process.
-        logical_devices: parts of each worker's CPU that count as devices.
+        process: settings of each worker's process.
     """
 
-    threads: int | None = 0
-    quiet: bool = True
-    exact: bool = False
-    jit: bool = False
-    one_worker: bool = False
-    logical_devices: int = 1
+    process: ProcessSettings = dataclasses.field(default_factory=ProcessSettings)
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -66,12 +56,7 @@ class _MwmsBackend(Backend):
                 worker.set_up,
                 addresses,
                 rank,
-                config.threads,
-                config.quiet,
-                config.exact,
-                config.jit,
-                config.one_worker,
-                config.logical_devices,
+                config.process,
             )
             for rank in range(len(worker_group))
         ]

@@ -19,6 +19,7 @@ from raytf.errors import ClusterError, one_line
 from raytf.storage.storage import Storage
 from raytf.training import warm_pool
 from raytf.training.job import TrainingJob
+from raytf.training.process_settings import ProcessSettings
 
 
 def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
@@ -74,14 +75,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Tra
         run_uri=run.uri,
         flags=config.cluster,
         keeps_kind=config.compute.exact,
-        backend_config=MwmsConfig(
-            _threads(config, "GPU" in resources),
-            quiet=not verbose,
-            exact=config.compute.exact,
-            jit=config.compute.jit,
-            one_worker=config.strategy.strategy in strategy_rules.ONE_WORKER,
-            logical_devices=config.strategy.logical_devices or 1,
-        ),
+        backend_config=MwmsConfig(_of_processes(config, "GPU" in resources)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),
             use_gpu="GPU" in resources,
@@ -98,6 +92,17 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Tra
             if config.cluster.warm_workers
             else None,
         ),
+    )
+
+
+def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
+    return ProcessSettings(
+        threads=_threads(config, on_gpu),
+        quiet=not config.run.verbose,
+        exact=config.compute.exact,
+        jit=config.compute.jit,
+        one_worker=config.strategy.strategy in strategy_rules.ONE_WORKER,
+        logical_devices=config.strategy.logical_devices or 1,
     )
 
 

@@ -26,7 +26,7 @@ from raytf.training.heartbeat import Activity, Heartbeat
 from raytf.training.job import TrainingJob
 from raytf.training.loop import Worker
 from raytf.training.parameter_server import state
-from raytf.training.parameter_server.step import AsyncStep, ResultLostError, ServerStepOutcome, SyncStep
+from raytf.training.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
 from raytf.training.step import StepOutcome
 from raytf.training.worker import explained
 
@@ -92,13 +92,11 @@ class CoordinatorLoop(Worker):
         self._rate = self._make_rate()
         strategy, servers = self.config.strategy, len(self._cluster["ps"])
         args = (
-            self._strategy,
-            self._coordinator,
+            Servers(self._strategy, self._coordinator, servers),
             self.model,
             self.plan,
             self.pipeline.template,
             self.pipeline.leaf_specs,
-            servers,
             self.config.compute.jit,
             self._rate,
         )

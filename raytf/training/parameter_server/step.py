@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -21,7 +22,15 @@ from raytf.data.sources import Spec
 from raytf.distributed.reduction import FloatReduction
 from raytf.inference import user_model
 from raytf.training.learning_rate import LearningRate
-from raytf.training.microbatch import MicroBatch, StepValues, loop_shards, shard_divisors, shard_factors
+from raytf.training.microbatch import (
+    MicroBatch,
+    ShardBatch,
+    ShardSum,
+    StepValues,
+    loop_shards,
+    shard_divisors,
+    shard_factors,
+)
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
 from raytf.training.parameter_server.state import ServerState
 from raytf.training.step import StepOutcome
@@ -56,15 +65,28 @@ class ServerStepOutcome(NamedTuple):
     gradients: Sequence[np.ndarray] = ()
 
 
+@dataclass(frozen=True)
+class Servers:
+    """The servers of a run, and how they are reached.
+
+    Attributes:
+        strategy, coordinator: of `parameter_server.connect`.
+        count: how many there are.
+    """
+
+    strategy: Any
+    coordinator: Any
+    count: int
+
+
 class ServerStep:
     """What both kinds of steps have: the state on the servers and a worker's gradients.
 
     Args:
-        strategy, coordinator: of `parameter_server.connect`.
+        servers: that have the state.
         model: the mirror.
         plan: sizes.
         template, specs: structure and leaves of a batch.
-        servers: how many there are.
         jit: compile gradients with XLA.
         rate: of the mirror's optimizer; by default as that is.
 
@@ -74,17 +96,15 @@ class ServerStep:
 
     def __init__(
         self,
-        strategy: Any,
-        coordinator: Any,
+        servers: Servers,
         model: keras.Model,
         plan: StepPlan,
         template: tuple[Any, Any, Any],
         specs: list[Spec],
-        servers: int,
         jit: bool,
         rate: LearningRate | None = None,
     ):
-        self._coordinator, self._plan, self._specs = coordinator, plan, specs
+        self._coordinator, self._plan, self._specs = servers.coordinator, plan, specs
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
@@ -93,7 +113,7 @@ class ServerStep:
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
         self.reduction = FloatReduction(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
-        self.state = ServerState(strategy, model, self.micro.states, servers, rate)
+        self.state = ServerState(servers.strategy, model, self.micro.states, servers.count, rate)
 
     def trace(self) -> None:
         """Nothing is traced ahead: the first call of each kind is."""
@@ -134,9 +154,8 @@ class ServerStep:
             own = shard_divisors(micro, leaves, seeds, counts, values)
             totals = tf.reduce_sum(own, 0) if totals is None else totals
             factors = shard_factors(own, totals, counts, total, self._plan)
-        summed, rows = loop_shards(
-            micro, encode, like, leaves, seeds, counts, total, self._plan, values, factors=factors
-        )
+        how = ShardSum(encode, like, self._plan.shards)
+        summed, rows = loop_shards(micro, how, ShardBatch(leaves, seeds, counts, total, factors), values)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in summed])
         return summed, tf.reduce_sum(rows, 0), finite, [values.states[i] for i in micro.updated]
 
