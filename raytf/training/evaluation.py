@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import keras
 import numpy as np
@@ -12,6 +10,7 @@ import numpy as np
 from raytf.checkpoint import variables
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan
+from raytf.data.prefetch import Prefetch
 from raytf.distributed.devices import Devices
 from raytf.distributed.group import Ranks
 from raytf.training import model as models
@@ -20,7 +19,6 @@ from raytf.training.evaluation_step import EvalStep
 
 #: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
 _CALL_STEPS = 16
-_PREFETCH = 2
 
 
 class Evaluator:
@@ -66,14 +64,9 @@ class Evaluator:
         self._callbacks.run("on_test_begin")
         shards, plan = self._pipeline.shards, self._plan
         rows = np.zeros((len(shards), self._step.micro.row_width), np.float32)
-        pending: deque[Future[CallBatch]] = deque()
-        asked, total = 0, plan.steps_per_epoch
-        while asked < total or pending:
-            while asked < total and len(pending) < _PREFETCH:
-                end = plan.call_end(asked, _CALL_STEPS, total)
-                pending.append(self._pipeline.submit(asked, end))
-                asked = end
-            call = pending.popleft().result()
+        calls = Prefetch(self._pipeline, 0, lambda at, end: plan.call_end(at, _CALL_STEPS, end))
+        while calls.fill(plan.steps_per_epoch):
+            call = calls.take()
             rows += self._step(call, self._totals(call))
             progress()
         everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)

@@ -11,9 +11,7 @@ import functools
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from raytf.cluster.preemption import watcher
 from raytf.config import precision
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan, assign, imbalance
+from raytf.data.prefetch import DEPTH, Prefetch
 from raytf.data.sources import Source, fingerprint
 from raytf.distributed import buckets, factory, memory_needs, ranks, worker_table
 from raytf.distributed.devices import DeviceRoom, computes_on_gpu, free_bytes
@@ -58,8 +57,6 @@ from raytf.training.reporter import Reporter, Saves
 from raytf.training.step import StepOptions, StepOutcome, TrainStep
 from raytf.training.upload import Upload
 
-#: Calls gathered ahead of the one that runs.
-_PREFETCH = 2
 #: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
@@ -379,22 +376,17 @@ class Worker:
     def train(self) -> dict[str, Any] | None:
         """Train to the end of the run; the result on rank 0."""
         total, plan = self.job.total_steps, self.plan
-        pending: deque[Future[CallBatch]] = deque()
-        asked = self.state.step
+        calls = Prefetch(self.pipeline, self.state.step, self._call_end)
         self.pulse.settle(Activity.LOOP, self.state.step)
         self.show("starting")
         while self.state.step < total and not self.state.stopped_early:
-            while asked < total and len(pending) < _PREFETCH:
-                every = self.saving.cadence.every_steps, self.config.run.histograms_every
-                end = min(plan.call_end(asked, self.call_steps, total, boundary) for boundary in every)
-                pending.append(self.pipeline.submit(asked, end))
-                asked = end
+            calls.fill(total)
             epoch, inside = plan.locate(self.state.step)
             if inside == 0:
                 self.callbacks.run("on_epoch_begin", epoch)
                 self.saving.callbacks_ran()
             with self.pulse.doing(Activity.INPUT):
-                call = pending.popleft().result()
+                call = calls.take()
             self.callbacks.run_batch("on_train_batch_begin", inside)
             began = time.perf_counter()
             activity = Activity.STEP if call.full in self._traced else Activity.TRACE
@@ -419,6 +411,11 @@ class Worker:
             self._end_epoch(plan.locate(self.state.step)[0])
         self.reporter.finish()
         return self._finish()
+
+    def _call_end(self, step: int, stop: int) -> int:
+        """Where a call that begins at a step ends: nothing that is due by the step lies within it."""
+        due = self.saving.cadence.every_steps, self.config.run.histograms_every
+        return min(self.plan.call_end(step, self.call_steps, stop, boundary) for boundary in due)
 
     def _after_call(self, call: CallBatch, outcome: StepOutcome, epoch: int, seconds: float) -> None:
         self.state.step = call.stop
@@ -620,4 +617,4 @@ class Worker:
         """What becomes of a batch that was gathered: it goes to the GPU ahead of its step, where there is one alone."""
         if self.config.strategy.has_servers or len(self.devices.names) > 1 or not computes_on_gpu(self.devices):
             return list
-        return Upload(self.devices.names[0] or "GPU:0", _PREFETCH + 1)
+        return Upload(self.devices.names[0] or "GPU:0", DEPTH + 1)

@@ -9,7 +9,6 @@ when the run is told to save. In a quiet moment step s means: each of the first 
 from __future__ import annotations
 
 import time
-from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.data.pipeline import CallBatch
+from raytf.data.prefetch import Prefetch
 from raytf.distributed.devices import OneDevice
 from raytf.distributed.group import SingleWorkerGroup
 from raytf.distributed.step_flags import StepFlag, vector
@@ -30,8 +30,6 @@ from raytf.training.parameter_server.step import AsyncStep, ResultLostError, Ser
 from raytf.training.step import StepOutcome
 from raytf.training.worker import explained
 
-#: Calls gathered ahead of those that are under way.
-_PREFETCH = 2
 #: How long a call should take on its worker: long enough that handing it out does not count, short enough to save soon.
 _CALL_SECONDS = 0.2
 _MAX_CALL_STEPS = 32
@@ -143,16 +141,14 @@ class CoordinatorLoop(Worker):
 
     def _train_until(self, stop: int, epoch: int) -> None:
         """Train an epoch's steps up to `stop`, or until a callback ends the run; nothing is under way afterwards."""
-        ahead: deque[Future[CallBatch]] = deque()
-        asked, began = self.state.step, time.monotonic()
-        until, is_quiet_wanted = self._next_quiet(asked, stop), False
+        ahead = Prefetch(self.pipeline, self.state.step, lambda at, end: self.plan.call_end(at, self.call_steps, end))
+        began = time.monotonic()
+        until, is_quiet_wanted = self._next_quiet(ahead.asked, stop), False
         while self.state.step < stop and not (self.state.stopped_early and not self._under_way):
-            while not is_quiet_wanted and asked < until and len(ahead) < _PREFETCH:
-                end = self.plan.call_end(asked, self.call_steps, until)
-                ahead.append(self.pipeline.submit(asked, end))
-                asked = end
+            if not is_quiet_wanted:
+                ahead.fill(until)
             while ahead and len(self._under_way) < self.train_step.window:
-                self._hand_out(ahead.popleft())
+                self._hand_out(ahead)
             self._collect(epoch)
             flags = self._flags_of()
             is_quiet_wanted |= bool(flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK] or self.state.stopped_early)
@@ -165,7 +161,7 @@ class CoordinatorLoop(Worker):
             if self.state.step % self.plan.steps_per_epoch:
                 self._rest(flags)
             # Else the epoch ends first: what is saved at its last step knows its validation and its callbacks.
-            until, is_quiet_wanted, began = self._next_quiet(asked, stop), False, time.monotonic()
+            until, is_quiet_wanted, began = self._next_quiet(ahead.asked, stop), False, time.monotonic()
         self._count_time(began)
 
     def _rest(self, flags: np.ndarray) -> None:
@@ -195,9 +191,9 @@ class CoordinatorLoop(Worker):
     def _count_time(self, began: float) -> None:
         self.state.train_seconds += time.monotonic() - began
 
-    def _hand_out(self, gathered: Future[CallBatch]) -> None:
+    def _hand_out(self, calls: Prefetch) -> None:
         with self.pulse.doing(Activity.INPUT):
-            call = gathered.result()
+            call = calls.take()
         self.callbacks.run_batch("on_train_batch_begin", self.plan.locate(call.start)[1])
         self._send_rate()
         if not self._under_way:
