@@ -257,7 +257,7 @@ def test_a_run_that_nobody_damaged(tmp_path):
 
 
 def test_damaged_runs_end_no_command(tmp_path):
-    try_cases(tmp_path, range(500))
+    try_cases(tmp_path, range(300))
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ print(json.dumps(float((scores.argmax(-1) == labels).mean())))
 """
 
 
-@pytest.mark.core
 def test_a_run_trains_exports_resumes_and_knows_that_it_has_finished(start, start_there, tmp_path: Path):
     folder = tmp_path / "runs" / "a"
     flags = ("--data", "digits", "--storage", tmp_path / "runs", "--run", "a")

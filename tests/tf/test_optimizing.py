@@ -23,6 +23,8 @@ from raytf.training.model import build
 from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 RNG = np.random.default_rng(0)
 SOURCE = ArraySource(RNG.normal(size=(96, 6)).astype("float32"), RNG.normal(size=(96, 1)).astype("float32"))
 PLAN = StepPlan(96, 16, 4)

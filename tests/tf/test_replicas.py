@@ -18,6 +18,8 @@ from raytf.data.sources import ArraySource
 from raytf.testing.processes import free_port
 from tests.tf.ranks import train
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 ROOT = Path(__file__).parents[2]
 
 

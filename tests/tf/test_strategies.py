@@ -26,6 +26,8 @@ from raytf.training.model import build
 from raytf.training.step import StepOptions, TrainStep
 from tests.tf.ranks import World, train
 
+pytestmark = pytest.mark.gate  # minutes, which .ci/run has
+
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(205, 12)).astype("float32")
 Y = RNG.integers(0, 4, 205)
