@@ -254,7 +254,7 @@ def refused(*flags: str, **env: str) -> str:
         (["http://127.0.0.1:8265"], "there is nothing to run. Expected: "),
         (["http://127.0.0.1:8265", "--"], "there is nothing to run. Expected: "),
         (["http://127.0.0.1:8265", "python", "a.py"], "there is nothing to run. Expected: "),
-        (["ray://127.0.0.1:10001", "--", "true"], "no job server's address"),
+        (["ray://127.0.0.1:10001", "--", "true"], "not a job server's address"),
         (["http://127.0.0.1:8265", "--env", "A", "--", "true"], "--env A: expected NAME=VALUE"),
         (["http://127.0.0.1:8265", "--max-resubmits", "-1", "--", "true"], "--max-resubmits -1: expected"),
         (["http://127.0.0.1:8265", "--head-seconds", "nan", "--", "true"], "--head-seconds nan: expected"),
