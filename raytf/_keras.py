@@ -42,9 +42,12 @@ SEEN = {
 
 
 def own_dtype_policy() -> Any:
-    """The global dtype policy that somebody has set; None where nobody has.
+    """The global dtype policy that somebody has set.
 
     `keras.config.dtype_policy()` would set what nobody has set, and a later `set_floatx` would then say nothing.
+
+    Returns:
+        None where nobody has.
     """
     from keras.src.backend.common import global_state
 
@@ -79,7 +82,11 @@ def input_signature(model: Any) -> Any:
 
 
 def made_by(tensor: Any) -> Any:
-    """The operation of a functional model that makes a tensor; None for other tensors."""
+    """The operation of a functional model that makes a tensor.
+
+    Returns:
+        None for other tensors.
+    """
     return getattr(getattr(tensor, "_keras_history", None), "operation", None)
 
 
@@ -92,12 +99,20 @@ def is_default_hook(hook: Any) -> bool:
 
 
 def compile_config(model: Any) -> Any:
-    """What `compile` was given, as Keras keeps it; None where it was not called."""
+    """What `compile` was given, as Keras keeps it.
+
+    Returns:
+        None where it was not called.
+    """
     return getattr(model, "_compile_config", None)
 
 
 def compiled_loss(model: Any) -> Any:
-    """All losses of `compile` in one object; None where there are none."""
+    """All losses of `compile` in one object.
+
+    Returns:
+        None where there are none.
+    """
     return getattr(model, "_compile_loss", None)
 
 
@@ -128,14 +143,22 @@ def loss_tracker(model: Any) -> Any:
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that a layer has put on a tensor; None where there is none."""
+    """The mask that a layer has put on a tensor.
+
+    Returns:
+        None where there is none.
+    """
     from keras.src.backend.common.masking import get_keras_mask
 
     return get_keras_mask(tensor)
 
 
 def masked_weight(weight: Any, mask: Any, dtype: str, reduction: str) -> Any:
-    """A sample weight together with a mask, as losses count them; None where there is neither."""
+    """A sample weight together with a mask, as losses count them.
+
+    Returns:
+        None where there is neither.
+    """
     from keras.src.losses.loss import apply_mask
 
     return apply_mask(weight, mask, dtype=dtype, reduction=reduction)

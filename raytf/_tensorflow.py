@@ -37,7 +37,11 @@ SEEN = {
 
 
 def operation(kind: str) -> Any:
-    """The definition (OpDef) of a kind of operation; None where TensorFlow knows none."""
+    """The definition (OpDef) of a kind of operation.
+
+    Returns:
+        None where TensorFlow knows none.
+    """
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(kind)

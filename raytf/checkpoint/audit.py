@@ -83,14 +83,22 @@ def verify(run: Storage, on: Callable[[CheckpointFinding], None] = lambda findin
 
 
 def restorable(findings: list[CheckpointFinding]) -> CheckpointFinding | None:
-    """The checkpoint that a resume restores; None where there is none."""
+    """The checkpoint that a resume restores.
+
+    Returns:
+        None where there is none.
+    """
     whole = {finding.name: finding for finding in findings if finding.state is Worth.WHOLE}
     order = naming.restore_order(whole)
     return whole[order[0]] if order else None
 
 
 def _look(run: Storage, name: str, sizes: Mapping[str, int]) -> CheckpointFinding | None:
-    """A finding by sizes; None where the checkpoint is deleted at this moment."""
+    """A finding by sizes.
+
+    Returns:
+        None where the checkpoint is deleted at this moment.
+    """
     step, total = naming.split_name(name)[0], sum(sizes.values())
     if manifest.FILE not in sizes:
         return CheckpointFinding(name, step, Worth.UNFINISHED, total, ())
@@ -126,7 +134,11 @@ def _newer(error: RunMismatchError) -> str:
 
 
 def _read(run: Storage, seen: CheckpointFinding) -> CheckpointFinding | None:
-    """A finding by every byte; None where the checkpoint is deleted at this moment."""
+    """A finding by every byte.
+
+    Returns:
+        None where the checkpoint is deleted at this moment.
+    """
     try:
         shares = manifest.read(run, seen.name)["shares"]
     except CheckpointError as error:  # damaged in this moment

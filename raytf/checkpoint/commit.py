@@ -58,7 +58,11 @@ class Commit(Generic[Save]):
 
     @property
     def under_way(self) -> Save | None:
-        """The save that is being written or committed; None when idle."""
+        """The save that is being written or committed.
+
+        Returns:
+            None when idle.
+        """
         return None if self.is_idle else self.save
 
     def votes(self) -> Votes:

@@ -59,7 +59,11 @@ class Health:
         self._heard_at, self._told = now, self._told if step is None else step
 
     def step(self, now: float) -> int | None:
-        """The newest step that it holds; None for none, and where it has not answered lately."""
+        """The newest step that it holds.
+
+        Returns:
+            None for none, and where it has not answered lately.
+        """
         return self._told if now - self._heard_at < FRESH_SECONDS else None
 
     def forgive(self, seconds: float) -> None:

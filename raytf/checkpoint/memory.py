@@ -147,7 +147,11 @@ class MemoryTier:
 
     @property
     def step(self) -> int | None:
-        """The newest step of which this node holds a copy that can be restored, as its keeper said; None for none."""
+        """The newest step of which this node holds a copy that can be restored, as its keeper said.
+
+        Returns:
+            None for none.
+        """
         self.look()
         return None if self._keeping is None else self._keeping.step
 

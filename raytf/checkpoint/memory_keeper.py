@@ -173,7 +173,11 @@ def keeper(run_uri: str) -> Any:
 
 
 def keeper_on(run_uri: str, node: str) -> Any:
-    """The handle of a node's keeper for a run; None where there is none, or Ray cannot say."""
+    """The handle of a node's keeper for a run.
+
+    Returns:
+        None where there is none, or Ray cannot say.
+    """
     try:
         return ray.get_actor(_name(run_uri, node), namespace=_NAMESPACE)
     except (ValueError, ray.exceptions.RayError):

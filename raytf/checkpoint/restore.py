@@ -73,10 +73,13 @@ class Restorer:
             self._ahead = in_thread(lambda: self._load(self._candidates[0]), "raytf-restore")
 
     def find(self, check: Callable[[Checkpoint], None]) -> Checkpoint | None:
-        """The state to go on from; None for a new run.
+        """The state to go on from.
 
         Args:
             check: raises where a checkpoint belongs to a run with other settings.
+
+        Returns:
+            None for a new run.
 
         Raises:
             CheckpointError: there are checkpoints, and none can be restored.

@@ -112,10 +112,13 @@ class Slot:
 
 
 def head(memory: Any) -> MemoryShare | None:
-    """What a slot holds, by its header and text alone; None where that is nothing, or nothing whole.
+    """What a slot holds, by its header and text alone.
 
     Args:
         memory: bytes of the slot; any buffer.
+
+    Returns:
+        None where that is nothing, or nothing whole.
     """
     if len(memory) < _DATA:
         return None

@@ -42,18 +42,25 @@ class MetricObjective:
         return cls(text, large)
 
     def value(self, logs: Mapping[str, Any]) -> float | None:
-        """Its value in the logs of an epoch; None where there is none, or none that can be compared."""
+        """Its value in the logs of an epoch.
+
+        Returns:
+            None where there is none, or none that can be compared.
+        """
         value = logs.get(self.metric)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > sys.float_info.max:
             return None
         return None if math.isnan(value) else float(value)
 
     def value_at(self, step: int, history: list[dict[str, Any]]) -> float | None:
-        """Its value at the end of an epoch; None for a step inside of one.
+        """Its value at the end of an epoch.
 
         Args:
             step: global steps done.
             history: logs of all epochs so far, each with its `step`.
+
+        Returns:
+            None for a step inside of one.
         """
         return self.value(history[-1]) if history and history[-1].get("step") == step else None
 

@@ -33,11 +33,14 @@ def _times(name: str, free: float, amount: float) -> int:
 def placed(
     free: Sequence[Mapping[str, float]], needs: Iterable[Mapping[str, float]]
 ) -> list[Mapping[str, float]] | None:
-    """What nodes have left with processes on them; None where one of these has no place.
+    """What nodes have left with processes on them.
 
     Args:
         free: of each node.
         needs: of each process; they are placed in this order.
+
+    Returns:
+        None where one of these has no place.
     """
     left = [dict(node) for node in free]
     for need in needs:

@@ -125,7 +125,11 @@ class DeviceRoom:
 
 
 def free_bytes() -> int | None:
-    """Of this process's first GPU, by its driver; None where the driver does not say, or others are on that GPU."""
+    """Of this process's first GPU, by its driver.
+
+    Returns:
+        None where the driver does not say, or others are on that GPU.
+    """
     if visibility.share() < 1:  # TensorFlow was given a part, of which the driver does not know how much is free
         return None
     with suppress(GpuError), nvml.nvml() as library:

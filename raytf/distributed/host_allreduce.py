@@ -43,7 +43,11 @@ class PeerLostError(RuntimeError):
 
 
 def host_identity() -> str | None:
-    """What processes have in common that can share memory through sockets; None where that cannot be known."""
+    """What processes have in common that can share memory through sockets.
+
+    Returns:
+        None where that cannot be known.
+    """
     if not hasattr(os, "memfd_create"):
         return None
     try:

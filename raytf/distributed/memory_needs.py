@@ -91,13 +91,16 @@ class MemoryNeeds:
 
 
 def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | None:
-    """Why a run cannot begin on a node; None where it can.
+    """Why a run cannot begin on a node.
 
     Where copies in memory were not asked for and do not fit, the run goes without: its keeper says so.
 
     Args:
         node_bytes: all memory that the node has.
         wants_slots: the user has asked for copies in memory.
+
+    Returns:
+        None where it can.
     """
     room = node_bytes - NODE_SPARE
     excess = needs.rest > room

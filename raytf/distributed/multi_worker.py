@@ -47,7 +47,11 @@ OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """UUID and kind of the GPU on which TensorFlow computes in this process; None where it has none."""
+    """UUID and kind of the GPU on which TensorFlow computes in this process.
+
+    Returns:
+        None where it has none.
+    """
     if not tf.config.list_logical_devices("GPU"):
         return None
     found = nvml.mine()

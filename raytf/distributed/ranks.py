@@ -26,7 +26,11 @@ _place: RankInfo | None = None
 
 
 def take(place: RankInfo | None) -> None:
-    """This process is that worker from now on; None for none."""
+    """This process is that worker from now on.
+
+    Returns:
+        None for none.
+    """
     global _place
     _place = place
 

@@ -27,7 +27,10 @@ class CrashSafeMemory:
         self._paths, self._number = tuple(paths), 0
 
     def read(self) -> bytes | None:
-        """What was written last; None where nothing was.
+        """What was written last.
+
+        Returns:
+            None where nothing was.
 
         Raises:
             OSError: whoever held the files is gone, or they are another user's.

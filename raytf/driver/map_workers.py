@@ -189,7 +189,11 @@ class PartQueue(Generic[Answer]):
         return self.losses.total()
 
     def take(self) -> int | None:
-        """The next part for a worker that has none; None where there is none."""
+        """The next part for a worker that has none.
+
+        Returns:
+            None where there is none.
+        """
         return self.waiting.popleft() if self.waiting else None
 
     def done(self, number: int, answer: Answer) -> None:

@@ -70,10 +70,13 @@ _YOUNG_SECONDS = 30.0
 def finished(
     run: Storage, total_steps: int, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any] | None:
-    """The result of a run that has nothing left to do; None where there is work.
+    """The result of a run that has nothing left to do.
 
     Args:
         say: told of a result that cannot be read, and will be made again from the newest checkpoint.
+
+    Returns:
+        None where there is work.
 
     Raises:
         DamagedFileError: that cannot be, as there is no checkpoint.
@@ -129,10 +132,13 @@ def check_folder(run: Storage) -> None:
 
 
 def stored_shards(identity: dict[str, str]) -> int | None:
-    """--logical-shards of the run in storage; None where it has none.
+    """--logical-shards of the run in storage.
 
     Args:
         identity: of `stored_identity`.
+
+    Returns:
+        None where it has none.
 
     Raises:
         CheckpointError: that is not a number.

@@ -230,7 +230,11 @@ def _is_final(findings: list[CheckpointFinding], result: dict[str, Any] | None) 
 
 
 def _copy_final(run: Storage, target: Storage, result: dict[str, Any], say: Callable[[str], None]) -> Exported | None:
-    """Copy what the run's end has exported, of which nothing has to be made again; None where that is gone."""
+    """Copy what the run's end has exported, of which nothing has to be made again.
+
+    Returns:
+        None where that is gone.
+    """
     own, digest, step = run.child(FOLDER), result.get("weights_sha256"), result["steps"]
     found = versions.whole(versions.look(own))
     # Versions by a raytf that left no mark are of the run's end, the only one that was exported.

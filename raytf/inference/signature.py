@@ -69,6 +69,10 @@ def shape_text(shape: tuple[int | None, ...] | None) -> str:
 
 
 def records(arrays: Mapping[str, np.ndarray]) -> int | None:
-    """The number of records that all arrays have; None where they differ."""
+    """The number of records that all arrays have.
+
+    Returns:
+        None where they differ.
+    """
     sizes = {array.shape[0] if array.ndim else None for array in arrays.values()}
     return sizes.pop() if len(sizes) == 1 else None

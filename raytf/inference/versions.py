@@ -68,7 +68,11 @@ class Version:
 
 
 def number_of(name: str) -> int | None:
-    """The version that a folder's name stands for; None where it is none."""
+    """The version that a folder's name stands for.
+
+    Returns:
+        None where it is none.
+    """
     if not (name.isascii() and name.isdigit()):
         return None
     digits = name.lstrip("0") or "0"

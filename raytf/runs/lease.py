@@ -106,7 +106,11 @@ class Lease:
             pass  # the next owner finds this process dead
 
     def _wait_for_death(self) -> str | None:
-        """The version of the lease that a dead process left; None where there is none any more."""
+        """The version of the lease that a dead process left.
+
+        Returns:
+            None where there is none any more.
+        """
         try:
             found = self._run.get_version(LEASE_FILE)
         except DamagedFileError as error:  # no file, or a giant one, which no owner replaces
@@ -227,7 +231,11 @@ def _read(run: Storage) -> dict | None:
 
 
 def _holder(found: tuple[bytes, str] | None) -> dict | None:
-    """Who holds a lease; None where there is none, or a damaged one: whoever wrote it has lost it."""
+    """Who holds a lease.
+
+    Returns:
+        None where there is none, or a damaged one: whoever wrote it has lost it.
+    """
     try:
         return None if found is None else parse(found[0], LEASE_FILE)
     except DamagedFileError:

@@ -273,7 +273,11 @@ class MirroredFolder:
             local_files.put_inside(self.path, relative, data)
 
     def pack(self, limit: int) -> dict[str, bytes] | None:
-        """All files by relative path, where storage does not have them by itself; None where they take more bytes."""
+        """All files by relative path, where storage does not have them by itself.
+
+        Returns:
+            None where they take more bytes.
+        """
         state = {} if self._run.is_local else self._state()
         if sum(size for _, size in state.values()) > limit:
             return None

@@ -111,7 +111,11 @@ class AzureObjects:
         self._client = client
 
     def get(self, path: str) -> tuple[bytes, str] | None:
-        """The bytes and the version of a blob; None where it is not there."""
+        """The bytes and the version of a blob.
+
+        Returns:
+            None where it is not there.
+        """
         try:
             with explained("GetBlob", path):
                 answer = self._blob(path).download_blob()

@@ -104,7 +104,11 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def look(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Size and time of an entry, of what a link leads to; None where that is gone."""
+    """Size and time of an entry, of what a link leads to.
+
+    Returns:
+        None where that is gone.
+    """
     try:
         return entry.stat()
     except FileNotFoundError:

@@ -163,7 +163,11 @@ class Conditional:
         self._has_batches = True
 
     def get(self, path: str) -> tuple[bytes, str] | None:
-        """The bytes and the version of BUCKET/KEY; None where it is not there."""
+        """The bytes and the version of BUCKET/KEY.
+
+        Returns:
+            None where it is not there.
+        """
         bucket, _, key = path.partition("/")
         try:
             answer = self._client.get_object(Bucket=bucket, Key=key)

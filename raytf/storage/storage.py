@@ -137,7 +137,11 @@ class Storage:
         return self._write_if("create", name, data, None)
 
     def get_version(self, name: str) -> tuple[bytes, str] | None:
-        """The bytes of a file and what tells them from those before and after; None where there is none."""
+        """The bytes of a file and what tells them from those before and after.
+
+        Returns:
+            None where there is none.
+        """
         if self._has_versions:
             return self._do("read", name, lambda: self._versioned().get(self._path(name)))
         try:

@@ -27,12 +27,15 @@ MOST = 2**53
 
 
 def read(run: Storage, name: str, shape: Shape, most: int = SMALL, depth: int = DEPTH) -> Any:
-    """A JSON file; None where it is missing.
+    """A JSON file.
 
     Args:
         run: the run's folder.
         shape: that the document must have.
         most: bytes that it may have.
+
+    Returns:
+        None where it is missing.
 
     Raises:
         DamagedFileError: it is too large, no JSON, nested too deeply or of another shape.

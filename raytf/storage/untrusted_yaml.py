@@ -56,7 +56,10 @@ def nodes(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
 
 
 def load(text: str) -> Any:
-    """The value of the first document; None where there is none.
+    """The value of the first document.
+
+    Returns:
+        None where there is none.
 
     Raises:
         yaml.YAMLError: see `nodes`; also where there are several.

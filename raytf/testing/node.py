@@ -45,7 +45,11 @@ class Node:
         return processes.titled(self.processes(), processes.WARM)
 
     def raylet(self) -> psutil.Process | None:
-        """Its raylet; None where it has died."""
+        """Its raylet.
+
+        Returns:
+            None where it has died.
+        """
         return next(iter(processes.titled(self.processes(), processes.RAYLET)), None)
 
     def kill(self) -> None:

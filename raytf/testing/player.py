@@ -114,7 +114,11 @@ class FaultPlayer:
         return True
 
     def _wait_for(self, fault: Fault, recovered: Callable[[], bool]) -> dict | None:
-        """The status with which a fault is due; None where the run ends before."""
+        """The status with which a fault is due.
+
+        Returns:
+            None where the run ends before.
+        """
         patience = time.monotonic() + _RECOVERY_SECONDS
         while self._goes_on():
             status = self._job.status

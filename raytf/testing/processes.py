@@ -116,7 +116,11 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from the boot to the start of a process; None where there is none."""
+    """Clock ticks from the boot to the start of a process.
+
+    Returns:
+        None where there is none.
+    """
     try:
         # Fields after the name, which may hold anything; the start is the 22nd of all.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -135,7 +135,11 @@ class Checkpointer:
 
     @property
     def saving_step(self) -> int | None:
-        """Step of the state whose save is on its way to storage; None where there is none."""
+        """Step of the state whose save is on its way to storage.
+
+        Returns:
+            None where there is none.
+        """
         return None if self._saves.under_way is None else self._saves.under_way.step
 
     # -- with each call of the training step ---------------------------------------------------------------------------
@@ -375,6 +379,10 @@ class Checkpointer:
             time.sleep(_LOOK_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:
-        """Saves that failed in a row, for the progress line; None where all is well."""
+        """Saves that failed in a row, for the progress line.
+
+        Returns:
+            None where all is well.
+        """
         outage, now = self._outage, self._clock()
         return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None

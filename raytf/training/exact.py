@@ -153,7 +153,11 @@ def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False
 
 
 def explain(error: Exception) -> ExactnessError | None:
-    """TensorFlow's refusal of an operation without a deterministic kernel as one line; None for any other error."""
+    """TensorFlow's refusal of an operation without a deterministic kernel as one line.
+
+    Returns:
+        None for any other error.
+    """
     text = " ".join(str(error).split())
     if "eterminis" not in text:
         return None

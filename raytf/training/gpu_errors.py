@@ -16,13 +16,16 @@ _TEXT = 400
 def explain(
     error: BaseException, trace: str, load: Callable[[], StepLoad], look: Callable[[], FaultFacts] | None = None
 ) -> RaytfError | None:
-    """What to raise instead of an error of TensorFlow that is about a GPU; None for any other.
+    """What to raise instead of an error of TensorFlow that is about a GPU.
 
     Args:
         error: of TensorFlow.
         trace: its traceback, as text.
         load: what a step puts on a GPU, asked for only where it counts.
         look: facts, likewise; by default NVML is asked.
+
+    Returns:
+        None for any other.
     """
     text = str(error)
     if sort(text, FaultFacts()) is None:  # on CPUs, as ever

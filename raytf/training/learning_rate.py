@@ -94,7 +94,11 @@ class RateLaw:
 
 
 def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> RateLaw | None:
-    """What the flags ask for; None where that is nothing."""
+    """What the flags ask for.
+
+    Returns:
+        None where that is nothing.
+    """
     ratio = global_batch_size / section.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[section.scale_learning_rate]
     steps = round(section.warmup_epochs * steps_per_epoch)

@@ -340,7 +340,11 @@ class Worker:
         )
 
     def _replicas(self) -> Replicas | None:
-        """What compares the ranks' weights; None where they have none of their own."""
+        """What compares the ranks' weights.
+
+        Returns:
+            None where they have none of their own.
+        """
         if self.world_size == 1 or self.config.strategy.has_servers:
             return None
         # Another slot of the optimizer shows in the weights, but later: too late for who promises each bit.

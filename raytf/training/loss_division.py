@@ -22,7 +22,11 @@ _Call = Callable[[Any, Any, Any, Any], Any]
 
 @contextlib.contextmanager
 def measured(model: keras.Model) -> Iterator[list[tf.Tensor | None]]:
-    """Have the compiled losses tell by what they are divided, in their order; None for a number that is not data."""
+    """Have the compiled losses tell by what they are divided, in their order.
+
+    Returns:
+        None for a number that is not data.
+    """
     found: list[tf.Tensor | None] = []
 
     def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:

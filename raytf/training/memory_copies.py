@@ -85,7 +85,11 @@ class MemoryCopies:
             self._tier.costs_also(time.perf_counter() - began)
 
     def _look(self) -> int | None:
-        """The hash of this rank's weights, which goes into the copy; None where ranks do not compare theirs."""
+        """The hash of this rank's weights, which goes into the copy.
+
+        Returns:
+            None where ranks do not compare theirs.
+        """
         if self._replicas is None:
             return None
         began = time.perf_counter()

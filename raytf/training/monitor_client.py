@@ -146,7 +146,11 @@ class MonitorClient:
         self.handle.answer.remote(ticket, saved)
 
     def parked(self, ticket: int, seconds: float) -> bool | None:
-        """The answer to a request; None as long as there is none."""
+        """The answer to a request.
+
+        Returns:
+            None as long as there is none.
+        """
         return Question[bool | None](self.handle.parked.remote(ticket)).answer(seconds)
 
     def released(self, ticket: int) -> tuple[bool, int]:

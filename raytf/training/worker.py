@@ -140,7 +140,11 @@ def explained(job: TrainingJob, make: Callable[[], Any]) -> dict[str, Any] | Non
 
 
 def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
-    """What an error of TensorFlow says about a GPU; None for any other."""
+    """What an error of TensorFlow says about a GPU.
+
+    Returns:
+        None for any other.
+    """
     import tensorflow as tf
 
     if not isinstance(error, tf.errors.OpError):

@@ -93,7 +93,11 @@ class SearchSpace:
 
     @property
     def grid_points(self) -> int | None:
-        """How many there are where nothing is drawn; None where something is."""
+        """How many there are where nothing is drawn.
+
+        Returns:
+            None where something is.
+        """
         return len(self._points) if all(d.kind == "grid" for d in self.dimensions) else None
 
     def point(self, seed: int, index: int) -> dict[str, Any]:

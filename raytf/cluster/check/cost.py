@@ -35,7 +35,11 @@ class Cost:
 
 
 def estimate(document: Document, traffic: ZoneTraffic | None = None) -> Cost | None:
-    """The cost of a cluster on a cloud; None where no node has a known machine."""
+    """The cost of a cluster on a cloud.
+
+    Returns:
+        None where no node has a known machine.
+    """
     types = node_types(document)
     if not any(t.machine for t in types):
         return None

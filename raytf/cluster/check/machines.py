@@ -90,7 +90,11 @@ def instance_path(provider: str, path: Path) -> Path:
 
 
 def machine(provider: str, config: dict[str, Any]) -> Machine | None:
-    """What the machine of a node_config has; None where the table does not know it."""
+    """What the machine of a node_config has.
+
+    Returns:
+        None where the table does not know it.
+    """
     cloud = _cloud(provider)
     if cloud == "gcp" and "machineType" not in config:
         return _tpu(config)

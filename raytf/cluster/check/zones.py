@@ -46,10 +46,13 @@ class ZoneTraffic:
 
 
 def traffic(document: Document) -> ZoneTraffic | None:
-    """Of a cluster whose GPUs may be in several zones, between which traffic is billed; None for any other.
+    """Of a cluster whose GPUs may be in several zones, between which traffic is billed.
 
     Args:
         document: as it was given, before `fallback.as_cloud`.
+
+    Returns:
+        None for any other.
     """
     provider = document.mapping("provider")
     is_together = str(provider.get("module")) in fallback.MODULES and not provider.get(fallback.SPREAD)

@@ -116,7 +116,11 @@ class JobServer:
         return bool(states) and set(states) == {"DEAD"}
 
     def _get(self, path: str, pick: Callable[[Any], Any], missing: str | None = None) -> Any:
-        """What `pick` takes of the JSON at a path; None where it says that something is missing."""
+        """What `pick` takes of the JSON at a path.
+
+        Returns:
+            None where it says that something is missing.
+        """
         answer = self._ask(lambda: self._client.get(path))
         if answer.status_code == 404 and missing is not None and missing in answer.text:
             return None

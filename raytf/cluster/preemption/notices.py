@@ -147,7 +147,11 @@ class AwsNotices:
             yield Notice("aws", "rebalance recommendation", text, None, leaves=False)
 
     def _get(self, path: str) -> str | None:
-        """What lies there; None as long as nothing does."""
+        """What lies there.
+
+        Returns:
+            None as long as nothing does.
+        """
         for _ in range(2):
             if self._now() >= self._renew_at:
                 self._new_token()
@@ -262,7 +266,11 @@ def sources(url: str, timeout: float) -> dict[str, NoticeSource]:
 
 
 def detect(url: str, timeout: float = DETECT_SECONDS) -> str | None:
-    """The name of the cloud whose metadata service is at an address; None where there is none, or it is silent."""
+    """The name of the cloud whose metadata service is at an address.
+
+    Returns:
+        None where there is none, or it is silent.
+    """
     return next((cloud for cloud, source in sources(url, timeout).items() if source.is_here()), None)
 
 
@@ -291,7 +299,11 @@ def _document(text: str, what: str) -> dict[str, Any]:
 
 
 def _iso_time(text: object) -> float | None:
-    """Unix time of `2017-09-18T08:22:00Z`; None where it is something else."""
+    """Unix time of `2017-09-18T08:22:00Z`.
+
+    Returns:
+        None where it is something else.
+    """
     try:
         at = datetime.fromisoformat(str(text))
     except ValueError:
@@ -300,7 +312,11 @@ def _iso_time(text: object) -> float | None:
 
 
 def _http_time(text: object) -> float | None:
-    """Unix time of `Mon, 19 Sep 2016 18:29:47 GMT`; None where it is something else."""
+    """Unix time of `Mon, 19 Sep 2016 18:29:47 GMT`.
+
+    Returns:
+        None where it is something else.
+    """
     try:
         return email.utils.parsedate_to_datetime(str(text)).timestamp()
     except ValueError:

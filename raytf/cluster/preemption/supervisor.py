@@ -94,7 +94,11 @@ class Command:
         return sum(_WORKER in " ".join(line) for line in self._lines())
 
     def raylet(self) -> Raylet | None:
-        """The Ray node that it has started; None as long as there is none."""
+        """The Ray node that it has started.
+
+        Returns:
+            None as long as there is none.
+        """
         for line in self._lines():
             text = " ".join(line)
             if "raylet/raylet" in line[0]:

@@ -92,12 +92,15 @@ class NoticeWatch:
 
 
 def find(notices: str, url: str | None, wait: Callable[[float], object] = time.sleep) -> NoticeSource | None:
-    """The metadata service to ask; None where there is none, which may take half a minute to find out.
+    """The metadata service to ask.
 
     Args:
         notices: aws, gcp, azure, or auto to find out.
         url: base URL; the clouds' own by default.
         wait: sleeps.
+
+    Returns:
+        None where there is none, which may take half a minute to find out.
     """
     url = url or LINK_LOCAL
     if notices != "auto":
@@ -119,13 +122,16 @@ def start(
     drain: Callable[[str, float | None], None],
     among: str | None = None,
 ) -> threading.Thread | None:
-    """Watch from a daemon thread, as long as this process lives; None where notices are off.
+    """Watch from a daemon thread, as long as this process lives.
 
     Args:
         config: says where to look.
         node_id: Ray's id of this node, which stands for `{node_id}` in the URL.
         node, say, event, drain: see `Watch`.
         among: where given, only one process of this node watches at a time among those that name the same.
+
+    Returns:
+        None where notices are off.
     """
     if config.notices == "off":
         return None
@@ -151,7 +157,11 @@ def start(
 
 
 def _take_turn(name: str) -> socket.socket | None:
-    """A lock of this machine, held until the process ends, however it does; None where another process has it."""
+    """A lock of this machine, held until the process ends, however it does.
+
+    Returns:
+        None where another process has it.
+    """
     lock = socket.socket(socket.AF_UNIX)
     try:
         lock.bind(f"\0{name}")

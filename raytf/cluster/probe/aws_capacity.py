@@ -162,7 +162,11 @@ def quotas(
 
 
 def quota_of(instance_type: str, market: str) -> tuple[str, str] | None:
-    """Code and name of the quota that a node counts on; None where it is not known here."""
+    """Code and name of the quota that a node counts on.
+
+    Returns:
+        None where it is not known here.
+    """
     family = re.match(r"([a-z]+)(\d*)", instance_type)
     if not family:
         return None

@@ -64,7 +64,11 @@ def _pair(aws: AwsAccount, name: str) -> dict[str, Any] | None:
 
 
 def public_key(private: str) -> str | None:
-    """The public half of a key file; None where it cannot be told, as with a passphrase."""
+    """The public half of a key file.
+
+    Returns:
+        None where it cannot be told, as with a passphrase.
+    """
     tool = shutil.which("ssh-keygen")
     if tool is None:
         return None

@@ -56,7 +56,11 @@ def group_ids(t: NodeType) -> list[str]:
 
 
 def subnet_ids(t: NodeType) -> list[str] | None:
-    """Subnets that a type names; None where Ray picks them."""
+    """Subnets that a type names.
+
+    Returns:
+        None where Ray picks them.
+    """
     own = t.config.get("SubnetIds")
     inner = [str(i["SubnetId"]) for i in _interfaces(t) if "SubnetId" in i]
     return list(dict.fromkeys([*map(str, _list(own)), *inner])) if isinstance(own, list) or inner else None
@@ -201,7 +205,11 @@ def _route(t: NodeType, subnet: dict[str, Any], tables: Sequence[dict[str, Any]]
 
 
 def _ports(rule: dict[str, Any]) -> tuple[int, int] | None:
-    """Lowest and highest TCP port of a rule; None where it is not about TCP."""
+    """Lowest and highest TCP port of a rule.
+
+    Returns:
+        None where it is not about TCP.
+    """
     if rule.get("IpProtocol") == "-1":
         return 0, 65535
     if rule.get("IpProtocol") not in ("tcp", "6"):

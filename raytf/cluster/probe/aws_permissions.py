@@ -127,7 +127,11 @@ def _policies(aws: AwsAccount, role: str) -> str:
 
 
 def _caller(aws: AwsAccount, arn: str) -> str | None:
-    """What can be simulated of a caller; None for the account itself, which may do all, and for guests."""
+    """What can be simulated of a caller.
+
+    Returns:
+        None for the account itself, which may do all, and for guests.
+    """
     kind, _, rest = arn.split(":", 5)[5].partition("/")
     if kind == "assumed-role":
         return str(aws.client("iam").get_role(RoleName=rest.partition("/")[0])["Role"]["Arn"])

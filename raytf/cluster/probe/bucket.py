@@ -20,7 +20,11 @@ _SCHEMES = ("s3", "gs", "gcs", "az")
 
 
 def parts(storage: str) -> tuple[str, str, str] | None:
-    """Scheme, bucket and prefix of a URI; None for a folder."""
+    """Scheme, bucket and prefix of a URI.
+
+    Returns:
+        None for a folder.
+    """
     scheme, mark, rest = storage.partition("://")
     if not mark or scheme not in _SCHEMES:
         return None

@@ -34,7 +34,11 @@ _AZURE = (
 
 
 def aws(code: str) -> Shortage | None:
-    """What an error's code says of capacity; None where it is about something else."""
+    """What an error's code says of capacity.
+
+    Returns:
+        None where it is about something else.
+    """
     if code in _AWS_HERE or code in _AWS_LASTING:
         return Shortage(code, lasting=code in _AWS_LASTING)
     return Shortage(code, everywhere=True) if code in _AWS_QUOTAS else None

@@ -58,7 +58,11 @@ def candidates(node_config: Mapping[str, Any]) -> list[Candidate]:
 
 
 def malformed(node_config: Mapping[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    """What is wrong with the shape of a node_config's fallback, and where in it; None where nothing is."""
+    """What is wrong with the shape of a node_config's fallback, and where in it.
+
+    Returns:
+        None where nothing is.
+    """
     entries = node_config.get(KEY)
     if entries is None:
         return None
@@ -88,11 +92,14 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrong(resources: Mapping[str, float], cpus: float, gpus: float) -> str | None:
-    """What a machine lacks, or has too much, of what Ray believes of its node type; None where that is true.
+    """What a machine lacks, or has too much, of what Ray believes of its node type.
 
     Args:
         resources: of the node type.
         cpus, gpus: of the machine.
+
+    Returns:
+        None where that is true.
     """
     wanted = resources.get("GPU", 0)
     if wanted != gpus:

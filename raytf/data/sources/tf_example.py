@@ -314,7 +314,11 @@ def _varints(rows: np.ndarray) -> np.ndarray:
 
 
 def _layout(record: bytes) -> dict[str, tuple[Kind, int, int]] | None:
-    """Where each feature's value lies in a record; None for a record that is put together in another way."""
+    """Where each feature's value lies in a record.
+
+    Returns:
+        None for a record that is put together in another way.
+    """
     try:
         found: dict[str, tuple[Kind, int, int]] = {}
         ((number, a, b),) = _fields(record, 0, len(record))

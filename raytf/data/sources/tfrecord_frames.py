@@ -115,12 +115,15 @@ def _next_frame(get: Callable[[int, int], memoryview], start: int, size: int) ->
 
 
 def find_damage(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> tuple[int, str] | None:
-    """The first of some records whose frame is not as it should be: its place in `starts`, and why; None for none.
+    """The first of some records whose frame is not as it should be: its place in `starts`, and why.
 
     Args:
         data: uint8, bytes of a file.
         starts: [n] where the data of records begin in it.
         lengths: [n] their bytes, as the index has them.
+
+    Returns:
+        None for none.
     """
     import google_crc32c
 

@@ -136,10 +136,13 @@ _LAUNCH = _any(
 
 
 def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
-    """Whose fault an error is; None for one that says nothing of a GPU.
+    """Whose fault an error is.
 
     Args:
         text: of TensorFlow's error.
+
+    Returns:
+        None for one that says nothing of a GPU.
     """
     text = _NAMES.sub("", text)
     if _REFUSED.search(text):
@@ -172,7 +175,11 @@ _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\
 
 
 def asked_bytes(text: str) -> int | None:
-    """How much memory an error says that there was not; None where it does not say."""
+    """How much memory an error says that there was not.
+
+    Returns:
+        None where it does not say.
+    """
     shape = _SHAPE.search(text)
     if shape:
         return math.prod(int(n) for n in shape[1].split(",") if n) * _BYTES.get(shape[2], 1)

@@ -67,7 +67,10 @@ def visible(setting: str) -> list[str]:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """`pynvml` while its library is open; None where the machine has none.
+    """`pynvml` while its library is open.
+
+    Returns:
+        None where the machine has none.
 
     Raises:
         GpuError: a call inside of the `with` statement failed, with NVML's message.

@@ -108,8 +108,11 @@ class Monitor:
 
     @_changes
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none;
-        None as long as no group of this driver has looked."""
+        """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none.
+
+        Returns:
+            None as long as no group of this driver has looked.
+        """
         return self._progress.begin(attempt, self._clock())
 
     def reached(self) -> int:

@@ -41,5 +41,9 @@ class Parking:
             self._parked = saved
 
     def parked(self, ticket: int) -> bool | None:
-        """The answer to a request; None as long as there is none."""
+        """The answer to a request.
+
+        Returns:
+            None as long as there is none.
+        """
         return self._parked if ticket and ticket == self._ticket else None

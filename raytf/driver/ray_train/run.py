@@ -107,7 +107,11 @@ def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
 
 
 def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
-    """Of TensorFlow for each worker; None for what its node has for each GPU."""
+    """Of TensorFlow for each worker.
+
+    Returns:
+        None for what its node has for each GPU.
+    """
     cluster = config.cluster
     if on_gpu and cluster.cpus_per_worker is None and not config.compute.exact:
         return None

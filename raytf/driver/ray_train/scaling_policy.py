@@ -253,11 +253,14 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._other_kinds = others
 
     def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
-        """Workers that the cluster can run on nodes that stay, at most the most wanted; None where Ray is silent.
+        """Workers that the cluster can run on nodes that stay, at most the most wanted.
 
         Args:
             knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
             known: which of them did a moment ago, in a second look after what is asked for has changed.
+
+        Returns:
+            None where Ray is silent.
         """
         try:
             reserved = ray.get(

@@ -154,10 +154,13 @@ class Watchdog:
 
 
 def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
-    """Who is frozen, when the others say that they have lost a peer; None where nobody is. Takes seconds.
+    """Who is frozen, when the others say that they have lost a peer. Takes seconds.
 
     Args:
         answered: ranks of which something is known: an error of theirs, or their death.
+
+    Returns:
+        None where nobody is.
     """
     sightings, known = monitor.sightings(5), monitor.blamed(5)
     if known is not None:  # the watchdog was about to end the group, and is only later than the peers

@@ -76,7 +76,11 @@ def sources(signature: Signature, columns: Mapping[str, np.ndarray], x: Sequence
 
 
 def image_of(signature: Signature) -> tuple[int, int, int] | None:
-    """Height, width and channels of the one input of a model that is an image; None where there is none such."""
+    """Height, width and channels of the one input of a model that is an image.
+
+    Returns:
+        None where there is none such.
+    """
     shapes = [spec.shape for spec in signature.inputs.values() if spec.shape is not None and len(spec.shape) == 4]
     if len(shapes) != 1 or None in shapes[0][1:]:
         return None

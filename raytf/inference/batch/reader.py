@@ -44,7 +44,11 @@ _TYPED_BYTES = 128 << 20
 
 
 def kind_of(names: Sequence[str]) -> str | None:
-    """What most of some files hold; None where raytf reads none of them."""
+    """What most of some files hold.
+
+    Returns:
+        None where raytf reads none of them.
+    """
     found = Counter(kind for kind in map(_kind, names) if kind is not None)
     if not found and any(is_idx(name) for name in names):
         return "idx"

@@ -202,7 +202,11 @@ class _Levels:
         self._commas[depth] = int(commas[-1] - commas[ends[-1]])
 
     def shape(self) -> tuple[int, ...] | None:
-        """The shape; None where lists have different lengths or depths."""
+        """The shape.
+
+        Returns:
+            None where lists have different lengths or depths.
+        """
         depths = range(1, self._deepest + 1)
         if self.is_odd or any(depth not in self._ended for depth in depths):
             return None

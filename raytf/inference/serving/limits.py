@@ -105,7 +105,11 @@ def in_the_way(bodies: Iterable[A], now: float, limits: ServingLimits) -> list[A
 
 
 def least_missed(connections: Iterable[W]) -> W | None:
-    """The connection that makes room for another one; None where all are being answered."""
+    """The connection that makes room for another one.
+
+    Returns:
+        None where all are being answered.
+    """
     idle = (connection for connection in connections if connection.is_idle)
     return min(idle, key=lambda connection: (connection.is_known, connection.since), default=None)
 

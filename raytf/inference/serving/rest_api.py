@@ -64,7 +64,11 @@ class PredictCall:
 
     @property
     def records(self) -> int | None:
-        """Records in it; None where its inputs have different numbers of them."""
+        """Records in it.
+
+        Returns:
+            None where its inputs have different numbers of them.
+        """
         return records(self.inputs)
 
 

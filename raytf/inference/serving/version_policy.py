@@ -63,7 +63,11 @@ class Policy:
         return sorted(asked - set(there))
 
     def answering(self, loaded: Sequence[int]) -> int | None:
-        """The version for a request that names none; None where there is none."""
+        """The version for a request that names none.
+
+        Returns:
+            None where there is none.
+        """
         if self.default is not None:
             return self.default if self.default in loaded else None
         return max(loaded, default=None)

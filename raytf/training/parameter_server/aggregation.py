@@ -42,9 +42,12 @@ class Aggregation:
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
-        """The part that the next idle worker computes; None where there is nothing to do, or nobody idle.
+        """The part that the next idle worker computes.
 
         Parts that nobody has begun come first. Then the ones that were begun least often, as many as there are backups.
+
+        Returns:
+            None where there is nothing to do, or nobody idle.
         """
         if self.under_way >= self._workers:
             return None

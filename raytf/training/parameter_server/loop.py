@@ -225,7 +225,11 @@ class CoordinatorLoop(Worker):
             self._account(call, told, epoch)
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
-        """What a call tells; None where that was lost with its worker."""
+        """What a call tells.
+
+        Returns:
+            None where that was lost with its worker.
+        """
         try:
             return future.result()
         except ResultLostError:
