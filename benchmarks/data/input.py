@@ -35,7 +35,7 @@ from benchmarks.data import records as input_data
 from benchmarks.data.records import BATCH
 from benchmarks.turns import Conductor, follow
 
-#: Steps of a call, and calls that are asked for ahead, as in raytf.training.loop.
+#: Steps of a call, and calls that are asked for ahead, as in raytf.training.synchronous.
 CALL, AHEAD = 8, 2
 PEERS = {"tf.data by hand": "input_tf_data", "Ray Data": "input_ray_data"}
 GOALS = {"arrays": 100_000.0, "Parquet": 50_000.0}

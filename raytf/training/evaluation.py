@@ -11,14 +11,55 @@ from raytf.checkpoint import variables
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.prefetch import Prefetch
+from raytf.data.sources import Source
 from raytf.distributed.devices import Devices
-from raytf.distributed.group import Ranks
+from raytf.distributed.group import Group, Ranks
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation_step import EvalStep
 
 #: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
 _CALL_STEPS = 16
+
+#: (source, its plan, whether it is for training) -> this rank's shards of it.
+OpenPipeline = Callable[[Source, StepPlan, bool], Pipeline]
+
+
+class Evaluators:
+    """The evaluators of a run's sources, each made when it is first needed.
+
+    Args:
+        model: built and compiled.
+        group: all ranks must call alike.
+        callbacks: hear of the begin and the end.
+        open_pipeline: opens this rank's shards of a source.
+        plan: of the training; sources are cut into batches as it is.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: Group,
+        callbacks: Callbacks,
+        open_pipeline: OpenPipeline,
+        plan: StepPlan,
+    ):
+        self._model, self._group, self._callbacks = model, group, callbacks
+        self._open_pipeline, self._plan = open_pipeline, plan
+        self._made: dict[str, Evaluator] = {}
+
+    def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, float]:
+        """Loss and metrics over a source.
+
+        Args:
+            name: by which an evaluator is found again.
+            progress: called after each call into TensorFlow.
+        """
+        if name not in self._made:
+            plan = StepPlan(source.records, self._plan.global_batch_size, self._plan.shards)
+            pipeline = self._open_pipeline(source, plan, False)
+            self._made[name] = Evaluator(self._model, pipeline, self._group, self._callbacks, self._group.devices)
+        return self._made[name].run(progress)
 
 
 class Evaluator:

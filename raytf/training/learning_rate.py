@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf.config.sections import RateSection
+from raytf.data.plan import StepPlan
 
 
 class LearningRate:
@@ -103,3 +104,8 @@ def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> R
     factor = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[section.scale_learning_rate]
     steps = round(section.warmup_epochs * steps_per_epoch)
     return RateLaw(factor, steps) if factor != 1 or steps > 0 else None
+
+
+def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> LearningRate:
+    """The rate of a model's optimizer as a run's flags change it; a checkpoint, which has its own, comes later."""
+    return LearningRate(model.optimizer, law(section, plan.global_batch_size, plan.steps_per_epoch))

@@ -38,6 +38,7 @@ _MODULES = (
     worker_process.TRAIN_WORKER,
     "raytf.training.worker",
     "raytf.training.loop",
+    "raytf.training.synchronous",
 )
 #: Ray ends the processes with the job; before, never.
 KEEP_SECONDS = 10 * 365 * 86400

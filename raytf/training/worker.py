@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.train
 
-from raytf._ray import worker_process
-from raytf.cluster import orphaned_processes, scratch
-from raytf.distributed.gpu import determinism, health, visibility
+from raytf.cluster import scratch
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
-from raytf.training import gpu_errors, warm_pool
+from raytf.training import gpu_errors, process, warm_pool
 from raytf.training.heartbeat import Heartbeat
 from raytf.training.job import TrainingJob
 from raytf.training.process_settings import ProcessSettings
+
+if TYPE_CHECKING:  # it loads TensorFlow
+    from raytf.training.executor import Executor
 
 
 def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
@@ -28,7 +28,7 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
 
     Args:
         addresses: HOST:PORT of every rank's collective server.
-        rank: of this worker.
+        rank: this worker's.
         settings: of the run.
         gpus: that this process was given; by default, Ray is asked.
 
@@ -38,55 +38,13 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
     global _phases
     _phases = Phases()
     warm_pool.become_worker()
-    settle_in()
-    gpus = visibility.given() if gpus is None else gpus
-    visibility.heed(gpus)
-    visibility.demand_driver(gpus)
-    if gpus:
-        health.await_fit(health.read_mine, visibility.here(), visibility.share())
+    process.settle_in()
     if settings.one_worker:
         os.environ.pop("TF_CONFIG", None)  # one that the node's environment has says nothing of this run
     else:
-        task = {"type": "worker", "index": rank}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-    os.environ["KERAS_BACKEND"] = "tensorflow"
-    if settings.quiet:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    if settings.jit:
-        compiled = worker_process.session_folder() / "raytf-xla"
-        compiled.mkdir(exist_ok=True)
-        flags = f"{os.environ.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
-        os.environ["TF_XLA_FLAGS"] = flags.strip()
-    if settings.exact and gpus:
-        determinism.prepare(os.environ, settings.jit)
-    warm_pool.import_all()
-    import tensorflow as tf
-
-    if settings.exact:
-        tf.config.experimental.enable_op_determinism()
-    threads = visibility.threads() if settings.threads is None else settings.threads
-    if threads:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        # As many threads within an operation as elsewhere, since they cut sums, but one more operation for each device.
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads) + settings.logical_devices - 1)
-    if settings.logical_devices > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        parts = [tf.config.LogicalDeviceConfiguration()] * settings.logical_devices
-        tf.config.set_logical_device_configuration(cpu, parts)
-    devices = tf.config.list_physical_devices("GPU")
-    visibility.demand(gpus, devices)
-    if devices:
-        from raytf.distributed.devices import set_memory
-
-        set_memory(visibility.share())
+        process.take_place({"worker": addresses}, "worker", rank)
+    process.load_tensorflow(settings, gpus)
     _phases.mark("tensorflow")
-
-
-def settle_in() -> None:
-    """This process ends with its raylet from now on, and has a folder of its own for temporary files."""
-    if ray.is_initialized():  # not a benchmark's
-        orphaned_processes.die_with_parent()  # Ray's own look at the raylet is that of a thread, which may be stopped
-        scratch.begin(worker_process.session_folder() / scratch.FOLDER)
 
 
 #: Since this process was given its rank.
@@ -116,19 +74,43 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
 
 
 def _run(job: TrainingJob, pulse: Heartbeat) -> dict[str, Any] | None:
-    from raytf.training.loop import Worker
+    from raytf.training.synchronous import SynchronousExecutor
 
-    return explained(job, lambda: Worker(job, pulse, _phases))
+    return train(job, pulse, _phases, SynchronousExecutor(job.config))
 
 
-def explained(job: TrainingJob, make: Callable[[], Any]) -> dict[str, Any] | None:
-    """Make a worker and have it train; what TensorFlow raises becomes an error that says whether to try again."""
+def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:
+    """Train a job to its end.
+
+    Args:
+        pulse: this rank's.
+        phases: of the restart; marked as they end.
+        executor: trains the steps.
+
+    Returns:
+        The run's result on rank 0, None on any other.
+
+    Raises:
+        WorkerLostError: a peer is gone; another group may go on.
+        RaytfError: any other is one that another attempt would meet again.
+    """
+    from raytf.training import startup
+    from raytf.training.loop import TrainLoop
+
+    def call() -> dict[str, Any] | None:
+        loop = TrainLoop(startup.start(job, pulse, phases, executor), executor)
+        _keep.append(loop)
+        return loop.train()
+
+    return explained(job, call)
+
+
+def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Have something trained; what TensorFlow raises becomes an error that says whether to try again."""
     import tensorflow as tf
 
     try:
-        worker = make()
-        _keep.append(worker)
-        return worker.train()
+        return call()
     except tf.errors.OpError as error:
         raise _of_gpu(job, error) or _of_others(job, error) from None
     except JobError as error:

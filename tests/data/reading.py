@@ -16,7 +16,7 @@ from raytf.data import ArraySource, ParquetSource, Source
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import StepPlan
 
-#: As in `raytf/training/loop.py`.
+#: As in `raytf/training/synchronous.py`.
 PREFETCH = 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from typing import Any
@@ -12,11 +11,11 @@ import ray
 from raytf._ray import train
 from raytf.cluster import scratch
 from raytf.distributed import worker_table
-from raytf.distributed.gpu import visibility
 from raytf.errors import GpuError, JobError, WorkerLostError
 from raytf.runs.restart_phases import Phases
+from raytf.training import process, worker
 from raytf.training.job import TrainingJob
-from raytf.training.worker import settle_in
+from raytf.training.process_settings import ProcessSettings
 
 
 class GroupProcess:
@@ -30,31 +29,15 @@ class GroupProcess:
     def __init__(self, threads: int, quiet: bool):
         self._phases = Phases()
         self._threads = threads
-        os.environ["KERAS_BACKEND"] = "tensorflow"
         os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a peer that is starting again is waited for
-        if quiet:
-            os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         #: Told when somebody asks: of an actor that cannot be made, Ray passes on a text alone.
         self._fault: GpuError | None = None
         try:
-            self._load()
+            process.load_tensorflow(ProcessSettings(quiet=quiet))
         except GpuError as error:
             self._fault = error
         self._phases.mark("tensorflow")
         self._server: Any = None
-
-    def _load(self) -> None:
-        gpus = visibility.given()
-        visibility.heed(gpus)
-        visibility.demand_driver(gpus)
-        import tensorflow as tf
-
-        devices = tf.config.list_physical_devices("GPU")
-        visibility.demand(gpus, devices)
-        if devices:
-            from raytf.distributed.devices import set_memory
-
-            set_memory(visibility.share())
 
     def address(self) -> str:
         """HOST:PORT for its TensorFlow server, from now on.
@@ -73,8 +56,8 @@ class GroupProcess:
             cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
             job, index: the place in it.
         """
-        settle_in()
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        process.settle_in()
+        process.take_place(cluster, job, index)
         return worker_table.about_me(serves=True)
 
     def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
@@ -104,12 +87,12 @@ class GroupProcess:
         import tensorflow as tf
 
         from raytf.training.heartbeat import Heartbeat
-        from raytf.training.parameter_server import loop
+        from raytf.training.parameter_server.executor import ParameterServerExecutor
 
         tf.config.threading.set_intra_op_parallelism_threads(self._threads)
         pulse = Heartbeat(job.monitor, 0, 1)
         try:
-            return loop.run(job, pulse, self._phases, cluster)
+            return worker.train(job, pulse, self._phases, ParameterServerExecutor(job.config, cluster))
         except JobError as error:
             error.step = pulse.step
             raise

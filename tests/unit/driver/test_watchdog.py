@@ -14,7 +14,7 @@ Thread 20642 (idle): "MainThread"
 Thread 20994 (idle): "TrainingThread(train_fn_with_final_checkpoint_flush)"
     quick_execute (tensorflow/python/eager/execute.py:53)
     TrainStep.__call__ (raytf/training/step.py:261)
-    Worker.train (raytf/training/loop.py:262)
+    SynchronousExecutor._compute (raytf/training/synchronous.py:162)
     RayTrainWorker.run_train_fn (ray/train/v2/_internal/execution/worker_group/worker.py:152)
     Thread.run (threading.py:982)
 Thread 21417 (idle): "raytf-input_0"
@@ -32,7 +32,8 @@ def beat(rank: int) -> HeartbeatState:
 def test_the_thread_that_is_stuck_is_shown_without_libraries_frames():
     shown = innermost(STACKS, Activity.STEP)
     assert shown.startswith(
-        "TrainStep.__call__ (raytf/training/step.py:261) < Worker.train (raytf/training/loop.py:262) < Thread.run ("
+        "TrainStep.__call__ (raytf/training/step.py:261) < "
+        "SynchronousExecutor._compute (raytf/training/synchronous.py:162) < Thread.run ("
     )
     assert innermost(STACKS, Activity.INPUT).startswith("Event.wait (threading.py:629) < Warehouse.take (job.py:42) < ")
     assert innermost("no stacks: py-spy is not installed", Activity.STEP) == ""

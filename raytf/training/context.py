@@ -1,0 +1,109 @@
+"""Everything that one rank works with while it trains; `raytf.training.startup` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.training_state import TrainingState
+from raytf.config.train_config import TrainConfig
+from raytf.data.plan import StepPlan
+from raytf.training import model as models
+from raytf.training.attempt import Attempt
+from raytf.training.callbacks import Callbacks
+from raytf.training.checkpointer import Checkpointer
+from raytf.training.evaluation import Evaluators
+from raytf.training.heartbeat import Heartbeat
+from raytf.training.job import TrainingJob
+from raytf.training.live_state import LiveState
+from raytf.training.program import Program
+from raytf.training.reporter import Reporter, Saves
+
+
+@dataclass
+class Context:
+    """One rank of a run that trains.
+
+    Attributes:
+        attempt: this rank among the others.
+        program: what it trains.
+        state: where the run is; the same on every rank.
+        callbacks: the user's.
+        memory: tier of copies in memory.
+        live: what checkpoints are made from.
+        saving: makes them.
+        evaluators: of the validation and test data.
+        imbalance_seconds: for which a worker waits in each step, because shards do not divide evenly.
+        origin: the step at which this attempt began, and where its state is from: `new`, `memory` or `durable`.
+        seconds_per_step: of the newest call; 0 before the first.
+    """
+
+    attempt: Attempt
+    program: Program
+    state: TrainingState
+    callbacks: Callbacks
+    memory: MemoryTier
+    live: LiveState
+    saving: Checkpointer
+    evaluators: Evaluators
+    imbalance_seconds: float
+    origin: tuple[int, str]
+    seconds_per_step: float = 0.0
+
+    @property
+    def job(self) -> TrainingJob:
+        return self.attempt.job
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.attempt.job.config
+
+    @property
+    def plan(self) -> StepPlan:
+        return self.attempt.job.plan
+
+    @property
+    def pulse(self) -> Heartbeat:
+        return self.attempt.pulse
+
+    @property
+    def reporter(self) -> Reporter:
+        return self.attempt.reporter
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this is rank 0, which alone writes logs and talks to the driver."""
+        return self.attempt.group.rank == 0
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether this attempt has trained a step."""
+        return self.seconds_per_step > 0
+
+    @property
+    def is_at_epoch_end(self) -> bool:
+        """Whether the run is between two epochs, or at the beginning of the first."""
+        return self.state.step % self.plan.steps_per_epoch == 0
+
+    def logs(self) -> dict[str, float]:
+        """Loss and metrics of the present epoch so far."""
+        return models.logs(self.program.model)
+
+    def sum(self, values: Sequence[float]) -> np.ndarray:
+        """Sums over all ranks, as float32; every rank must call it."""
+        return self.attempt.group.sum(np.asarray(values, np.float32))
+
+    def show(self, phase: str) -> None:
+        """Tell the driver where the run is; rank 0 does."""
+        metrics = self.logs() if phase == "training" and self.is_first_rank and self.has_trained else None
+        saves = Saves(
+            checkpoint=self.state.durable_step,
+            snapshot=self.memory.step,
+            snapshot_bytes=self.memory.bytes,
+            stall_seconds=self.saving.stall_seconds,
+            trouble=self.saving.trouble(),
+        )
+        self.reporter.show(phase, self.state.step, saves, metrics, self.state.history)

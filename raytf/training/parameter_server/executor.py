@@ -1,0 +1,317 @@
+"""Training with parameter servers: one process hands batches out, and workers change the servers' weights.
+
+The coordinator is a worker group of one rank: it restores, logs, validates, saves and exports as rank 0 of any other
+strategy. Only what is between is different. Batches are under way with several workers at once; the state is that of a
+step only in a quiet moment, when none is. There are quiet moments at the end of each epoch, before each checkpoint, and
+when the run is told to save. In a quiet moment step s means: each of the first s batches has been applied.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+import keras
+import numpy as np
+
+from raytf.config.train_config import TrainConfig
+from raytf.data.pipeline import CallBatch, Pipeline
+from raytf.data.prefetch import Prefetch
+from raytf.distributed.devices import OneDevice
+from raytf.distributed.group import Group, SingleWorkerGroup
+from raytf.distributed.step_flags import StepFlag, vector
+from raytf.errors import HangError
+from raytf.training import learning_rate
+from raytf.training.accounts import after_call, are_histograms_due, check_finite, write_histograms
+from raytf.training.attempt import Attempt
+from raytf.training.context import Context
+from raytf.training.heartbeat import Activity
+from raytf.training.learning_rate import LearningRate
+from raytf.training.parameter_server import state
+from raytf.training.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
+from raytf.training.parking import park
+from raytf.training.step import StepOutcome
+from raytf.training.synchronous import call_steps
+
+#: How long a call should take on its worker: long enough that handing it out does not count, short enough to save soon.
+_CALL_SECONDS = 0.2
+#: Seconds between two looks at what the driver wants while calls are under way.
+_LOOK_SECONDS = 0.1
+#: The first calls are compiled on each worker, which takes this many times as long as a usual call may.
+_COMPILE_FACTOR = 20.0
+
+
+class ParameterServerExecutor:
+    """A `raytf.training.executor.Executor`: the one rank of an attempt, which hands out batches.
+
+    Args:
+        config: of the run.
+        cluster: HOST:PORT of each of `chief` (this process), `ps` and `worker`.
+    """
+
+    #: Since `join`: TensorFlow's strategy, and what calls workers.
+    _strategy: Any
+    _coordinator: Any
+    #: Since `make_step`.
+    _step: AsyncStep | SyncStep
+    _rate: LearningRate
+    #: Since `begin`.
+    _context: Context
+
+    def __init__(self, config: TrainConfig, cluster: dict[str, list[str]]):
+        self._config, self._cluster = config, cluster
+        self._call_steps = config.compute.steps_per_call or 1
+        #: Updates that the servers had seen when this attempt began, less the steps.
+        self._extra = 0
+        #: Whether the servers have newer weights than the mirror.
+        self._is_stale = False
+        self._under_way: dict[Future[ServerStepOutcome], CallBatch] = {}
+        #: Outcomes of calls that came before those of earlier steps.
+        self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
+        self._told_at = self._accounted_at = 0.0
+        #: Seconds that a worker takes for a step, about; 0 as long as that is not known.
+        self._mean_seconds = 0.0
+        #: Of the call that was accounted for last, for histograms in the next quiet moment.
+        self._latest: StepOutcome | None = None
+
+    # -- before training -----------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> int:
+        """How many compute gradients when all of them are there."""
+        return len(self._cluster["worker"])
+
+    def join(self) -> Group:
+        """Reach the servers and workers.
+
+        Raises:
+            WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
+        """
+        self._strategy, self._coordinator = state.connect(self._cluster)
+        return SingleWorkerGroup(OneDevice())
+
+    def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> AsyncStep | SyncStep:
+        plan, section = pipeline.plan, self._config.strategy
+        self._rate = learning_rate.of_model(self._config.rate, model, plan)
+        args = (
+            Servers(self._strategy, self._coordinator, len(self._cluster["ps"])),
+            model,
+            plan,
+            pipeline.template,
+            pipeline.leaf_specs,
+            self._config.compute.jit,
+            self._rate,
+        )
+        if section.sync_replicas:
+            self._step = SyncStep(*args, parts=self._config.parts, workers=self.workers)
+        else:
+            self._step = AsyncStep(*args, workers=self.workers)
+        return self._step
+
+    def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
+        """There is no exact mode."""
+        return {}
+
+    def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
+        """Workers take what comes next and do not wait for each other."""
+        return 0.0
+
+    def begin(self, context: Context) -> None:
+        self._context = context
+        self._told_at = self._accounted_at = time.monotonic()
+        self._send()
+        self._extra = int(context.program.model.optimizer.iterations) - context.state.step
+
+    # -- the steps -----------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        self._context.callbacks.run("on_epoch_begin", epoch)
+        self._context.saving.callbacks_ran()
+        self._send_what_callbacks_changed()
+
+    def train_until(self, stop: int) -> None:
+        """As any executor's; nothing is under way afterwards."""
+        context, progress = self._context, self._context.state
+        ahead = Prefetch(context.program.pipeline, progress.step, self._call_end)
+        began = time.monotonic()
+        until, is_quiet_wanted = self._next_quiet(ahead.asked, stop), False
+        while progress.step < stop and not (progress.stopped_early and not self._under_way):
+            if not is_quiet_wanted:
+                ahead.fill(until)
+            while ahead and len(self._under_way) < self._step.window:
+                self._hand_out(ahead)
+            self._collect()
+            flags = self._votes()
+            is_quiet_wanted |= bool(flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK] or progress.stopped_early)
+            if self._under_way or ahead:
+                flags[StepFlag.WANT_SAVE] = 0
+                context.saving.act(flags)
+                continue
+            self._count_time(began)
+            self._write_kept_histograms()
+            if progress.step < stop and not progress.stopped_early:
+                # Else the epoch ends first: what is saved at its last step knows its validation and its callbacks.
+                self._rest(flags)
+            until, is_quiet_wanted, began = self._next_quiet(ahead.asked, stop), False, time.monotonic()
+        self._count_time(began)
+        self._take()
+
+    def rest(self) -> None:
+        self._send_what_callbacks_changed()
+        self._rest(self._votes())
+
+    def settle(self) -> None:
+        self._take()
+
+    def result(self) -> dict[str, Any]:
+        updates, steps = self._context.state.step + self._extra, self._context.state.step
+        return {
+            "updates": updates,
+            "repeated_updates": max(0, updates - steps),
+            "parameter_servers": len(self._cluster["ps"]),
+            "placement": [{"weight": w, "device": d, "bytes": b} for w, d, b in self._step.state.places()],
+        }
+
+    def _rest(self, flags: np.ndarray) -> None:
+        """Do in a quiet moment what the flags say."""
+        if flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK]:
+            self._take()
+        self._context.saving.act(flags)
+        if flags[StepFlag.PARK]:
+            park(self._context)
+
+    def _votes(self) -> np.ndarray:
+        context = self._context
+        given = context.saving.votes(context.state.step, context.seconds_per_step, context.is_at_epoch_end)
+        given[StepFlag.COPY] = 0.0
+        given[StepFlag.PARK] = context.reporter.is_parking_wanted()
+        return vector(given)
+
+    def _call_end(self, step: int, stop: int) -> int:
+        return self._context.plan.call_end(step, self._call_steps, stop)
+
+    def _next_quiet(self, step: int, stop: int) -> int:
+        """The step up to which calls are handed out: then something is due by the step, or it is `stop`."""
+        due = (self._context.saving.cadence.every_steps, self._config.run.histograms_every)
+        return min([stop, *((step // every + 1) * every for every in due if every)])
+
+    def _count_time(self, began: float) -> None:
+        self._context.state.train_seconds += time.monotonic() - began
+
+    def _write_kept_histograms(self) -> None:
+        """Not sooner than in a quiet moment: until then the mirror's weights are those of an earlier one."""
+        if self._latest is not None and are_histograms_due(self._context):
+            self._take()
+            write_histograms(self._context, self._latest)
+        self._latest = None
+
+    # -- calls under way -----------------------------------------------------------------------------------------------
+
+    def _hand_out(self, calls: Prefetch) -> None:
+        context = self._context
+        with context.pulse.doing(Activity.INPUT):
+            call = calls.take()
+        context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
+        self._send_rate()
+        if not self._under_way:
+            self._told_at = time.monotonic()
+        self._under_way[self._step.submit(call)] = call
+        self._is_stale = True
+
+    def _collect(self) -> None:
+        """Take in the calls that are done, in the order of their steps."""
+        if not self._under_way:
+            return
+        done, _ = wait(self._under_way, _LOOK_SECONDS, FIRST_COMPLETED)
+        for future in done:
+            call = self._under_way.pop(future)
+            told = self._result_of(future)
+            if told is None:
+                self._under_way[self._step.submit(call)] = call
+            else:
+                self._early[call.start] = (call, told)
+        if done:
+            self._told_at = time.monotonic()
+        elif time.monotonic() - self._told_at > self._patience():
+            raise HangError(
+                f"no worker has finished a call for {self._patience():.0f} s at step {self._context.state.step}. "
+                "--hang-seconds gives more time."
+            )
+        while self._context.state.step in self._early:
+            self._account(*self._early.pop(self._context.state.step))
+
+    def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
+        """What a call tells.
+
+        Returns:
+            None where that was lost with its worker.
+        """
+        try:
+            return future.result()
+        except ResultLostError:
+            return None
+        except Exception:
+            # TensorFlow cancels all others when one fails, and tells why where it is asked for the end.
+            self._coordinator.join()
+            raise
+
+    def _patience(self) -> float:
+        seconds, context = self._config.cluster.hang_seconds, self._context
+        if not seconds:
+            return float("inf")
+        usual = 20 * context.seconds_per_step * self._call_steps
+        return max(seconds * (1.0 if context.has_trained else _COMPILE_FACTOR), usual)
+
+    def _account(self, call: CallBatch, told: ServerStepOutcome) -> None:
+        context, now, steps = self._context, time.monotonic(), call.stop - call.start
+        self._step.micro.add_metrics(told.rows[:, 1:].sum(0))
+        outcome = StepOutcome(told.rows[:, 0], self._rates(call), told.finite, vector({}), list(told.gradients))
+        check_finite(context, call, outcome)
+        seconds = (now - self._accounted_at) if context.has_trained else 0.0
+        self._accounted_at = now
+        after_call(context, call, outcome, max(seconds, 1e-6))
+        self._latest = outcome
+        self._send_rate()
+        context.pulse.advance(call.stop, steps, len(context.program.pipeline.shards))
+        if not self._config.compute.steps_per_call and self._step.window > 1:
+            # What passes between two results is a worker's time divided by the workers.
+            self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
+
+    def _rates(self, call: CallBatch) -> np.ndarray:
+        """The learning rate of each step of a call: that of its last one, from which those before differ by little."""
+        iterations = self._context.program.model.optimizer.iterations
+        iterations.assign(call.stop - 1 + self._extra)
+        rate = float(self._rate.value())
+        iterations.assign(call.stop + self._extra)
+        return np.full(call.stop - call.start, rate, np.float32)
+
+    def _mean_step_seconds(self, latest: float) -> float:
+        """Of a worker, about."""
+        latest *= self.workers
+        self._mean_seconds = latest if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * latest
+        return self._mean_seconds
+
+    # -- the mirror ----------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        """Have the mirror hold what the servers hold; nothing is under way."""
+        assert not self._under_way
+        if self._is_stale:
+            with self._context.pulse.doing(Activity.TRANSFER):
+                self._extra = self._step.state.pull() - self._context.state.step
+            self._is_stale = False
+
+    def _send(self) -> None:
+        """Have the servers hold what the mirror holds."""
+        with self._context.pulse.doing(Activity.TRANSFER):
+            self._step.state.push()
+
+    def _send_rate(self) -> None:
+        """What a callback on batches says of the rate holds for the batches that come next."""
+        if self._context.callbacks.has_batch_hooks:
+            self._step.state.push_rate()
+
+    def _send_what_callbacks_changed(self) -> None:
+        if self._context.callbacks.active:
+            self._send()  # they may have changed anything

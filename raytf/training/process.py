@@ -1,0 +1,90 @@
+"""A process that is to train: what it needs before TensorFlow's first operation, whatever its part in the run is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+
+import ray
+
+from raytf._ray import worker_process
+from raytf.cluster import orphaned_processes, scratch
+from raytf.distributed.gpu import determinism, health, visibility
+from raytf.training import warm_pool
+from raytf.training.process_settings import ProcessSettings
+
+
+def settle_in() -> None:
+    """This process ends with its raylet from now on, and has a folder of its own for temporary files."""
+    if ray.is_initialized():  # not a benchmark's
+        orphaned_processes.die_with_parent()  # Ray's own look at the raylet is that of a thread, which may be stopped
+        scratch.begin(worker_process.session_folder() / scratch.FOLDER)
+
+
+def take_place(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> None:
+    """Tell TensorFlow this process's place in its cluster.
+
+    Args:
+        cluster: HOST:PORT of each process, by kind.
+        kind, index: this process's.
+    """
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+
+
+def load_tensorflow(settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
+    """Import TensorFlow with the devices, threads and flags of a run.
+
+    Args:
+        settings: of the run.
+        gpus: that this process was given; by default, Ray is asked.
+
+    Raises:
+        GpuError: one that it was given is not there, or not fit for work.
+    """
+    mine = visibility.given() if gpus is None else gpus
+    visibility.heed(mine)
+    visibility.demand_driver(mine)
+    if mine:
+        health.await_fit(health.read_mine, visibility.here(), visibility.share())
+    _set_environment(os.environ, settings, mine)
+    warm_pool.import_all()
+    _set_up_devices(settings, mine)
+
+
+def _set_environment(
+    environment: MutableMapping[str, str], settings: ProcessSettings, gpus: Sequence[str] | None
+) -> None:
+    """What TensorFlow and Keras read when they are imported."""
+    environment["KERAS_BACKEND"] = "tensorflow"
+    if settings.quiet:
+        environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    if settings.jit:
+        compiled = worker_process.session_folder() / "raytf-xla"
+        compiled.mkdir(exist_ok=True)
+        flags = f"{environment.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
+        environment["TF_XLA_FLAGS"] = flags.strip()
+    if settings.exact and gpus:
+        determinism.prepare(environment, settings.jit)
+
+
+def _set_up_devices(settings: ProcessSettings, gpus: Sequence[str] | None) -> None:
+    import tensorflow as tf
+
+    if settings.exact:
+        tf.config.experimental.enable_op_determinism()
+    threads = visibility.threads() if settings.threads is None else settings.threads
+    if threads:
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        # As many threads within an operation as elsewhere, since they cut sums, but one more operation for each device.
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, threads) + settings.logical_devices - 1)
+    if settings.logical_devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        parts = [tf.config.LogicalDeviceConfiguration()] * settings.logical_devices
+        tf.config.set_logical_device_configuration(cpu, parts)
+    devices = tf.config.list_physical_devices("GPU")
+    visibility.demand(gpus, devices)
+    if devices:
+        from raytf.distributed.devices import set_memory
+
+        set_memory(visibility.share())

@@ -1,0 +1,141 @@
+"""What a run trains, as one rank has built it: the data's pipeline, the model, its compiled step, and the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import ray
+
+from raytf._ray import raylets
+from raytf.checkpoint import variables
+from raytf.config import precision
+from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan, assign
+from raytf.data.prefetch import DEPTH
+from raytf.data.sources import Source, fingerprint
+from raytf.distributed import memory_needs
+from raytf.distributed.devices import computes_on_gpu
+from raytf.errors import ConfigError
+from raytf.training import model as models
+from raytf.training import run_identity
+from raytf.training.attempt import Attempt
+from raytf.training.executor import CompiledStep, Executor
+from raytf.training.job import Sources, TrainingJob
+from raytf.training.upload import Upload
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank trains.
+
+    Attributes:
+        sources: of the run.
+        pipeline: this rank's shards of the training data.
+        model: built and compiled.
+        named: all variables of the state, by name.
+        step: compiled, or about to be.
+        identity: what must be the same when the run is resumed.
+    """
+
+    sources: Sources
+    pipeline: Pipeline
+    model: keras.Model
+    named: dict[str, keras.Variable]
+    step: CompiledStep
+    identity: dict[str, str]
+
+
+def build(attempt: Attempt, executor: Executor) -> Program:
+    """Build the model and its step.
+
+    Raises:
+        ConfigError: the node does not have the memory that the state needs, or settings do not fit the model.
+        ModelError: the model function does not make a model that can be trained.
+        ExactnessError: exact mode is asked for, and the machines do not compute the same bits.
+    """
+    job = attempt.job
+    sources: Sources = ray.get(job.sources)
+    pipeline = open_pipeline(attempt, sources.train, job.plan, training=True)
+    with attempt.group.devices.at_home():
+        model = _build_model(attempt, sources, pipeline)
+    if job.config.strategy.has_servers:
+        precision.check_for_servers(models.scaled_policy(model))
+    pipeline.prepare(len(variables.seed_states(model)), models.sparse_classes(model))
+    named = variables.variables(model)
+    identity = _identity(job, sources, model)
+    step = executor.make_step(attempt, model, pipeline)
+    identity |= executor.admit(attempt, pipeline)
+    if not job.config.strategy.has_servers:  # they hold the state
+        _check_needs(attempt, named)
+    return Program(sources, pipeline, model, named, step, identity)
+
+
+def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bool) -> Pipeline:
+    """This rank's shards of a source, shuffled and augmented for training alone."""
+    job, group = attempt.job, attempt.group
+    made = Pipeline(
+        source,
+        plan,
+        assign(plan.shards, group.world_size)[group.rank],
+        job.config.batch.seed,
+        shuffle=training,
+        class_weight=job.class_weight if training else None,
+        augment=job.augment if training else None,
+    )
+    made.send = _upload(attempt)
+    return made
+
+
+def _upload(attempt: Attempt) -> Callable[[list[np.ndarray]], list[Any]]:
+    """What becomes of a batch that was gathered: it goes to the GPU ahead of its step, if that is the only device."""
+    devices = attempt.group.devices
+    if attempt.config.strategy.has_servers or len(devices.names) > 1 or not computes_on_gpu(devices):
+        return list
+    return Upload(devices.names[0] or "GPU:0", DEPTH + 1)
+
+
+def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> keras.Model:
+    job, given = attempt.job, (sources.train, sources.validation, sources.test)
+    return models.build(
+        job.model,
+        pipeline.sample(),
+        [source for source in given if source is not None],
+        job.config.compute,
+        job.config.batch.seed,
+        attempt.reporter.say,
+        job.precision,
+    )
+
+
+def _identity(job: TrainingJob, sources: Sources, model: keras.Model) -> dict[str, str]:
+    identity = run_identity.of_model(models.describe(model), models.code(model, (job.augment,)))
+    # From the driver, which has read the data once for all ranks; but training reads the records of this node.
+    known = job.identity or run_identity.of_run(job, sources)
+    return identity | known | {"training data": fingerprint(sources.train)}
+
+
+def _check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
+    """Refuse a node that does not have the memory that the state needs; on a run's first start, say what it needs."""
+    checkpoints = attempt.config.checkpoints
+    own = {name: variables.size_of({name: v}) for name, v in named.items()}
+    total, largest = sum(own.values()), max(own.values(), default=0)
+    weights = sum(size for name, size in own.items() if name.startswith("model/"))
+    found = memory_needs.MemoryNeeds(
+        weights,
+        total - weights,
+        max(largest, -(-total // attempt.group.world_size)),
+        largest,
+        attempt.place[1],
+        variables.is_on_host(named),
+        checkpoints.snapshot_every_steps != 0,
+        checkpoints.keep_best is not None,
+    )
+    refused = memory_needs.refusal(found, raylets.all_bytes(), bool(checkpoints.snapshot_every_steps))
+    if refused is not None:
+        raise ConfigError(refused)
+    if not attempt.earlier:
+        attempt.reporter.say(found.text())

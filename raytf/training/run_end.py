@@ -1,0 +1,70 @@
+"""The end of a run: its last callbacks, its test, its export and its result."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from raytf.checkpoint import variables
+from raytf.data.plan import StepPlan
+from raytf.inference import export
+from raytf.runs.run_log import read_attempts
+from raytf.training.context import Context
+from raytf.training.heartbeat import Activity
+
+
+def finish(context: Context) -> dict[str, Any] | None:
+    """Test and export the model of a run that has trained.
+
+    Returns:
+        The run's result on rank 0, None on any other.
+    """
+    model, state = context.program.model, context.state
+    context.pulse.settle(Activity.END, state.step)
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    latest = state.history[-1] if state.history else {}
+    metrics = {name: value for name, value in latest.items() if name not in ("epoch", "step")}
+    # Before the test: EarlyStopping restores its best weights here.
+    context.callbacks.run("on_train_end", dict(metrics))
+    source = context.program.sources.test
+    if source is not None:
+        context.show("testing")
+        found = context.evaluators.evaluate("test", source, context.pulse.progress)
+        metrics |= {f"test_{name}": value for name, value in found.items()}
+    if not context.is_first_rank:
+        return None
+    context.show("exporting")
+    result = _result(context, metrics)
+    context.reporter.upload()
+    return result
+
+
+def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
+    state, storage = context.state, context.attempt.storage
+    attempts = read_attempts(storage)
+    samples, digest = samples_of(context.plan, state.step), variables.weights_sha256(context.program.model)
+    return {
+        "run": context.config.run.run,
+        "status": "finished",
+        "metrics": metrics,
+        "steps": state.step,
+        "epochs": state.step / context.plan.steps_per_epoch,
+        "samples": samples,
+        "stopped_early": state.stopped_early,
+        "wall_seconds": time.time() - attempts[0]["time"] if attempts else state.train_seconds,
+        "train_seconds": state.train_seconds,
+        "imbalance_seconds": state.imbalance_seconds,
+        "samples_per_second": samples / state.train_seconds if state.train_seconds else 0.0,
+        "world_sizes": sorted({a["world_size"] for a in attempts}),
+        "restarts": max(0, len(attempts) - 1),
+        "weights_sha256": digest,
+        "identity": context.program.identity,
+        "history": state.history,
+        "export": export.export(context.program.model, storage, state.step, digest, context.reporter.say),
+    }
+
+
+def samples_of(plan: StepPlan, steps: int) -> int:
+    """Records that a run's first steps have seen."""
+    epochs, rest = divmod(steps, plan.steps_per_epoch)
+    return epochs * plan.records + sum(plan.records_of(step) for step in range(rest))

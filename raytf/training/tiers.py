@@ -1,0 +1,96 @@
+"""Where one rank's checkpoints go, and where the newest of them comes from when a run is resumed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from raytf.checkpoint import variables
+from raytf.checkpoint.durable import DurableTier, Keep
+from raytf.checkpoint.manifest import Checkpoint
+from raytf.checkpoint.memory import MemoryTier
+from raytf.checkpoint.restore import Restorer
+from raytf.checkpoint.tier import GroupAttempt
+from raytf.errors import RunMismatchError
+from raytf.runs.lease import check_owner
+from raytf.training import run_identity
+from raytf.training.attempt import Attempt
+from raytf.training.checkpoint_policy import CheckpointPolicy
+from raytf.training.program import Program
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Both tiers of a run's checkpoints.
+
+    Attributes:
+        memory: copies in the memory of the run's nodes.
+        durable: saves on storage.
+        policy: when to save.
+        restorer: reads the newest state from either.
+    """
+
+    memory: MemoryTier
+    durable: DurableTier
+    policy: CheckpointPolicy
+    restorer: Restorer
+
+
+def open_tiers(attempt: Attempt) -> Tiers:
+    """The tiers of this rank; what they have is looked up, and the newest state is read in the background."""
+    job, checkpoints, reporter = attempt.job, attempt.config.checkpoints, attempt.reporter
+    start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier)
+    memory = MemoryTier(
+        job.run_uri,
+        attempt.group,
+        start,
+        0 if attempt.config.strategy.has_servers else checkpoints.snapshot_every_steps,
+        job.monitor.handle,
+        reporter.say_here,
+        attempt.place,
+    )
+    policy = CheckpointPolicy.of(checkpoints)
+    durable = DurableTier(
+        attempt.storage,
+        start,
+        Keep(checkpoints.keep, policy.goal),
+        reporter.say_here,
+        fence=functools.partial(check_owner, attempt.storage, job.lease),
+        late=reporter.upload_anew,
+    )
+    restorer = Restorer(memory, durable, attempt.group, reporter.say)
+    restorer.begin(attempt.known_step)
+    return Tiers(memory, durable, policy, restorer)
+
+
+def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:
+    """The state from which the run is resumed; every rank gets the same one.
+
+    Returns:
+        None for a new run.
+
+    Raises:
+        RunMismatchError: the run was made with other settings.
+        CheckpointError: there are checkpoints, and none of them can be read.
+    """
+    return tiers.restorer.find(functools.partial(_check_identity, attempt, program))
+
+
+def _check_identity(attempt: Attempt, program: Program, found: Checkpoint) -> None:
+    before, now = found.document.identity, program.identity
+    difference = run_identity.not_going_on(before, now)
+    if difference:
+        raise RunMismatchError(
+            f"run {attempt.config.run.run!r} in storage was made with other settings: {difference}. "
+            "Give them as they were, or choose another --run name."
+        )
+    if before.get(run_identity.CODE, now[run_identity.CODE]) != now[run_identity.CODE]:
+        attempt.reporter.say(
+            "the code of the model, of its loss or of a layer was changed: the run goes on with the new"
+        )
+
+
+def restore(program: Program, chosen: Checkpoint) -> None:
+    """Give the model and its optimizer the values of a checkpoint."""
+    own = {name: value for name, value in chosen.tensors.items() if not name.startswith("callback/")}
+    variables.restore(program.named, own)
