@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from raytf.runs import ledger, timeline
 from raytf.runs.run_log import read_attempts
 from raytf.storage.storage import Storage
@@ -129,6 +131,7 @@ def autoscaling(folder: Path) -> Iterator[Head]:
             yield Head(address, {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "disabled"})
 
 
+@pytest.mark.slow  # test_aws.py has Ray's autoscaler, a notice and a replacement, with instances of a cloud
 def test_a_run_grows_with_the_cluster_and_is_whole_again_after_a_preemption(tmp_path: Path):
     folder, status, stop = tmp_path / "a", tmp_path / "status.json", tmp_path / "stop"
     command = [sys.executable, str(JOB), "--stop-file", str(stop), "--storage", str(tmp_path), "--run", "a"]

@@ -19,7 +19,7 @@ def last_checkpoint(folder: Path) -> dict[str, np.ndarray]:
 
 
 #: Of a run whose averages and weights are far apart.
-FLAGS = ("--data", "digits", "--model", "softmax", "--ema", 0.9, "--l2", 1e-3)
+FLAGS = ("--data", "digits", "--model", "softmax", "--ema", 0.9, "--l2", 1e-3, "--workers", 1)
 
 
 def test_test_and_export_are_of_the_averages_and_checkpoints_keep_both(start_there, tmp_path: Path):

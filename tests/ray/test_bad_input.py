@@ -47,7 +47,7 @@ def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[st
 
 
 def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start_there, tmp_path: Path):
-    flags = ("--fault", "noise", "--storage", tmp_path, "--steps", 4)
+    flags = ("--fault", "noise", "--workers", 1, "--storage", tmp_path, "--steps", 4)
     line = refused(start_there(FAULTY, *flags, "--exact"))
     for word in ("--exact: the model", "RandomStandardNormal", "noise", "keras.random"):
         assert word in line, line
@@ -57,7 +57,7 @@ def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start_there,
 
 
 def test_the_jobs_own_exception_keeps_its_traceback(start_there, tmp_path: Path):
-    run = start_there(FAULTY, "--fault", "raises", "--storage", tmp_path)
+    run = start_there(FAULTY, "--fault", "raises", "--workers", 1, "--storage", tmp_path)
     line = refused(run, code=1)
     assert "the model function raised KeyError: 'no such layer'" in line
     assert "faulty.py" in line
@@ -65,7 +65,7 @@ def test_the_jobs_own_exception_keeps_its_traceback(start_there, tmp_path: Path)
 
 
 def test_a_callback_that_raises_ends_the_run_with_its_name(start_there, tmp_path: Path):
-    run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2)
+    run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 1)
     line = refused(run, code=1)
     assert "a callback's on_epoch_end raised RuntimeError: the callback broke" in line
     assert "trying it once more" in run.output
@@ -110,12 +110,12 @@ def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(sta
     assert "restored step 16" in accepted
 
 
-def test_two_live_runs_of_one_name(start, tmp_path: Path):
-    flags = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--epochs", 2000)
-    first = start(MNIST_JOB, *flags)
+def test_two_live_runs_of_one_name(start_there, tmp_path: Path):
+    flags = ("--data", "digits", "--workers", 1, "--storage", tmp_path, "--run", "a", "--epochs", 2000)
+    first = start_there(MNIST_JOB, *flags)
     first.until((tmp_path / "a" / "lease.json").exists)
     began = time.monotonic()
-    line = refused(start(MNIST_JOB, *flags), EXIT_AGAIN)
+    line = refused(start_there(MNIST_JOB, *flags), EXIT_AGAIN)
     assert f"is in use by process {first.process.pid}" in line
     assert time.monotonic() - began < 30
     assert first.process.poll() is None
@@ -166,8 +166,9 @@ def test_disk_full_while_saving_does_not_stop_training(start, start_there, tmp_p
     if made.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {made.stderr.strip()}")
     try:
-        flags = ("--data", "digits", "--storage", disk, "--run", "a", "--checkpoint-every-steps", 12, "--keep", 1)
-        run = start(MNIST_JOB, *flags, "--epochs", 400)
+        flags = ("--data", "digits", "--workers", 1, "--storage", disk, "--run", "a", "--checkpoint-every-steps", 12)
+        flags = (*flags, "--keep", 1)
+        run = start(MNIST_JOB, *flags, "--no-warm-workers", "--epochs", 400)
         run.until(lambda: manifests(disk / "a"))
         ballast = disk / "ballast"
         with ballast.open("wb") as file, contextlib.suppress(OSError):
@@ -191,7 +192,8 @@ def test_disk_full_while_saving_does_not_stop_training(start, start_there, tmp_p
 
 def test_a_hostile_folder_is_gone_on_from_or_refused_in_a_line(start_there, tmp_path: Path):
     """What is small is replaced, the newest checkpoint that is whole is taken, and what leads elsewhere is refused."""
-    flags = ("--global-batch-size", 16, "--checkpoint-every-steps", 20, "--storage", tmp_path, "--run", "evil")
+    flags = ("--workers", 1, "--global-batch-size", 16, "--checkpoint-every-steps", 20)
+    flags = (*flags, "--storage", tmp_path, "--run", "evil")
     start_there(EVERYTHING, *flags, "--steps", 60).wait()
     run = tmp_path / "evil"
     *_, whole, last = manifests(run)

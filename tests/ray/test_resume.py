@@ -22,6 +22,7 @@ def attempts(folder: Path) -> list[dict]:
     return [json.loads(p.read_text()) for p in sorted(folder.glob("attempts/*.json"))]
 
 
+@pytest.mark.slow  # test_each_process.py kills a driver, and compares bits; test_memory.py has a callback's rows
 def test_kill_of_driver_and_workers_in_mid_epoch(start, start_there, tmp_path: Path):
     flags = ("--global-batch-size", 16, "--epochs", 4, "--checkpoint-every-steps", 20, "--steps-per-call", 5)
     flags = (*flags, "--storage", tmp_path)
@@ -95,6 +96,8 @@ def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bu
     flags = (
         "--data",
         "digits",
+        "--workers",
+        1,
         "--no-warm-workers",
         "--checkpoint-every-steps",
         12,

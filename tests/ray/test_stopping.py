@@ -22,7 +22,7 @@ DRIVER = """
     from raytf.training.monitor_client import MonitorClient
     from raytf.driver.graceful_stop import saving_first
 
-    ray.init(address="local", num_cpus=1, logging_level="error", log_to_driver=False)
+    ray.init(logging_level="error", log_to_driver=False)
     monitor = ray.remote(num_cpus=0)(Monitor).remote()
     say = lambda text: print(text, flush=True)
     ranks = sys.argv[1]
@@ -49,11 +49,17 @@ DRIVER = """
 """
 
 
+@pytest.fixture
+def there(cluster: dict[str, str]) -> dict[str, str]:
+    """The environment of a driver on the running Ray."""
+    return environment(RAY_ADDRESS=cluster["RAY_ADDRESS"], RAY_AUTH_MODE="disabled")
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, number: signal.Signals):
+def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, there: dict[str, str], number: signal.Signals):
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
-    with Job([sys.executable, str(script), "save"], tmp_path / "log", environment()) as job:
+    with Job([sys.executable, str(script), "save"], tmp_path / "log", there) as job:
         job.until(lambda: "ready" in job.output, PATIENCE)
         job.process.send_signal(number)
         code, output = job.ended(60), job.output
@@ -75,10 +81,10 @@ def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, number: 
 @pytest.mark.parametrize(
     ("ranks", "result"), [("save", "saved"), ("none", "no workers train that could save"), ("stuck", None)]
 )
-def test_a_driver_that_is_told_to_stop(tmp_path: Path, ranks: str, result: str | None):
+def test_a_driver_that_is_told_to_stop(tmp_path: Path, there: dict[str, str], ranks: str, result: str | None):
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
-    with Job([sys.executable, str(script), ranks], tmp_path / "log", environment()) as job:
+    with Job([sys.executable, str(script), ranks], tmp_path / "log", there) as job:
         job.until(lambda: "ready" in job.output, PATIENCE)
         job.process.terminate()
         if result is None:

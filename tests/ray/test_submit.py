@@ -14,6 +14,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 import raytf
 from raytf.testing import ElasticCluster, Job
 from tests.ray.conftest import MNIST_JOB, PATIENCE, environment, manifests, result_of
@@ -64,6 +66,7 @@ def exported(cluster: ElasticCluster) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow  # the last one of this file submits with the same command
 def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
     done = subprocess.run(
         submission(cluster["dashboard"], tmp_path, "--epochs", 12),

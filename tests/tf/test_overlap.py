@@ -59,8 +59,15 @@ def ends(world_size: int, overlap: Overlap | None, **options) -> set[str]:
     return {f"{weights_sha256(model)} {losses.tobytes().hex()}" for model, losses in found}
 
 
-@pytest.mark.parametrize("words", [HOST, DEVICE], ids=["host", "device"])
-@pytest.mark.parametrize("compress", [False, True], ids=["whole", "compressed"])
+@pytest.mark.parametrize(
+    ("compress", "words"),
+    [
+        pytest.param(False, HOST, id="whole-host"),
+        pytest.param(True, DEVICE, id="compressed-device"),
+        pytest.param(False, DEVICE, id="whole-device", marks=pytest.mark.slow),
+        pytest.param(True, HOST, id="compressed-host", marks=pytest.mark.slow),
+    ],
+)
 def test_buckets_have_the_bits_of_one_sum(compress: bool, words: WireWords):
     ordinary = ends(1, None, compress=compress)
     assert len(ordinary) == 1
