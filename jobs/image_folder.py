@@ -28,7 +28,7 @@ class Job:
     size: int = 32
     """Rows and columns that each picture is brought to."""
     augment: bool = True
-    """Flip, shift and light training pictures again each time."""
+    """Flip, shift and brighten each training image at random, differently in each epoch."""
     learning_rate: float = 2e-3
     """Adam's learning rate."""
     train: raytf.Flags = field(default_factory=lambda: raytf.TrainConfig.of(global_batch_size=64))

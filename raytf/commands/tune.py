@@ -39,7 +39,7 @@ class Tune:
     grace_epochs: int = 1
     """Epochs before asha may stop a trial."""
     reduction_factor: int = 3
-    """asha goes on with one in this many trials, and looks again after this many times the epochs."""
+    """asha keeps one in this many trials, and compares again after this many times as many epochs."""
     parallel: int | None = None
     """Trials at a time; by default as many as the cluster has room for with all of their workers."""
     name: str = "tune"

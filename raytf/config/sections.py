@@ -1,6 +1,6 @@
 """The sections of a configuration: each is a group of `--help`, and its field names are the flags.
 
-What else there is to say of a setting stands in its field's `Annotated`, in the words of `raytf.config.setting`.
+All else about a setting is in its field's `Annotated`, by the classes of `raytf.config.setting`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Communication = Literal["auto", "ring", "nccl", "host"]
 #: The smallest part of a GPU that Ray can give.
 LEAST_GPU = 1e-4
 
-#: Workers where nobody says how many.
+#: How many workers there are by default.
 DEFAULT_WORKERS = "2"
 
 
@@ -52,7 +52,7 @@ class RunSection:
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
     does."""
     verbose: bool = False
-    """Show the messages of TensorFlow and Ray too."""
+    """Show the messages of TensorFlow and Ray, too."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class WorkerSection:
     """How many workers there are, and what each of them takes."""
 
     workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), InSearch.SIZES, InSearch.NEEDED] = None
-    """Number of workers, or the fewest and the most. Default: 2; or 1 with a --strategy of one worker, which takes no
-    other number."""
+    """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has one
+    worker and takes no other number."""
     use_gpu: Annotated[
         bool | None,
         tyro.conf.arg(metavar="| --no-use-gpu"),
@@ -80,9 +80,9 @@ class WorkerSection:
         Identity(When.EXACT, text="{cpus_per_worker:g}"),
         InSearch.NEEDED,
     ] = None
-    """CPUs, and threads of TensorFlow, for each worker; 1 by default. A worker on a GPU asks Ray for 1 CPU then and has
-    as many threads as its node has CPUs for each GPU; 1 with --exact. Other numbers may change the last bit of a
-    sum."""
+    """CPUs for each worker, and threads of TensorFlow; 1 by default. By default a worker on a GPU asks Ray for 1 CPU
+    and has as many threads as its node has CPUs for each GPU; 1 with --exact. Another number may change the last bit
+    of a sum."""
     gpus_per_worker: Annotated[
         float,
         Interval(ge=LEAST_GPU, le=1),
@@ -134,40 +134,40 @@ class ClusterSection(WorkerSection):
         Ge(0),
         not_with_servers("the number of workers is that of the start, until the group starts again"),
     ] = 60.0
-    """Least time between two changes of the number of workers that follow nodes which come or go with notice."""
+    """Least number of seconds between two changes of the number of workers, when nodes join or leave with notice."""
     max_failures: Annotated[int, Ge(-1)] = -1
-    """How often lost workers are replaced before the run gives up; -1 is without end. Errors of storage that come five
-    times in a row without a new step end it all the same."""
+    """How often lost workers are replaced before the run gives up; -1 never gives up. Five errors of storage in a row
+    without a new step end the run all the same."""
 
     hang_seconds: Annotated[float, Ge(0)] = 30.0
-    """Seconds within which a worker that makes no progress is found, or 20 steps where that is longer; callbacks,
-    saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
+    """Seconds after which a worker that makes no progress counts as hung, or 20 steps where they take longer;
+    callbacks, saves, validation, compiling and restoring have ten or twenty times that. 0 never looks for one."""
     replace_stragglers: Annotated[
         bool,
         not_with_servers(
             "nobody waits for a slow worker; with --sync-replicas, --replicas-to-aggregate gives it backups"
         ),
     ] = False
-    """Move a worker that is slower than its peers for long to another node, where the cluster has one."""
+    """Move a worker that stays slower than its peers to another node, if the cluster has one."""
     mixed_gpus: bool = False
-    """Take nodes with GPUs of several kinds into one group of workers. By default a group is on one kind, that on which
-    most workers can run: other kinds compute other last bits."""
+    """Allow GPUs of several kinds in one group of workers. By default all workers of a group have GPUs of one kind, the
+    one on which most workers can run: another kind computes other last bits."""
     warm_workers: bool = True
     """Keep processes that have imported TensorFlow ready on each node, one for each worker, about 0.7 GB each: a lost
-    worker is replaced in half the time. A node with less than 2 GiB of free memory beside them does without."""
+    worker is replaced in half the time. A node that would have less than 2 GiB of free memory left keeps none."""
 
 
 @dataclass(frozen=True)
 class NoticeSection:
-    """Whose notices of preemption each node watches for."""
+    """Which notices of preemption each node watches for."""
 
     notices: Notices = "auto"
-    """The cloud whose metadata service each node asks; auto finds out, and finds none on a laptop."""
+    """The cloud whose metadata service each node asks; auto finds out which, and finds none on a laptop."""
     notice_url: str | None = None
     """Base URL of that service where it is not the cloud's own; {node_id} stands for Ray's id of the node."""
     follow_warnings: bool = False
-    """Leave a node also on a mere warning: a rebalance recommendation of AWS, a move or pause without restart. Without
-    it they are only told."""
+    """Leave a node on a mere warning, too: a rebalance recommendation of AWS, or a move or pause without a restart.
+    Without this flag, warnings are only shown."""
 
     def check(self) -> None:
         """Refuse what cannot work.
@@ -207,8 +207,8 @@ class BatchSection:
     global_batch_size: Annotated[int, Ge(1), Identity()] = 128
     """Examples in one step, over all workers together."""
     logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
-    """Equal parts of a global batch; each is one micro-batch of one worker. Default: those of the run,
-    else a power of two, at least the most workers and 4."""
+    """Equal parts of a global batch; each is one micro-batch of one worker. Default: as many as the run has already,
+    else a power of two, at least 4 and at least the most workers."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
 
@@ -243,7 +243,7 @@ class ComputeSection:
             unless=("off", "bfloat16"),
         ),
     ] = None
-    """Compute in 16 bits and keep variables in 32, or off. By default as the dtype policy says that the job has set."""
+    """Compute in 16 bits and keep variables in 32, or off. The default is the dtype policy that the job has set."""
     jit: Annotated[bool, InSearch.KEPT] = False
     """Compile the gradient function with XLA."""
     exact: Annotated[
@@ -293,8 +293,8 @@ class CheckpointSection:
     checkpoint_every_steps: Annotated[int | None, Ge(1)] = None
     """Save after this many steps."""
     checkpoint_every_seconds: Annotated[float | None, Ge(0)] = None
-    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); also with the first
-    steps, and after a restart."""
+    """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); the first steps of a
+    run, and those after a restart, are saved sooner."""
     snapshot_every_steps: Annotated[
         int | None,
         Ge(0),
@@ -303,12 +303,12 @@ class CheckpointSection:
             unless=(0,),
         ),
     ] = None
-    """Copy the state into memory of the run's nodes after this many steps, so that a failure costs few; 0 never does.
-    By default as often as takes less than 1 % of the time."""
+    """Copy the state into the memory of the run's nodes after this many steps, so that a failure costs few steps; 0
+    never does. The default is as often as takes less than 1 % of the time."""
     keep: Annotated[int, Ge(1)] = 3
-    """Newest complete checkpoints that are kept."""
+    """How many of the newest complete checkpoints are kept."""
     keep_best: str | None = None
-    """Keep the checkpoint of the epoch with the best value of a metric, too, such as val_accuracy or max:val_mine."""
+    """Also keep the checkpoint of the epoch with the best value of a metric, such as val_accuracy or max:val_mine."""
 
 
 @dataclass(frozen=True)
@@ -338,8 +338,8 @@ class StrategySection:
         ),
         Refused(("one-device", "tpu"), ONLY_DEVICES + "Leave it out, or take --strategy mirrored."),
     ] = None
-    """Take this many logical CPU devices for the GPUs of the one worker of mirrored or central-storage; each is one of
-    --cpus-per-worker."""
+    """Use this many logical CPU devices in place of GPUs, for the one worker of mirrored or central-storage; each takes
+    one of --cpus-per-worker."""
     show_cluster: bool = False
     """Show each process's node, devices, memory and TF_CONFIG whenever workers start."""
     log_device_placement: Annotated[
@@ -350,15 +350,15 @@ class StrategySection:
         ),
     ] = False
     """Show on which device each operation of the training step runs; the whole list is in the run's folder. Not with
-    parameter servers, which do not tell."""
+    parameter servers, which do not report it."""
     ps: Annotated[int | None, Ge(1), OF_SERVERS] = None
     """Parameter servers, over which the weights are spread (default 1); they and the process that hands out the work
     take one CPU each."""
     sync_replicas: Annotated[bool, Identity(When.WITH_SERVERS), InSearch.SIZES, OF_SERVERS] = False
     """Parameter servers: update with the mean of gradients that were all computed from the same weights."""
     replicas_to_aggregate: Annotated[int | None, InSearch.SIZES, OF_SERVERS] = None
-    """With --sync-replicas: equal parts of a batch whose gradients make an update; what workers there are beyond that
-    compute some parts a second time, and whoever is first counts (default: the most workers, and no such backup)."""
+    """With --sync-replicas: equal parts of a batch whose gradients make an update. Workers beyond this number compute
+    some parts a second time, and the first result counts (default: the most workers, so that there is no backup)."""
 
     @property
     def has_servers(self) -> bool:
