@@ -93,7 +93,8 @@ def test_a_run_whose_own_ray_is_killed_again_and_again(start, tmp_path: Path):
     wait_until(lambda: not marked(mark), "nothing of that Ray is left", GONE_SECONDS)
 
     # The GCS: the workers live, and save first.
-    run = start(EVERYTHING, *flags, "--checkpoint-every-steps", 5000, **env)
+    cold = ("--checkpoint-every-steps", 5000, "--no-warm-workers")
+    run = start(EVERYTHING, *flags, *cold, **env)
     run.until(lambda: "restored step" in run.output)
     restored = int(re.findall(r"restored step (\d+)", run.output)[-1])
     trains_beyond(run, status, restored + 100)
@@ -103,7 +104,7 @@ def test_a_run_whose_own_ray_is_killed_again_and_again(start, tmp_path: Path):
     wait_until(lambda: not marked(mark), "nothing of that Ray is left", GONE_SECONDS)
 
     # The driver: nothing outlives it.
-    run = start(EVERYTHING, *flags, "--checkpoint-every-steps", 5000, **env)
+    run = start(EVERYTHING, *flags, *cold, **env)
     run.until(lambda: "restored step" in run.output)
     assert int(re.findall(r"restored step (\d+)", run.output)[-1]) > restored + 100
     run.until(lambda: len(run.processes(WORKER)) == 2)
@@ -112,7 +113,7 @@ def test_a_run_whose_own_ray_is_killed_again_and_again(start, tmp_path: Path):
     run.process.kill()
     wait_until(lambda: not marked(mark), "nothing of that Ray is left", GONE_SECONDS)
 
-    start(EVERYTHING, *flags, **env).wait()
+    start(EVERYTHING, *flags, "--no-warm-workers", **env).wait()
     alone = ("--workers", 1, "--no-warm-workers", "--storage", tmp_path / "undisturbed")
     start(EVERYTHING, *FLAGS, *alone, **env).wait()
     digest = result_of(tmp_path / "undisturbed" / "a")["weights_sha256"]
