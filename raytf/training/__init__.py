@@ -1,5 +1,5 @@
-"""What a worker process does: build the model, micro-batches, step, callbacks, evaluation, exact mode, the loop.
+"""The code of a worker process: building the model, micro-batches, step, callbacks, evaluation, exact mode, loop.
 
-Knows everything below it (inference exports the trained model at a run's end); nothing of the driver, which is told by
-the handle of its monitor actor. The entry is `raytf.training.worker.run`.
+May import every layer below it (inference exports the trained model at the end of a run), but nothing of the driver,
+which it reaches through the handle of the driver's monitor actor. The entry point is `raytf.training.worker.run`.
 """

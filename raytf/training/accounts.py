@@ -1,4 +1,4 @@
-"""What becomes of a call of the training step: logs, callbacks, the driver's display, and its results if not finite."""
+"""What follows each call of the training step: the check for NaN, logs, callbacks and the driver's display."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from raytf.training.step import StepOutcome
 
 
 def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:
-    """Refuse to go on from a loss or a gradient that is not a number.
+    """Stop the run if a loss or a gradient of the call is NaN or infinite.
 
     Raises:
-        NonFiniteLossError: with the first such step of the call.
+        NonFiniteLossError: names the first such step of the call.
     """
     bad = np.flatnonzero(~(np.isfinite(outcome.losses) & outcome.finite))
     if not len(bad):
@@ -37,10 +37,10 @@ def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> Non
 
 
 def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
-    """Account for a call that has been trained: the run is at its last step from now on.
+    """Record a call that has been trained; from now on the run is at the call's last step.
 
     Args:
-        seconds: that it took, more than 0.
+        seconds: duration of the call, more than 0.
     """
     state, callbacks = context.state, context.callbacks
     epoch, _ = context.plan.locate(call.start)
@@ -48,7 +48,7 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
     context.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
     last = context.plan.locate(call.stop - 1)[1]
-    # Metrics are read from TensorFlow only for those who want them: it waits for the step.
+    # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
     callbacks.run_batch("on_train_batch_end", last, *([context.logs()] if callbacks.has_batch_hooks else []))
     state.stopped_early = callbacks.stopped
     is_first = not context.has_trained
@@ -62,7 +62,7 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
 
 
 def _after_first_call(context: Context) -> None:
-    """The attempt has begun to train: tell those who wait for it."""
+    """Report that the attempt has started to train."""
     attempt = context.attempt
     if context.is_first_rank and context.config.run.histograms_every:
         context.reporter.graph(context.program.step.probe_function.graph)
@@ -83,13 +83,13 @@ def _after_first_call(context: Context) -> None:
 
 
 def are_histograms_due(context: Context) -> bool:
-    """Whether histograms of weights and gradients are written after the step that was trained last."""
+    """Whether histograms of weights and gradients are due after the step that was trained last."""
     every = context.config.run.histograms_every
     return context.is_first_rank and bool(every) and context.state.step % every == 0
 
 
 def write_histograms(context: Context, outcome: StepOutcome) -> None:
-    """Have rank 0 write histograms of the weights, and of the gradients that the last call told, if they are due."""
+    """If they are due, let rank 0 write histograms of the weights and of the gradients that the last call returned."""
     if not are_histograms_due(context):
         return
     with context.pulse.doing(Activity.CALLBACK):

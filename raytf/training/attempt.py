@@ -1,4 +1,4 @@
-"""One rank of one attempt: its place among the others, and whom it tells."""
+"""One rank of one attempt: its place among the other ranks, and the objects that it reports to."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Attempt:
     """This rank in one attempt.
 
     Attributes:
-        job: what is trained.
-        pulse: this rank's.
-        phases: of the restart; marked as they end.
-        group: this rank among all ranks.
-        name: of the attempt.
+        job: the run to train.
+        pulse: this rank's heartbeat.
+        phases: phases of the restart; each is marked when it ends.
+        group: this rank's collectives with all ranks.
+        name: name of the attempt.
         earlier: names of the attempts before it.
-        known_step: step of the newest checkpoint on storage; None where the driver does not know one.
-        place: (this rank's number on its node, how many ranks the node has).
-        workers: processes that compute gradients.
+        known_step: step of the newest checkpoint on storage; None if the driver does not know it.
+        place: (this rank's index on its node, number of ranks on the node).
+        workers: number of processes that compute gradients.
         storage: the run's folder.
-        reporter: this rank's voice.
+        reporter: sends this rank's messages, events and metrics.
     """
 
     job: TrainingJob
@@ -55,11 +55,11 @@ class Attempt:
 
 
 def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Attempt:
-    """Join the other ranks of the newest attempt; every rank calls it.
+    """Join the other ranks of the newest attempt; every rank must call it.
 
     Raises:
-        GpuError, WorkerLostError: a rank does not have the GPU that it was given.
-        ClusterError: the devices of the strategy are not there.
+        GpuError, WorkerLostError: a rank does not have the GPU that it was assigned, or the GPU miscalculates.
+        ClusterError: the devices of the strategy do not exist.
     """
     strategy = job.config.strategy
     group = WatchedGroup(executor.join(), pulse)
@@ -73,7 +73,7 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
     reporter = Reporter(job, storage, group.rank, executor.workers, name)
     if group.route is not None and group.route.why:
         reporter.say(str(group.route))
-    if strategy.show_cluster and not strategy.has_servers:  # the driver shows those
+    if strategy.show_cluster and not strategy.has_servers:  # with parameter servers, the driver shows the cluster
         worker_table.show(group, strategy.strategy, place[0], reporter.say)
     watcher.start_in_worker(job.config.notices, job.run_uri, reporter.say_here, reporter.event)
     return Attempt(
@@ -82,11 +82,16 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
 
 
 def _begin(job: TrainingJob, group: WatchedGroup) -> tuple[str, list[str], int | None]:
-    """The attempt's name, those before it, and the step of the newest checkpoint on storage if the driver knows it."""
+    """Name the attempt and announce it to the driver.
+
+    Returns:
+        Its name, the names of the attempts before it, and the step of the newest checkpoint on storage; None if the
+        driver does not know that step.
+    """
     begun = b""
     if group.rank == 0:
         name = new_attempt()
         begun = json.dumps((name, *job.monitor.begin(name))).encode()
-    # Ray's way to broadcast would wait for an actor that starts with the group.
+    # Ray's own broadcast would wait for an actor that starts with the group.
     name, earlier, known_step = json.loads(group.share(begun))
     return name, earlier, known_step

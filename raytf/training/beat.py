@@ -1,4 +1,4 @@
-"""What a rank says of itself once a second, what is seen of it, and what is found of one that hangs."""
+"""Data classes of heartbeats: what a rank sends once a second, what the driver sees, and what it finds about a hang."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 
 class Activity(enum.StrEnum):
-    """What a rank does."""
+    """What a rank is doing."""
 
     START = "start"  # reading the newest checkpoint, building the model
     LOOP = "loop"  # between steps
     TRACE = "trace"  # the first call of its kind, which TensorFlow compiles
     INPUT = "input"  # waiting for its records
-    STEP = "step"  # in a call into TensorFlow: computing, or waiting for the others' gradients
-    COLLECTIVE = "collective"  # waiting for the others' numbers
-    TRANSFER = "transfer"  # sending weights to the others
-    REPORT = "report"  # telling Ray Train, which waits for all ranks
+    STEP = "step"  # in a call into TensorFlow: computing, or waiting for the gradients of other ranks
+    COLLECTIVE = "collective"  # waiting for the numbers of other ranks
+    TRANSFER = "transfer"  # sending weights to other ranks
+    REPORT = "report"  # reporting to Ray Train, which waits for all ranks
     VALIDATION = "validation"
     CALLBACK = "callback"
     SAVE = "save"  # waiting for storage
@@ -25,27 +25,27 @@ class Activity(enum.StrEnum):
     DONE = "done"  # has left the training function
 
 
-#: These make up a step, so that they have a usual length; the others may last this many times the limit.
+#: The activities that make up a step, whose usual duration is therefore known. The others have a longer limit.
 USUAL = frozenset({Activity.INPUT, Activity.STEP, Activity.COLLECTIVE})
 
 
 @dataclass(frozen=True)
 class HeartbeatState:
-    """What a rank says of itself.
+    """One heartbeat of a rank.
 
     Attributes:
         group: number of the worker group, counted by the driver.
-        rank, world_size: of it.
-        node, address, pid: where it is: Ray's id of the node, its IP address, the process.
+        rank, world_size: the rank, and the size of its group.
+        node, address, pid: Ray's id of the node, the node's IP address, and the process id.
         step: global steps done.
-        activity: what it does.
-        seconds: without progress in it.
-        step_seconds: usual length of a step, with its input; 0 while not known.
-        call_steps: steps of a call.
-        stacks: file descriptor to which it writes its Python stacks on `STACKS_SIGNAL`; -1 for none.
-        shards: logical shards that it computes.
-        probes, probe_seconds: how often it has computed one of them alone, and in how long altogether.
-        input_seconds: that it has waited for its records, altogether.
+        activity: what the rank is doing.
+        seconds: time without progress in that activity.
+        step_seconds: usual duration of a step, including its input; 0 while not known.
+        call_steps: steps per call.
+        stacks: file descriptor to which the process writes its Python stacks on `STACKS_SIGNAL`; -1 for none.
+        shards: number of logical shards that the rank computes.
+        probes, probe_seconds: how often the rank has computed a single shard alone, and the total time of that.
+        input_seconds: total time that the rank has waited for its records.
     """
 
     group: int
@@ -68,7 +68,7 @@ class HeartbeatState:
 
 @dataclass(frozen=True)
 class LastHeartbeat:
-    """The latest beat of a rank, and the seconds since it came."""
+    """The latest heartbeat of a rank, and the seconds since it arrived."""
 
     beat: HeartbeatState
     age: float
@@ -79,10 +79,10 @@ class HangFinding:
     """Ranks that hang.
 
     Attributes:
-        beats: the last of each rank to blame, by rank.
-        seconds: without progress, the longest of them.
-        where: what they do: `frozen`, `collective` where all wait for each other, or an `Activity`.
-        text: says it to people, without names.
+        beats: the last heartbeat of each rank to blame, ordered by rank.
+        seconds: the longest time without progress among them.
+        where: `frozen`, `collective` if all wait for each other, or the `Activity` in which they hang.
+        text: description for the user, without names of ranks or nodes.
     """
 
     beats: tuple[HeartbeatState, ...]

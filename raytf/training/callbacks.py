@@ -1,8 +1,9 @@
-"""Keras callbacks under several workers: they run on rank 0 only, and what they change is sent to the others.
+"""Keras callbacks with several workers: they run on rank 0 only, and what they change is sent to the other ranks.
 
-So files and messages come once, as on one machine, and EarlyStopping, ReduceLROnPlateau and LearningRateScheduler act
-on all ranks alike. A callback may stop training, change the learning rate, or (in hooks of epochs, tests and the whole
-training) change weights. Batch hooks run once a call, as with Keras's `steps_per_execution`.
+So files are written and messages printed once, as on one machine, and EarlyStopping, ReduceLROnPlateau and
+LearningRateScheduler have the same effect on all ranks. A callback may stop training, change the learning rate, or (in
+hooks of epochs, tests and the whole training) change weights. Batch hooks run once per call, as with Keras's
+`steps_per_execution`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from raytf.distributed.group import Ranks
 from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
 
+#: Callbacks that change no weights, so the weights need not be compared before and after their hooks.
 _HARMLESS = (
     keras.callbacks.History,
     keras.callbacks.CSVLogger,
@@ -35,7 +37,7 @@ _HARMLESS = (
 )
 
 
-#: Their batch hooks read and do not steer, so no agreement is needed after them.
+#: Callbacks whose batch hooks change nothing, so the ranks need not agree on anything afterwards.
 _PASSIVE_ON_BATCHES = (
     keras.callbacks.History,
     keras.callbacks.CSVLogger,
@@ -44,7 +46,7 @@ _PASSIVE_ON_BATCHES = (
 )
 
 
-#: In the place of a setting's value: not state, whatever it is.
+#: Stands for the value of a setting that is never state, whatever its value.
 _NEVER = object()
 
 
@@ -52,17 +54,18 @@ _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 
 
 class Callbacks:
-    """The user's callbacks, or nothing where there are none.
+    """The user's callbacks; does nothing if there are none.
 
     Args:
-        make: a list of callbacks, or a function of the folder for files that returns one; None for none.
+        make: a list of callbacks, or a function that takes the folder for files and returns such a list; None for no
+            callbacks.
         model: built and compiled.
-        group: all ranks must construct and call alike.
-        say: told what callbacks print, line by line.
-        files: local folder whose files end up in the run's folder.
-        params: epochs and steps (of an epoch), as Keras gives them to callbacks.
-        epoch: in which the run goes on from a checkpoint; None for a new run.
-        watch: gives a context manager around the user's code.
+        group: all ranks; each must construct this object and make the same calls.
+        say: called with each line that a callback prints.
+        files: local folder whose files are copied to the run's folder.
+        params: `epochs`, and `steps` per epoch, as Keras passes them to callbacks.
+        epoch: epoch in which the run resumes from a checkpoint; None for a new run.
+        watch: returns a context manager to hold while the user's code runs.
     """
 
     def __init__(
@@ -77,11 +80,11 @@ class Callbacks:
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self._model, self._group, self._say, self._watch = model, group, say, watch
-        #: Whether there are any, on rank 0.
+        #: Whether the user gave callbacks; the same on all ranks.
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
-        #: What each callback was made with: settings, such as a path on this machine, that a restart makes again.
+        #: Each callback's settings, such as a path on this machine; a restart constructs them again.
         self._settings: list[dict[str, Any]] = []
         steering = 0.0
         if self.active and group.rank == 0:
@@ -91,24 +94,24 @@ class Callbacks:
                 if isinstance(callback, keras.callbacks.BackupAndRestore):
                     raise ModelError("remove BackupAndRestore from the callbacks: raytf itself saves and restores.")
                 if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
-                    callback.append = True  # or the rows of earlier attempts are lost
+                    callback.append = True  # otherwise the rows of earlier attempts would be lost
                     _drop_rows(callback, epoch)
             self._hooks = keras.callbacks.CallbackList(self._list, model=model, **params)
             self._settings = [_settings_of(c) for c in self._list]
             steering = float(any(_steers_on_batches(c) for c in self._list))
         self._risky = any(not isinstance(c, _HARMLESS) for c in self._list)
         self._steering = bool(self._agree(steering)) if self.active else False
-        #: Whether some callback wants to hear about batches.
+        #: Whether some callback overrides a batch hook; False on all ranks but rank 0.
         self.has_batch_hooks = any(_has_batch_hooks(c) for c in self._list)
         model.stop_training = False
 
     @property
     def stopped(self) -> bool:
-        """Whether a callback asked to stop; equal on all ranks after `run`."""
+        """Whether a callback asked to stop training; equal on all ranks after `run`."""
         return bool(self._model.stop_training)
 
     def run(self, hook: str, *args: Any) -> None:
-        """Run a hook on rank 0 and agree on what it changed; all ranks must call it."""
+        """Run a hook on rank 0 and send what it changed to all ranks; all ranks must call this."""
         if not self.active:
             return
         changed = 0.0
@@ -120,7 +123,7 @@ class Callbacks:
         self._agree_on_effects(changed)
 
     def run_batch(self, hook: str, *args: Any) -> None:
-        """Run a batch hook on rank 0; ranks agree only where some callback may steer there."""
+        """Run a batch hook on rank 0; the ranks agree afterwards only if some callback may change something in it."""
         if self._hooks is not None and self.has_batch_hooks:
             with self._watch():
                 run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
@@ -128,7 +131,7 @@ class Callbacks:
             self._agree_on_effects(0.0)
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """(values, arrays) that a later attempt needs; empty but on rank 0."""
+        """(values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
         values: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
         for i, (callback, settings) in enumerate(zip(self._list, self._settings, strict=True)):
@@ -149,7 +152,7 @@ class Callbacks:
         return values, arrays
 
     def load_state(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        """Give callbacks back what `state` took; those that were not there then keep what they have."""
+        """Restore what `state` returned; a callback that did not exist then keeps its current state."""
         for i, callback in enumerate(self._list):
             key = f"callback/{i:03d}/{type(callback).__name__}"
             own = dict(values.get(key, {}))
@@ -192,21 +195,21 @@ class Callbacks:
 
 
 def _settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """What a callback was made with. Arguments of its constructor are never state, though Keras changes some (it turns
-    the sign of `min_delta`); other values are state once they differ from what they are now."""
+    """The settings of a new callback. Arguments of its constructor are never state, even though Keras changes some (it
+    flips the sign of `min_delta`); other values count as state once they differ from their values now."""
     arguments = dict.fromkeys(inspect.signature(type(callback).__init__).parameters, _NEVER)
     return {k: copy.copy(v) for k, v in vars(callback).items() if _is_plain(v)} | arguments
 
 
 def _drop_rows(logger: keras.callbacks.CSVLogger, epoch: int) -> None:
-    """Remove rows of epochs that will be done once more."""
+    """Remove the rows of epochs that will be trained again."""
     if not os.path.isfile(logger.filename):
         return
     try:
         with open(logger.filename, newline="", errors="surrogateescape") as file:
             header, *rows = list(csv.reader(file, delimiter=logger.sep)) or [[]]
     except (OSError, csv.Error):
-        return  # it is damaged, and only a log
+        return  # the file is damaged, but it is only a log
     if "epoch" in header:
         place = header.index("epoch")
         with open(logger.filename, "w", newline="", errors="surrogateescape") as file:

@@ -1,4 +1,4 @@
-"""When a state is saved, and whether it is the best one so far, as `--keep-best` says. Decided from values alone."""
+"""Decides when to save a state, and whether it is the best one so far according to `--keep-best`. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from raytf.config.objective import MetricObjective
 from raytf.config.sections import CheckpointSection
 from raytf.errors import ConfigError
 
-#: A metric and its value at a state; None for no value.
+#: A metric's name and its value at a state; None if there is no value.
 Scored = tuple[str, float] | None
 
 
 @dataclass(frozen=True)
 class CheckpointPolicy:
-    """When to save, and which state is worth keeping beside the newest.
+    """When to save, and which state is worth keeping in addition to the newest.
 
     Attributes:
-        cadence: of saves on storage.
-        goal: that of `--keep-best`; None where there is none.
+        cadence: how often to save to storage.
+        goal: the objective of `--keep-best`; None without that flag.
     """
 
     cadence: Cadence
@@ -33,7 +33,7 @@ class CheckpointPolicy:
         return cls(when, None if config.keep_best is None else MetricObjective.of(config.keep_best))
 
     def check_goal(self, logs: Mapping[str, float]) -> None:
-        """Whether the metric of `--keep-best` is among those of an epoch.
+        """Check that the metric of `--keep-best` is among the metrics of an epoch.
 
         Raises:
             ConfigError: it is not.
@@ -45,13 +45,14 @@ class CheckpointPolicy:
             raise ConfigError(f"--keep-best {goal.metric}: there is no such metric. Expected one of {', '.join(logs)}.")
 
     def better(self, state: TrainingState, rivals: Iterable[Scored]) -> Scored:
-        """The metric and its value at a state that is better than all that are on storage, or on their way there.
+        """Compare a state with those that are on storage or being saved.
 
         Args:
-            rivals: the others; those of another metric do not count.
+            rivals: the other states' metrics and values; those of another metric are ignored.
 
         Returns:
-            None where it is not better, or has no value.
+            The metric and its value at `state` if that is better than all rivals. None if it is not better, or if the
+            state has no value.
         """
         goal = self.goal
         value = None if goal is None else goal.value_at(state.step, state.history)

@@ -1,7 +1,7 @@
-"""How the state of a run gets into memory and onto storage while it trains.
+"""Copies the state of a run into memory and saves it to storage while the run trains.
 
-All ranks go through it in step: each transition is taken on flags that were added over the ranks. Rank 0 alone decides
-when; the others learn it by the flags.
+All ranks act in lockstep: each transition depends on flags that were summed over the ranks. Rank 0 alone decides when
+to save; the other ranks learn it from the flags.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from raytf.training.heartbeat import Activity, Heartbeat, WatchedGroup
 from raytf.training.memory_copies import MemoryCopies
 from raytf.training.reporter import Reporter
 
-#: Seconds before each try to save the last checkpoint; the others simply come again with the next one.
+#: Seconds before each try to save the last checkpoint; any other that fails is followed by that of a later state.
 _LAST_SAVE_PAUSES = (0.0, 1.0, 5.0, 15.0, 30.0)
-#: Seconds between two looks at a save that training waits for.
-_LOOK_SECONDS = 0.02
-#: Seconds for which memory keeps the best state while it is saved; a store that is slower must not cost later steps.
+#: Seconds between two polls of a save that training waits for.
+_POLL_SECONDS = 0.02
+#: Seconds for which memory keeps the best state while it is saved; slower storage must not block later copies.
 _HOLD_SECONDS = 10.0
-#: Seconds at the end of a run in which old checkpoints are deleted.
+#: Seconds at the end of a run for deleting old checkpoints.
 _RETENTION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told of saves.
+    """What a Checkpointer reports to.
 
     Attributes:
-        reporter: the rank's voice.
-        pulse: told what the rank waits for.
-        logs: the metrics of the present epoch so far.
+        reporter: this rank's reporter.
+        pulse: this rank's heartbeat, which records that the rank waits for a save.
+        logs: returns the metrics of the current epoch so far.
     """
 
     reporter: Reporter
@@ -63,8 +63,8 @@ class _Prepared(DurableSave):
     """A copy of the state, to be saved now or later.
 
     Attributes:
-        made_at: seconds of a clock that only goes forward.
-        filling: ends when the tensors have their values.
+        made_at: time of the copy, in seconds of the Checkpointer's clock.
+        filling: done when the tensors have their values.
     """
 
     made_at: float = 0.0
@@ -72,21 +72,21 @@ class _Prepared(DurableSave):
 
 
 class Checkpointer:
-    """Copies of the state into memory, saves of it on storage, and of the one with the best value of a metric.
+    """Copies the state into memory, and saves it, and the state with the best value of a metric, to storage.
 
     Args:
-        source: the state; what is known to be on storage is kept up to date in its `progress`.
-        memory: tier of copies.
-        durable: tier of saves.
-        group: of all ranks.
-        policy: when to save.
-        listener: told of saves.
-        replicas: compares the ranks' weights; None where there is one rank.
-        clock: seconds, of one that only goes forward.
+        source: the state; its `progress` is kept up to date with what is known to be on storage.
+        memory: the memory tier, which holds the copies.
+        durable: the durable tier, which holds the saves.
+        group: all ranks.
+        policy: when to save, and which state is the best.
+        listener: what saves are reported to.
+        replicas: compares the ranks' weights; None if they are not compared.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
-        cadence: of saves.
-        stall_seconds: for which training stood still to save or copy the state.
+        cadence: how often to save.
+        stall_seconds: total time for which training stood still to save or copy the state.
     """
 
     def __init__(
@@ -105,56 +105,65 @@ class Checkpointer:
         self._group, self._replicas, self._clock = group, replicas, clock
         self._policy, self.cadence = policy, policy.cadence
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
-        self._saves: Commit[_Prepared] = Commit(durable, group.world_size, self._tell_failure)
+        self._saves: Commit[_Prepared] = Commit(durable, group.world_size, self._report_failure)
         self._in_memory = MemoryCopies(source, memory, group, replicas)
         split = codec.shares(source.sizes(), group.world_size)
         self._copies = Copies(source.variables(split[group.rank]))
         self._finite = source.must_be_finite()
-        self._writers = max(1, sum(map(bool, split)))  # rank 0 may have arrays of callbacks
+        self._writers = max(1, sum(map(bool, split)))  # at least rank 0, which may have arrays of callbacks
         self._outage = Outage(random.random, self.cadence.most_pause)
-        #: The newest state that is on storage, or on its way there: its step, and when the run was in it.
-        self._saved_step, self._saved_at = self._state.durable_step, clock()
+        #: Step of the newest state that is on storage or being saved; None for none.
+        self._saved_step = self._state.durable_step
+        #: When the run was in that state, by the clock; not before this attempt began.
+        self._saved_at = clock()
         self._restarted_at = self._saved_at if self._state.step else None
         self._has_stepped = False
-        #: A save of an earlier state, that with the best value, which comes after the one under way.
+        #: The best state, waiting to be saved after the save under way.
         self._waiting: _Prepared | None = None
-        #: Whether rank 0 may know something new that is not a function of the step: the state of callbacks.
-        self._is_news = source.has_callbacks
+        #: Whether the state of callbacks, which only rank 0 has, may have changed since it was last shared.
+        self._callbacks_changed = source.has_callbacks
         self.stall_seconds = 0.0
 
     def start(self) -> None:
-        """Save at once what is newer than storage: the next fault may come before a step ends."""
+        """Begin at once to save a state that is newer than storage: the next fault may come before a step ends."""
         if self._state.step > (self._state.durable_step or 0) or self._better() is not None:
-            # The attempt before this one did not come to save it.
-            self._saves.begin(self._ready(self._prepare()))
+            # The previous attempt ended before it could save this state.
+            self._saves.begin(self._with_records(self._prepare()))
 
     @property
     def is_saving(self) -> bool:
-        """Whether a save is on its way to storage."""
+        """Whether a save is under way."""
         return not self._saves.is_idle
 
     @property
     def saving_step(self) -> int | None:
-        """Step of the state whose save is on its way to storage.
+        """Step of the state whose save is under way.
 
         Returns:
-            None where there is none.
+            None if no save is under way.
         """
         return None if self._saves.under_way is None else self._saves.under_way.step
 
     # -- with each call of the training step ---------------------------------------------------------------------------
 
     def votes(self, stop: int, step_seconds: float, ends_epoch: bool) -> dict[StepFlag, float]:
-        """This rank's flags for the call that ends at step `stop`, when a step takes `step_seconds`."""
+        """This rank's flags for the call that ends at step `stop`.
+
+        Args:
+            step_seconds: duration of a step.
+            ends_epoch: whether `stop` is the end of an epoch.
+        """
         flags = self.save_votes() | {StepFlag.UNSEALED: float(not self._in_memory.is_sealed)}
-        # While the best state is on its way to storage, memory keeps it: a failure must not lose it.
+        # While the best state is being saved, memory keeps it, so that a failure does not lose it.
         is_held = self._is_best_held()
-        # A rank whose memory holds nothing yet has all of them copy.
+        # If the memory of any rank is still empty, all ranks copy.
         flags[StepFlag.COPY] = float(self._memory.is_empty and not is_held)
         if self._group.rank == 0:
             flags[StepFlag.COPY] += 0.0 if is_held else self._memory.wish(stop, step_seconds)
             source = self._source
-            flags[StepFlag.SHARE] = self._is_news or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+            flags[StepFlag.SHARE] = (
+                self._callbacks_changed or (source.has_callbacks and ends_epoch) or source.has_batch_hooks
+            )
             now = self._clock()
             flags[StepFlag.WANT_SAVE] = self._saves.is_idle and self._outage.allows(
                 now, self._waiting is not None or self._is_due(stop, now)
@@ -162,7 +171,7 @@ class Checkpointer:
         return flags
 
     def save_votes(self) -> dict[StepFlag, float]:
-        """This rank's flags about the save under way."""
+        """This rank's flags for the save under way."""
         votes = self._saves.votes()
         return {StepFlag.WRITTEN: votes.written, StepFlag.COMMITTED: votes.committed, StepFlag.FAILED: votes.failed}
 
@@ -172,12 +181,12 @@ class Checkpointer:
         return self.cadence.is_due(stop, now, self._saved_step, saved_at, self._restarted_at, good_seconds)
 
     def act(self, flags: np.ndarray) -> None:
-        """Do what all ranks agreed on after a call, given the flags added over them."""
+        """Do what all ranks agreed on after a call, given the flags summed over all ranks."""
         began = time.perf_counter()
         if not self._has_stepped:
             self._has_stepped = True
             if self._saved_step is None:
-                self._saved_at = self._clock()  # the first steps took as long as they are traced
+                self._saved_at = self._clock()  # do not count the first steps, which include tracing
         self._compare(flags)
         self._in_memory.hear(float(flags[StepFlag.UNSEALED]))
         if flags[StepFlag.COPY]:
@@ -186,14 +195,14 @@ class Checkpointer:
         self.stall_seconds += time.perf_counter() - began
 
     def tell(self) -> int:
-        """The hash of this rank's weights, to be told with its votes; 0 for none."""
+        """The hash of this rank's weights, to send with its votes; 0 for none."""
         return 0 if self._replicas is None else self._replicas.tell()
 
     def _compare(self, flags: np.ndarray) -> None:
-        """Whether all ranks copied the same weights; fixes those of a rank that did not.
+        """Compare the hashes of the weights that the ranks copied; fix a rank that differs, and copy and save again.
 
         Raises:
-            ReplicaError: nobody can say who is right, or the run promises its last bits.
+            ReplicaError: it is not clear which ranks are right, or the run is in exact mode.
         """
         replicas = self._replicas
         if replicas is None or not replicas.hear(flags, self._state.step):
@@ -210,13 +219,13 @@ class Checkpointer:
             self._waiting = self._prepare()
 
     def callbacks_ran(self) -> None:
-        """Rank 0 may know something new from its callbacks."""
-        self._is_news = self._source.has_callbacks
+        """Note that callbacks ran, so their state may have changed."""
+        self._callbacks_changed = self._source.has_callbacks
 
     # -- the best state ------------------------------------------------------------------------------------------------
 
     def check_goal(self, logs: dict[str, float]) -> None:
-        """Whether the metric of `--keep-best` is among those of an epoch.
+        """Check that the metric of `--keep-best` is among the metrics of an epoch.
 
         Raises:
             ConfigError: it is not.
@@ -224,11 +233,11 @@ class Checkpointer:
         self._policy.check_goal(logs)
 
     def is_best(self) -> bool:
-        """Whether the state, at the end of an epoch, is to be kept for its metric; rank 0 knows."""
+        """Whether the state at the end of an epoch is the best so far; always False on ranks other than 0."""
         return self._group.rank == 0 and self._better() is not None
 
     def keep_best(self) -> None:
-        """Have the present state saved, as soon as no other save is under way."""
+        """Copy the current state, to be saved as soon as no other save is under way."""
         self._waiting = self._prepare()
 
     def _better(self) -> Scored:
@@ -247,7 +256,7 @@ class Checkpointer:
         votes = Votes(
             *(float(flags[f]) for f in (StepFlag.WANT_SAVE, StepFlag.WRITTEN, StepFlag.COMMITTED, StepFlag.FAILED))
         )
-        event = self._saves.advance(votes, lambda: self._ready(self._take_waiting() or self._prepare()))
+        event = self._saves.advance(votes, lambda: self._with_records(self._take_waiting() or self._prepare()))
         save = self._saves.save
         if event is Event.FAILED and save is not None:
             self._failed(save)
@@ -255,8 +264,8 @@ class Checkpointer:
             self._done(save)
 
     def _prepare(self) -> _Prepared:
-        """A copy of the present state."""
-        # So that what is in memory is never older than what is on storage.
+        """Copy the current state, to be saved."""
+        # The copy in memory must never be older than the state on storage.
         self._copy(self._source.has_callbacks)
         extras = self._source.extras(with_files=False)
         own = self._copies.take()
@@ -276,8 +285,8 @@ class Checkpointer:
         save, self._waiting = self._waiting, None
         return save
 
-    def _ready(self, save: _Prepared) -> _Prepared:
-        """A save that begins now, with what must be on storage before it."""
+    def _with_records(self, save: _Prepared) -> _Prepared:
+        """A save that begins now, with what must be on storage before it; it counts as the newest from now on."""
         records = self._source.records()
 
         def before() -> None:
@@ -290,7 +299,7 @@ class Checkpointer:
     def _done(self, save: _Prepared) -> None:
         step, state, name = save.step, self._state, self._durable.name
         self._copies.give_back(save.tensors)
-        state.durable_step = max(step, state.durable_step or 0)  # the best of earlier steps may come late
+        state.durable_step = max(step, state.durable_step or 0)  # a save of an earlier, best state may end later
         state.best = save.document.best
         if self._outage.failures:
             lasted = clock_text(self._clock() - self._outage.since)
@@ -302,7 +311,7 @@ class Checkpointer:
         with self._pulse.doing(Activity.REPORT):
             self._reporter.report({**self._logs(), "step": state.step}, name)
 
-    def _tell_failure(self) -> None:
+    def _report_failure(self) -> None:
         assert self._saves.save is not None
         step, failure = self._saves.save.step, self._durable.failure
         if self._group.rank == 0:
@@ -310,32 +319,35 @@ class Checkpointer:
             self._reporter.event("save_failed", of_step=step, why=why)
         if not self._outage.failures:
             self._reporter.say(
-                f"the checkpoint of step {step} was NOT saved; training goes on, the last good one stays, and saving "
-                "is tried again"
+                f"the checkpoint of step {step} was NOT saved; training goes on, the last good checkpoint is kept, and "
+                "saving will be tried again"
             )
 
     def _failed(self, save: _Prepared) -> None:
         failure = self._durable.failure
         if self._waiting is None and save.document.best != self._state.best:
-            self._waiting = save  # where a better one waits, that is enough
+            self._waiting = save  # unless a better one is waiting already
         if self._durable.lingers:
             self._source.renew_log()
-        self._outage.fail(self._clock(), "another worker's part" if failure is None else brief(failure))
+        self._outage.fail(self._clock(), "another rank failed" if failure is None else brief(failure))
 
     def _copy(self, share_rank_zero: bool) -> None:
         self._in_memory.make(share_rank_zero)
-        self._is_news = self._is_news and not share_rank_zero
+        self._callbacks_changed = self._callbacks_changed and not share_rank_zero
 
     # -- saves that training waits for ---------------------------------------------------------------------------------
 
     def save_now(self, pauses: tuple[float, ...] = (0.0,)) -> bool:
-        """Bring the save under way to its end, and save the present state too; whether it is on storage then.
+        """Complete the save under way, then save the current state.
 
         Args:
             pauses: seconds before each try.
+
+        Returns:
+            Whether the current state is on storage.
         """
         with self._pulse.doing(Activity.SAVE):
-            # The save under way may take its time, and what asks for this one may not.
+            # Copy into memory first: whatever asked for this save may not leave time to complete the one under way.
             self._copy(self._source.has_callbacks)
             self._drain()
             for pause in pauses:
@@ -351,23 +363,23 @@ class Checkpointer:
             return self._state.durable_step == self._state.step
 
     def _save(self, save: _Prepared) -> None:
-        self._saves.begin(self._ready(save))
+        self._saves.begin(self._with_records(save))
         self._drain()
 
     def finish(self) -> None:
-        """Have the last state and the best one on storage, whatever it takes, and old ones deleted.
+        """Save the last state and the best one, in several tries, and delete old checkpoints.
 
         Raises:
-            CheckpointError: storage did not take it.
+            CheckpointError: the last state could not be saved.
         """
         if not self.save_now(_LAST_SAVE_PAUSES):
             raise CheckpointError(
                 f"the last checkpoint, of step {self._state.step}, could not be saved: "
-                f"{self._durable.failure or 'another rank failed'}. Fix the storage and run the same command: it goes "
-                f"on from step {self._state.durable_step or 0}."
+                f"{self._durable.failure or 'another rank failed'}. Fix the storage and run the same command: it "
+                f"resumes from step {self._state.durable_step or 0}."
             )
         if self._waiting is not None:
-            self._reporter.say(f"the checkpoint of step {self._waiting.step}, the best one, was NOT saved")
+            self._reporter.say(f"the best checkpoint, of step {self._waiting.step}, was NOT saved")
         with self._pulse.doing(Activity.SAVE):
             self._durable.settle(_RETENTION_SECONDS)
 
@@ -376,13 +388,13 @@ class Checkpointer:
             flags = self._group.sum(vector(self.save_votes(), self.tell()))
             self._compare(flags)
             self._advance(flags)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def trouble(self) -> SaveTrouble | None:
-        """Saves that failed in a row, for the progress line.
+        """The saves that have failed in a row, for the progress line.
 
         Returns:
-            None where all is well.
+            None if the last save did not fail.
         """
         outage, now = self._outage, self._clock()
         return SaveTrouble(now - outage.since, outage.retry_at - now, outage.why) if outage.failures else None

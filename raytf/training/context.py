@@ -1,4 +1,4 @@
-"""Everything that one rank works with while it trains; `raytf.training.startup` makes it."""
+"""Everything that one rank needs while it trains; created by `raytf.training.startup`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from raytf.training.reporter import Reporter, Saves
 
 @dataclass
 class Context:
-    """One rank of a run that trains.
+    """One rank of a run that is training.
 
     Attributes:
-        attempt: this rank among the others.
-        program: what it trains.
-        state: where the run is; the same on every rank.
-        callbacks: the user's.
-        memory: tier of copies in memory.
-        live: what checkpoints are made from.
-        saving: makes them.
-        evaluators: of the validation and test data.
-        imbalance_seconds: for which a worker waits in each step, because shards do not divide evenly.
-        origin: the step at which this attempt began, and where its state is from: `new`, `memory` or `durable`.
-        seconds_per_step: of the newest call; 0 before the first.
+        attempt: this rank's place in the attempt.
+        program: the model, its data and its step.
+        state: the progress of the run; the same on every rank.
+        callbacks: the user's callbacks.
+        memory: the tier of copies in memory.
+        live: the state that checkpoints are made from.
+        saving: makes the checkpoints.
+        evaluators: evaluators of the validation and test data.
+        imbalance_seconds: average time that a worker waits in each step because shards do not divide evenly.
+        origin: the step at which this attempt began, and where its state came from: `new`, `memory` or `durable`.
+        seconds_per_step: of the newest call; 0 before the first call.
     """
 
     attempt: Attempt
@@ -75,7 +75,7 @@ class Context:
 
     @property
     def is_first_rank(self) -> bool:
-        """Whether this is rank 0, which alone writes logs and talks to the driver."""
+        """Whether this is rank 0, the only one that writes logs and talks to the driver."""
         return self.attempt.group.rank == 0
 
     @property
@@ -89,15 +89,15 @@ class Context:
         return self.state.step % self.plan.steps_per_epoch == 0
 
     def logs(self) -> dict[str, float]:
-        """Loss and metrics of the present epoch so far."""
+        """Loss and metrics of the current epoch so far."""
         return models.logs(self.program.model)
 
     def sum(self, values: Sequence[float]) -> np.ndarray:
-        """Sums over all ranks, as float32; every rank must call it."""
+        """Sum values over all ranks, as float32; every rank must call it."""
         return self.attempt.group.sum(np.asarray(values, np.float32))
 
     def show(self, phase: str) -> None:
-        """Tell the driver where the run is; rank 0 does."""
+        """Report the run's status to the driver, from rank 0."""
         metrics = self.logs() if phase == "training" and self.is_first_rank and self.has_trained else None
         saves = Saves(
             checkpoint=self.state.durable_step,

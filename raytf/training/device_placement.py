@@ -1,7 +1,8 @@
-"""`--log-device-placement`: on which device TensorFlow has put each operation of the training step.
+"""`--log-device-placement`: the device on which TensorFlow has placed each operation of the training step.
 
-TensorFlow's own log of it goes to the worker's standard error, on whatever machine that is, and there only where its
-messages are not silenced. What is shown here comes from the graphs that it runs, placed and optimized.
+TensorFlow's own placement log goes to the standard error of the worker, on whichever machine that runs, and only if
+TensorFlow's messages are not silenced. raytf reads the placement from the graphs that TensorFlow runs, after placement
+and optimization.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from raytf.errors import StorageError
 from raytf.storage.storage import Storage
 
 FOLDER = "placement"
-#: Kinds of operations that a device is told with.
+#: How many kinds of operations the summary names for each device.
 _SHOWN = 6
-#: Operations of TensorFlow's own, which compute nothing.
+#: TensorFlow's auxiliary operations, which compute nothing.
 _PLUMBING = frozenset(
     (
         *("Const", "Identity", "IdentityN", "NoOp", "Placeholder", "ReadVariableOp", "StopGradient"),
@@ -29,7 +30,7 @@ _PLUMBING = frozenset(
 
 
 class PlacedOp(NamedTuple):
-    """An operation on its device."""
+    """An operation and the device that it runs on."""
 
     device: str
     kind: str
@@ -37,13 +38,13 @@ class PlacedOp(NamedTuple):
 
 
 class Placement:
-    """Reads it from one call, shows a summary and keeps the whole list in the run's folder.
+    """Reads the placement of one call, prints a summary and stores the full list in the run's folder.
 
     Args:
         storage: the run's folder.
-        attempt: name of this start of the worker group.
+        attempt: name of the attempt.
         rank: of this worker.
-        say: for the user.
+        say: prints a line for the user.
     """
 
     def __init__(self, storage: Storage, attempt: str, rank: int, say: Callable[[str], None]):
@@ -51,10 +52,10 @@ class Placement:
 
     @contextlib.contextmanager
     def read(self, wanted: bool) -> Iterator[None]:
-        """Look at what runs inside of the `with` statement for the first time.
+        """Report the placement of the graphs that run for the first time inside the `with` statement.
 
         Args:
-            wanted: do nothing without.
+            wanted: if False, do nothing.
         """
         if not wanted:
             yield
@@ -68,12 +69,12 @@ class Placement:
             self._storage.put(path, "".join(f"{op.device} {op.kind} {op.name}\n" for op in sorted(ops)).encode())
             self._say(f"all of them: {self._storage.locate(path)}")
         except StorageError as error:
-            self._say(f"the list of them is not kept: {error}")
+            self._say(f"the list of operations could not be stored: {error}")
 
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[PlacedOp]]:
-    """A list that has the operations which TensorFlow ran inside of the `with` statement, once that has ended."""
+    """A list that holds the operations that TensorFlow ran inside the `with` statement, filled when that ends."""
     ops: list[PlacedOp] = []
     with _tensorflow.ran_graphs() as graphs:
         yield ops
@@ -83,7 +84,7 @@ def collected() -> Iterator[list[PlacedOp]]:
 
 
 def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
-    """A line for each device."""
+    """One line for each device."""
     found: dict[str, Counter[str]] = {}
     for op in ops:
         found.setdefault(op.device, Counter()).update([] if op.kind in _PLUMBING else [op.kind])
@@ -98,5 +99,5 @@ def summary(rank: int, ops: Iterable[PlacedOp]) -> list[str]:
 
 
 def _short(device: str) -> str:
-    """GPU:0 of /job:worker/replica:0/task:1/device:GPU:0."""
+    """Shorten /job:worker/replica:0/task:1/device:GPU:0 to GPU:0."""
     return device.rpartition("device:")[2]

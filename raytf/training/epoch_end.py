@@ -1,4 +1,4 @@
-"""What every rank does after the last step of an epoch, and after the last one of a run that ends inside an epoch."""
+"""What every rank does after the last step of an epoch, and after the last step of a run that ends inside an epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from raytf.training.heartbeat import Activity
 
 
 def end_epoch(context: Context) -> None:
-    """Validate, run the callbacks' hook, log, report to Ray Train, and keep the state if it is the best one."""
+    """Validate, run the callbacks' `on_epoch_end`, log, report to Ray Train, and keep the state if it is the best."""
     state, reporter = context.state, context.reporter
     epoch = context.plan.locate(state.step - 1)[0]
     logs = context.logs() | _validate(context, epoch)
@@ -22,7 +22,7 @@ def end_epoch(context: Context) -> None:
     if context.is_at_epoch_end:
         context.saving.check_goal(logs)
         is_best = context.saving.is_best()
-    # Rank 0's answers, on every rank.
+    # Only rank 0 knows the answers; the sum gives them to every rank.
     is_report_due, is_best_somewhere = context.sum([float(reporter.is_report_due()), float(is_best)])
     if is_report_due:
         with context.pulse.doing(Activity.REPORT):
@@ -32,7 +32,7 @@ def end_epoch(context: Context) -> None:
 
 
 def _validate(context: Context, epoch: int) -> dict[str, float]:
-    """Loss and metrics over the validation data, if this epoch has any."""
+    """Loss and metrics over the validation data; empty if this epoch is not validated."""
     source = context.program.sources.validation
     if source is None or (epoch + 1) % context.job.validation_freq:
         return {}

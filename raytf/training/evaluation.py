@@ -1,4 +1,4 @@
-"""Loss and metrics over a source, equal on every rank, and the same for every number of ranks."""
+"""Loss and metrics over a source; the same on every rank and for every number of ranks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation_step import EvalStep
 
-#: Steps of one call into TensorFlow; fixed, so that sums are made in one order whatever the machine's speed.
+#: Steps per call into TensorFlow; fixed, so that the order of sums does not depend on the machine's speed.
 _CALL_STEPS = 16
 
-#: (source, its plan, whether it is for training) -> this rank's shards of it.
+#: (source, its plan, whether it is for training) -> pipeline of this rank's shards of it.
 OpenPipeline = Callable[[Source, StepPlan, bool], Pipeline]
 
 
 class Evaluators:
-    """The evaluators of a run's sources, each made when it is first needed.
+    """The evaluators of a run's sources, each created when it is first needed.
 
     Args:
         model: built and compiled.
-        group: all ranks must call alike.
-        callbacks: hear of the begin and the end.
+        group: all ranks; each must make the same calls.
+        callbacks: their `on_test_begin` and `on_test_end` are run.
         open_pipeline: opens this rank's shards of a source.
-        plan: of the training; sources are cut into batches as it is.
+        plan: plan of the training; sources are divided into batches and shards in the same way.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class Evaluators:
         """Loss and metrics over a source.
 
         Args:
-            name: by which an evaluator is found again.
+            name: identifies the evaluator, which is used again.
+            source: the data.
             progress: called after each call into TensorFlow.
         """
         if name not in self._made:
@@ -68,9 +69,9 @@ class Evaluator:
     Args:
         model: built and compiled.
         pipeline: this rank's shards of the source, not shuffled.
-        group: all ranks must construct and call alike.
-        callbacks: hear of the begin and the end.
-        devices: of this process.
+        group: all ranks; each must construct this object and make the same calls.
+        callbacks: their `on_test_begin` and `on_test_end` are run.
+        devices: this process's devices; by default one.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Evaluator:
         self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
     def _totals(self, call: CallBatch) -> np.ndarray:
-        """[K, n] over all shards, by what losses are divided that are divided by data."""
+        """[K, n] the divisors of the losses that are divided by data, summed over all shards."""
         own, shards = self._step.divisors(call), self._pipeline.shards
         steps, _, count = own.shape
         if not count:
@@ -112,7 +113,7 @@ class Evaluator:
             progress()
         everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows
-        # Other ranks' rows are zeros, so each arrives as it is, and all ranks add them in the same order.
+        # Each row is zero on all ranks but one, so this sum is exact, and all ranks then add rows in the same order.
         everyones = self._group.sum(everyones.ravel()).reshape(everyones.shape)
         self._model.reset_metrics()
         self._step.micro.add_metrics(everyones.sum(0)[1:])

@@ -1,4 +1,4 @@
-"""The step of an evaluation: loss and metrics of this worker's logical shards, and no update."""
+"""The evaluation step: loss and metrics of this worker's logical shards, without an update."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from raytf.training.microbatch import (
 
 
 class EvalStep:
-    """Loss and metrics over a whole source, without an update.
+    """Computes loss and metrics over a whole source, without an update.
 
-    Metrics are added shard by shard and then over the shards in one order, so they do not depend on the number of
-    workers.
+    Metrics are added within each shard and then over the shards, always in the same order, so they do not depend on
+    the number of workers.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class EvalStep:
         """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
 
         Args:
-            totals: [K, n] `divisors` added over all shards; by default these are all.
+            call: K steps of this worker's shards.
+            totals: [K, n] `divisors` summed over all shards; by default this worker is assumed to have all of them.
         """
         if totals is None:
             totals = self.divisors(call).sum(1)
@@ -66,7 +67,7 @@ class EvalStep:
         return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
 
     def divisors(self, call: CallBatch) -> np.ndarray:
-        """[K, L, n] by what the losses of each step and shard are divided that are divided by data."""
+        """[K, L, n] the divisors of the n losses that are divided by a number from the data, per step and shard."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
         if call.full:
@@ -86,7 +87,7 @@ class EvalStep:
         return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
 
     def _full_steps(self, leaves, seeds, totals):
-        fixed = fixed_values(self._devices, self.micro)  # of an evaluation that is all of the model
+        fixed = fixed_values(self._devices, self.micro)  # an evaluation changes nothing, so this is the whole model
 
         def body(k, rows):
             return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed, totals[k])

@@ -1,11 +1,11 @@
-"""Exact mode: what cannot give the same bits for every number of workers and every history is refused by name.
+"""Exact mode: refuse whatever cannot give the same bits for every number of workers and every history of restarts.
 
-Three things are looked at before the first step. The settings (no XLA on CPUs, no float addition: `TrainConfig.check`).
-The traced graph of a micro-batch: an operation that keeps a state of its own (TensorFlow's stateful random numbers,
-Python code, variables that Keras does not know) would make a shard's result depend on what its worker computed before.
-And the machine: every rank computes one micro-batch twice, on a GPU with its update, and its bits must be those of the
-first time, of the other ranks, and of the machines that the run was begun on. Operations without a deterministic kernel
-TensorFlow refuses when they run; see `raytf.training.worker.set_up`.
+Three things are checked before the first step. The settings (no XLA on CPUs, no float addition: `TrainConfig.check`).
+The traced graph of a micro-batch: an operation with its own state (TensorFlow's stateful random numbers, Python code,
+variables that Keras does not know) would make a shard's result depend on what its worker computed before. And the
+machine: every rank computes one micro-batch twice, on a GPU with its update, and the bits must be the same both times,
+on all ranks, and on the machines on which the run was started. Operations without a deterministic kernel are refused by
+TensorFlow itself when they run; see `raytf.training.process.load_tensorflow`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
 from raytf.training.step import TrainStep
 
-#: Stateful operations that draw random numbers, of which TensorFlow has many.
+#: Names of TensorFlow's many stateful operations that draw random numbers.
 _RANDOM = re.compile(
     "Random|Normal|Uniform|Gamma|Poisson|Multinomial|Binomial|Rng|NonDeterministic|SampleDistorted|Sampler"
 )
@@ -39,19 +39,17 @@ _PYTHON = re.compile("PyFunc")
 _WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*)$")
 _HELP = {
     "random": (
-        "It draws from a generator whose state depends on what this worker computed before. Draw with keras.random and "
-        "a keras.random.SeedGenerator, or with tf.random.stateless_* and the seed that augment gets."
+        "It draws from a generator whose state depends on what this worker computed before. Use keras.random with a "
+        "keras.random.SeedGenerator, or tf.random.stateless_* with the seed that augment gets."
     ),
-    "python": (
-        "It runs Python code, of which nothing can be known. Write it with operations of TensorFlow or keras.ops."
-    ),
+    "python": "It runs Python code, which raytf cannot check. Write it with TensorFlow operations or keras.ops.",
     "writes": (
         "It writes a variable that Keras does not know, so every worker would have its own. Make it a weight of the "
         "layer with self.add_weight."
     ),
-    "xla": "XLA may fuse and order the same arithmetic in another way on each machine. Leave out jit_compile=True.",
+    "xla": "XLA may fuse and order the same arithmetic differently on each machine. Remove jit_compile=True.",
 }
-#: Bytes that a description of a machine is cut or filled to, so that all ranks send as much.
+#: Bytes to which the description of a machine is cut or padded, so that all ranks send the same amount.
 _MACHINE_BYTES = 160
 
 
@@ -64,28 +62,29 @@ class TracedOp(NamedTuple):
 
 
 def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment: Augment | None) -> dict[str, str]:
-    """Let a run begin or go on where it can be exact; every rank must call it, before weights are restored.
+    """Check that a run can be exact on these machines; every rank must call it, before weights are restored.
 
     Args:
-        step: of the model as the seed made it.
-        pipeline: of the training data, prepared.
-        seed: the run's.
+        step: the step of the model with the initial weights that the seed gives.
+        pipeline: the training data, prepared.
+        seed: the run's seed.
         group: all ranks.
-        augment: the user's.
+        augment: the user's augmentation function, if any.
 
     Returns:
-        What must be the same when the run is resumed.
+        What exact mode adds to the run's identity, which must be the same when the run is resumed.
 
     Raises:
-        ExactnessError: names the operation or the machines.
+        ExactnessError: names the operation or the machines that are not exact.
         WorkerLostError: another rank raises an ExactnessError.
     """
     if not isinstance(step.reduction, FixedPointReduction):
         raise ExactnessError(
-            "--exact: the model has float64 weights or states, and 32 bits of fixed point would be less than they ask "
-            "for. Use float32 (keras.config.set_floatx), or train without --exact."
+            "--exact: the model has float64 weights or states, and 32-bit fixed point is less precise than float64. "
+            "Use float32 (keras.config.set_floatx), or train without --exact."
         )
-    # XLA on a GPU has a flag for it (`gpu_exact`), and the probe below; on CPUs nothing says what it fuses.
+    # On a GPU, XLA has a flag for determinism (`gpu_exact`), and the probe below checks it. On CPUs nothing controls
+    # what XLA fuses.
     refuse_inexact(ops_of(step.probe_function), "the model", allows_xla=step.is_on_gpu)
     sample = pipeline.sample(pipeline.plan.micro_batch_size)
     if augment is not None:
@@ -101,7 +100,7 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     here = machine()
     if first != second:
         raise ExactnessError(
-            f"--exact: worker {group.rank} ({here}) computed other bits when it computed a micro-batch a second time. "
+            f"--exact: worker {group.rank} ({here}) computed different bits when it computed a micro-batch again. "
             "Train without --exact, or find the layer whose result varies."
         )
     mine = [np.frombuffer(hashlib.sha256(first).digest(), np.uint8), _padded(here)]
@@ -109,13 +108,13 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     differs = mine[0].tobytes() != theirs[0].tobytes()
     if group.sum(np.array([differs], np.float32))[0]:
         if not differs:
-            raise WorkerLostError("another rank computes other bits")
+            raise WorkerLostError("another rank computes different bits")
         raise ExactnessError(
-            f"--exact: worker {group.rank} ({here}) computes other bits than worker 0 "
+            f"--exact: worker {group.rank} ({here}) computes different bits than worker 0 "
             f"({theirs[1].tobytes().decode(errors='replace').strip()}). Use machines of one kind with the same "
             "software, or train without --exact."
         )
-    # Not the machine's name: another one that computes the same bits is as good.
+    # The identity has no name of a machine: any machine that computes the same bits may resume the run.
     found = mine[0].tobytes().hex()[:16]
     if not step.is_on_gpu:
         return {run_identity.FIRST_GRADIENTS: found}
@@ -124,7 +123,7 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
 
 
 def ops_of(traced: Any) -> list[TracedOp]:
-    """All operations of a concrete function and of the functions that it calls."""
+    """List all operations of a concrete function and of the functions that it calls."""
     graph = traced.graph.as_graph_def()
     found = [_op(node) for node in graph.node]
     for function in graph.library.function:
@@ -138,7 +137,7 @@ def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False
 
     Args:
         where: what was traced, for the message.
-        allows_xla: what XLA compiles is no reason.
+        allows_xla: accept operations that XLA compiles.
 
     Raises:
         ExactnessError: names the operation.
@@ -153,7 +152,7 @@ def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False
 
 
 def explain(error: Exception) -> ExactnessError | None:
-    """TensorFlow's refusal of an operation without a deterministic kernel as one line.
+    """Convert TensorFlow's refusal of an operation without a deterministic kernel to an ExactnessError of one line.
 
     Returns:
         None for any other error.
@@ -163,12 +162,12 @@ def explain(error: Exception) -> ExactnessError | None:
         return None
     return ExactnessError(
         f"--exact: TensorFlow cannot compute this model deterministically: {text[-400:]} Use another layer or loss "
-        "in its place, or train without --exact."
+        "instead, or train without --exact."
     )
 
 
 def machine() -> str:
-    """The processor and the software that bits depend on."""
+    """Describe the processor and the software on which the computed bits depend."""
     devices = tf.config.list_physical_devices("GPU")
     kinds = {tf.config.experimental.get_device_details(d).get("device_name", "GPU") for d in devices}
     return f"{', '.join(sorted(kinds)) or _cpu()}, TensorFlow {tf.__version__}"

@@ -1,4 +1,4 @@
-"""What the training loop needs of a way to compute: synchronous workers, or parameter servers."""
+"""The interface between the training loop and what computes the steps: synchronous workers or parameter servers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class CompiledStep(Protocol):
-    """A training step as its executor made it."""
+    """The training step of an executor."""
 
     @property
     def reduction(self) -> Reduction:
-        """How gradients are added; its state is saved with the model's."""
+        """How gradients are summed; its state is saved with the model."""
         ...
 
     @property
@@ -31,39 +31,39 @@ class CompiledStep(Protocol):
         ...
 
     def trace(self) -> None:
-        """Have TensorFlow trace the step now, while the newest checkpoint is still being read."""
+        """Let TensorFlow trace the step now, while the newest checkpoint is still being read."""
         ...
 
     def named_gradients(self, outcome: StepOutcome) -> Mapping[str, Any]:
-        """The gradients of a call's last step, by their weight's path."""
+        """The gradients of a call's last step, by the path of their weight."""
         ...
 
 
 class Executor(Protocol):
-    """Trains the steps between two points at which the run's state must be whole.
+    """Trains the steps between two points at which the model must hold the complete state of the run.
 
-    Calls come in this order: `join`, `make_step`, `admit`, `imbalance_seconds` and `begin`; then for each epoch
-    `begin_epoch`, `train_until` and `rest`; in the end `settle` and `result`. All ranks make the same ones.
+    Methods are called in this order: `join`, `make_step`, `admit`, `imbalance_seconds` and `begin`; then for each epoch
+    `begin_epoch`, `train_until` and `rest`; at the end `settle` and `result`. All ranks make the same calls.
     """
 
     @property
     def workers(self) -> int:
-        """How many processes compute gradients; known after `join`."""
+        """Number of processes that compute gradients; known after `join`."""
         ...
 
     def join(self) -> Group:
-        """Take this process's place among the ranks, before any operation of TensorFlow."""
+        """Join the ranks as this process; must come before any TensorFlow operation."""
         ...
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> CompiledStep:
-        """The step that this executor runs, not traced yet."""
+        """Create the step that this executor runs, not traced yet."""
         ...
 
     def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
-        """Have machines prove in exact mode that they compute the same bits.
+        """In exact mode, check that all machines compute the same bits.
 
         Returns:
-            What exact mode adds to the run's identity.
+            What exact mode adds to the run's identity; empty without exact mode.
 
         Raises:
             ExactnessError: they do not.
@@ -71,31 +71,31 @@ class Executor(Protocol):
         ...
 
     def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        """For how long a worker waits in each step, on average, because shards do not divide evenly."""
+        """Average seconds that a worker waits in each step because shards do not divide evenly among workers."""
         ...
 
     def begin(self, context: Context) -> None:
-        """The model has the state to begin with; steps come next."""
+        """Called when the model holds the initial or restored state, before the first step."""
         ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """Run the callbacks' hook, and let what they change hold for the epoch's steps."""
+        """Run the callbacks' `on_epoch_begin`, and apply what it changes to the epoch's steps."""
         ...
 
     def train_until(self, stop: int) -> None:
-        """Train to step `stop`, which lies in the present epoch or at its end, or until a callback stops the run.
+        """Train to step `stop`, which lies within the current epoch or at its end, or until a callback stops the run.
 
-        On return the model holds the state of the last step, which has been accounted for; `rest` has not been called
-        for it.
+        On return the model holds the state of the last step, and its outcome has been recorded; `rest` has not been
+        called for it.
         """
         ...
 
     def rest(self) -> None:
-        """Do what is due between two steps: save, and wait where the number of workers is about to change."""
+        """Do what is due between two steps: save, and wait if the number of workers is about to change."""
         ...
 
     def settle(self) -> None:
-        """No steps come any more: the model holds the run's last state."""
+        """Called after the last step; on return the model holds the final state of the run."""
         ...
 
     def result(self) -> dict[str, Any]:

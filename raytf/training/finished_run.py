@@ -1,7 +1,7 @@
-"""Whether a finished run answers for what is asked for now: the same settings, the same data, the same model.
+"""Checks that the result of a finished run applies to what is asked for now: same settings, same data, same model.
 
-Settings and data are compared here. The model is built in a process of its own, on the CPU, as a worker builds it: the
-driver imports no TensorFlow, and a notebook's Keras keeps its state.
+Settings and data are compared in the driver. The model is built in a separate process, on the CPU, as a worker builds
+it: the driver must not import TensorFlow, and the state of Keras in a notebook must not change.
 """
 
 from __future__ import annotations
@@ -27,42 +27,44 @@ from raytf.storage.storage import Storage
 from raytf.training import run_identity
 from raytf.training.job import Sources, TrainingJob
 
-#: To import TensorFlow and build a model, on a machine that is busy.
+#: Timeout for importing TensorFlow and building the model, on a busy machine.
 _SECONDS = 600
-#: Records that a worker builds its model with.
+#: Number of records with which a worker builds its model.
 _SAMPLE = 2
-#: What a run keeps of its model, of which a message may say where it differs; and the present one in an answer.
-_ARCHITECTURE, _CONFIG = "architecture.json", "config of the model"
+#: File in the run's folder with the configuration of its model, from which a message can say where models differ.
+_ARCHITECTURE = "architecture.json"
+#: Key of the current model's configuration in the answer of the process that builds it.
+_CONFIG = "config of the model"
 
 
 def stored(result: Mapping[str, Any]) -> dict[str, str]:
-    """What a run has written of itself into its result; empty where it has not, or it is of another shape."""
+    """The identity that a run stored in its result; empty if there is none, or if it is not a mapping."""
     found = result.get("identity")
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
 def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Refuse the result of a run that was made otherwise.
+    """Refuse the result of a run that had other settings, another model or other data.
 
     Args:
-        job: what is asked for, not sent anywhere yet.
+        job: what is asked for now, not sent to any worker yet.
         sources: its data.
-        before: what the run stored of itself.
-        say: told what could not be compared.
+        before: the identity that the run stored.
+        say: called with a line about what could not be compared.
 
     Raises:
         RunMismatchError: names what differs.
         RaytfError: the model cannot be built.
     """
     if not before:
-        say("the run has stored nothing of its settings, data and model, so they were not compared")
+        say("the run stored nothing about its settings, data and model, so they were not compared")
         return
     now = run_identity.of_run(job, sources)
-    now = _steady(before, now, sources)
+    now = _without_varying_data(before, now, sources)
     _refuse(job, before, now)
     missing = [key for key in (run_identity.STRUCTURE, *run_identity.DATA, run_identity.CODE) if key not in before]
     if missing:
-        say(f"this run was made by an older raytf, which stored no {', '.join(missing)}: these were not compared")
+        say(f"this run was made by an older raytf, which did not store {', '.join(missing)}: these were not compared")
     described = describe(job, sources.train)
     if "cannot" in described:
         say(f"the model was not compared: {described['cannot']}")
@@ -70,7 +72,7 @@ def compare(job: TrainingJob, sources: Sources, before: Mapping[str, str], say: 
     config = described.pop(_CONFIG, "")
     where = ""
     if described[run_identity.STRUCTURE] != before.get(run_identity.STRUCTURE, described[run_identity.STRUCTURE]):
-        where = _where(Storage(job.run_uri), config)
+        where = _first_difference(Storage(job.run_uri), config)
     _refuse(job, before, now | described, where)
 
 
@@ -82,23 +84,24 @@ def _refuse(job: TrainingJob, before: Mapping[str, str], now: Mapping[str, str],
     difference = run_identity.not_answered({k: v for k, v in known.items() if k in now or k != "training data"}, now)
     if difference:
         raise RunMismatchError(
-            f"run {job.config.run.run!r} has finished with other settings, so its result is no answer: "
-            f"{where}{difference}. Give them as they were, or choose another --run name."
+            f"run {job.config.run.run!r} has finished with other settings, so its result does not apply: "
+            f"{where}{difference}. Use the same settings as before, or choose another --run name."
         )
 
 
-def _where(run: Storage, config: str) -> str:
-    """The first place at which the model differs from that of the run, where Keras could write both down."""
+def _first_difference(run: Storage, config: str) -> str:
+    """Describe the first difference between the run's model and the current one; empty if Keras could not serialize
+    both."""
     try:
         stored = json.loads(run.get_or_none(_ARCHITECTURE) or b"{}").get("config")
         found = canonical_text.first_difference(canonical_text.canonical(stored, False), json.loads(config or "null"))
     except (StorageError, ValueError, RecursionError, AttributeError, TypeError):
-        return ""  # it says no more than that they differ
+        return ""  # then the message says only that they differ
     return f"{found}; " if found and stored and config else ""
 
 
-def _steady(before: Mapping[str, str], now: dict[str, str], sources: Sources) -> dict[str, str]:
-    """Without data that are others each time they are read: nothing can be said of those."""
+def _without_varying_data(before: Mapping[str, str], now: dict[str, str], sources: Sources) -> dict[str, str]:
+    """Drop data that change each time they are read: they cannot be compared."""
     found = dict(now)
     for key, name in run_identity.DATA.items():
         source = getattr(sources, name)
@@ -108,10 +111,14 @@ def _steady(before: Mapping[str, str], now: dict[str, str], sources: Sources) ->
 
 
 def describe(job: TrainingJob, train: Source) -> dict[str, str]:
-    """What is stored of a model, of the one that the job's function makes; `cannot` where no process can build it here.
+    """Build the job's model in another process and describe it.
+
+    Returns:
+        What a run stores about its model, and its configuration under `_CONFIG`. If no process here can build the
+        model, only `cannot`, with the reason.
 
     Raises:
-        RaytfError: the function raised, or made no model that can be trained.
+        RaytfError: the function raised, or returned a model that cannot be trained.
     """
     leaves = train.take(np.arange(min(_SAMPLE, train.records)))
     config = job.config
@@ -139,11 +146,12 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
                 timeout=_SECONDS, check=False,
             )  # fmt: skip
         if not answer.exists():
-            return {"cannot": f"a process that builds it ended without an answer, or took more than {_SECONDS} s"}
+            return {"cannot": f"the process that builds it ended without a result, or took more than {_SECONDS} s"}
         said: Any = ray.cloudpickle.loads(answer.read_bytes())
     if isinstance(said, JobError):
         raise JobError(
-            f"this run has finished, and is compared with the model that is given now: {said}", said.traceback
+            f"this run has finished, and the current model, with which it is compared, cannot be built: {said}",
+            said.traceback,
         )
     if isinstance(said, RaytfError):
         raise said
@@ -152,7 +160,7 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _FirstRecords:
-    """The first records of a source, as one of their own."""
+    """The first records of a source, as a source of their own."""
 
     records: int
     spec: Any
@@ -169,10 +177,12 @@ class _FirstRecords:
 
 
 def _main(question: str, answer: str, *path: str) -> None:
-    """The process: builds the model and describes it.
+    """Build the model and describe it; runs in the separate process.
 
     Args:
-        path: where the driver finds modules, the job's among them.
+        question: path of the pickled job.
+        answer: path to which the description is written, or the error.
+        path: the driver's `sys.path`, where the job's modules are found.
     """
     sys.path[:] = [*path, *(folder for folder in sys.path if folder not in path)]
     try:
@@ -180,7 +190,7 @@ def _main(question: str, answer: str, *path: str) -> None:
     except ImportError as error:
         said = {"cannot": one_line(error, 200)}
     except RaytfError as error:
-        error.__cause__ = None  # which may be of a class that the driver does not know
+        error.__cause__ = None  # its class may be unknown to the driver
         said = error
     Path(f"{answer}.part").write_bytes(ray.cloudpickle.dumps(said))
     os.replace(f"{answer}.part", answer)
@@ -220,6 +230,6 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    from raytf.training import finished_run  # so that what is pickled is of this name
+    from raytf.training import finished_run  # so that pickled classes belong to this module and not to __main__
 
     finished_run._main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Updates of Adam, AdamW and SGD in one pass over memory each."""
+"""Updates of Adam, AdamW and SGD in a single pass over memory."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import tensorflow as tf
 
 from raytf import _keras
 
-#: (gradient, variable, learning rate): an optimizer's `update_step`.
+#: An optimizer's `update_step`: (gradient, variable, learning rate).
 _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
 
 
 @contextlib.contextmanager
 def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Have Adam, AdamW and SGD update each weight by one operation of TensorFlow, in what is traced meanwhile.
+    """Make Adam, AdamW and SGD update each weight with one TensorFlow operation, in graphs traced in this context.
 
-    Keras writes an update as a dozen operations, each of which goes through memory once: for a small model that takes
-    longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass, but that
-    they round Adam's betas to the weights' type before they take 1 - beta (5e-5 of that at 0.999). Clipping, weight
-    decay, averages and loss scales are Keras's as before; so is the update of any other optimizer.
+    Keras writes an update as a dozen operations, each of which makes a pass over memory; for a small model that takes
+    longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass, except
+    that they round Adam's betas to the weights' type before they compute 1 - beta (a relative error of 5e-5 at 0.999).
+    Clipping, weight decay, averages and loss scales are still Keras's; so is the update of any other optimizer.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     own, update = type(inner).update_step, None
@@ -41,7 +41,7 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         chosen = update if dense and variable.dtype in (tf.float32, tf.float64) else functools.partial(own, inner)
         chosen(gradient, variable, learning_rate)
 
-    attributes["update_step"] = update_step  # as an attribute of the one object, as above
+    attributes["update_step"] = update_step  # on this object only, not on its class
     try:
         yield
     finally:
@@ -49,7 +49,7 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 def _adam(adam: Any) -> _Update:
-    powers: dict[tuple[int, tf.DType], tuple[tf.Tensor, tf.Tensor]] = {}  # once for all weights of a graph
+    powers: dict[tuple[int, tf.DType], tuple[tf.Tensor, tf.Tensor]] = {}  # computed once per graph, for all weights
 
     def update(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         dtype = variable.dtype

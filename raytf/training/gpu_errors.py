@@ -1,4 +1,4 @@
-"""An error of TensorFlow in a worker, as what the driver's side can judge: a node's, the job's, or a refusal."""
+"""Converts a TensorFlow error in a worker to an error that tells the driver whose fault it is: node, job or refusal."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from raytf.distributed.gpu import health, visibility
 from raytf.distributed.gpu.faults import FaultFacts, FaultOwner, StepLoad, advise, sort
 from raytf.errors import GpuError, JobError, RaytfError, UnsupportedError, WorkerLostError, one_line
 
-#: Of TensorFlow's text, in a line for people.
+#: Characters of TensorFlow's text in a message for the user.
 _TEXT = 400
 
 
 def explain(
     error: BaseException, trace: str, load: Callable[[], StepLoad], look: Callable[[], FaultFacts] | None = None
 ) -> RaytfError | None:
-    """What to raise instead of an error of TensorFlow that is about a GPU.
+    """Choose what to raise instead of a TensorFlow error that is about a GPU.
 
     Args:
-        error: of TensorFlow.
+        error: the error that TensorFlow raised.
         trace: its traceback, as text.
-        load: what a step puts on a GPU, asked for only where it counts.
-        look: facts, likewise; by default NVML is asked.
+        load: returns what a step puts on a GPU; called only if needed.
+        look: returns what is known about this process's GPU; called only if needed. By default `facts`.
 
     Returns:
-        None for any other.
+        None for an error that is not about a GPU.
     """
     text = str(error)
-    if sort(text, FaultFacts()) is None:  # on CPUs, as ever
+    if sort(text, FaultFacts()) is None:  # not about a GPU
         return None
     found = (look or facts)()
     whose = sort(text, found)
     address, node = visibility.here()
-    if found.is_told:  # a coordinator hears of a worker's GPU, and not of which
+    if found.is_told:  # the coordinator learns of an error on some worker's GPU, but not on which
         address, node = "of a worker", ""
     said = f"{type(error).__name__}: {one_line(text, _TEXT)}"
     match whose:
@@ -52,11 +52,11 @@ def explain(
         case FaultOwner.LAUNCH:
             return GpuError(f"node {address}: a kernel failed on the GPU: {said}", node, is_launch=True)
         case _:
-            return GpuError(f"node {address}: its GPU, the driver or a library of CUDA's fails: {said}", node)
+            return GpuError(f"node {address}: its GPU, the driver or a CUDA library fails: {said}", node)
 
 
 def facts() -> FaultFacts:
-    """What NVML and Ray know, in a worker that has begun to compute."""
+    """What NVML and Ray know about this worker's GPU, once it has started to compute."""
     if visibility.given() == []:
         return FaultFacts(is_told=True)
     others = None

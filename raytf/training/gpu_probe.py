@@ -1,7 +1,7 @@
-"""One matrix product with a known result, on each GPU of a worker, as its group starts.
+"""Computes one matrix product with a known result on each GPU of a worker, when its group starts.
 
-A GPU that miscalculates passes every other check. The factors are small whole numbers, so that every GPU has the same
-exact result in every precision that TensorFlow multiplies float32 in (TF32 keeps 11 bits of a factor, and sums in
+A GPU that miscalculates passes every other check. The factors are small whole numbers, so that every GPU gets the same
+exact result in every precision in which TensorFlow multiplies float32 (TF32 keeps 11 bits of a factor, and sums in
 float32 are exact below 2^24). No GPU has run it yet; its test runs it on a CPU.
 """
 
@@ -15,19 +15,19 @@ import tensorflow as tf
 from raytf.distributed.gpu import visibility
 from raytf.errors import GpuError
 
-#: Rows and columns: large enough for a library's real kernels, and some milliseconds.
+#: Rows and columns: large enough that the library uses its regular kernels, and still only some milliseconds.
 _SIZE = 1024
 
 
 def factors(size: int = _SIZE) -> tuple[np.ndarray, np.ndarray]:
-    """Two float32 matrices of whole numbers from 0 to 15, no two rows of which are equal for long."""
+    """Two float32 matrices of whole numbers from 0 to 15, in which neighbouring rows differ."""
     rows, columns = np.ogrid[:size, :size]
     a, b = (rows * 7 + columns * columns * 3) % 16, (rows * rows * 5 + columns * 11) % 16
     return a.astype(np.float32), b.astype(np.float32)
 
 
 def fault(got: np.ndarray, size: int = _SIZE) -> str:
-    """What is wrong with a product of the factors, for people; empty for the right one."""
+    """Describe for the user what is wrong with a product of the factors; empty if it is right."""
     a, b = factors(size)
     want = a.astype(np.float64) @ b.astype(np.float64)  # whole numbers far below 2^53
     wrong = np.argwhere(np.asarray(got, np.float64) != want)
@@ -41,14 +41,14 @@ def fault(got: np.ndarray, size: int = _SIZE) -> str:
 
 
 def check(devices: Sequence[str] | None = None, multiply: Callable[[str], np.ndarray] | None = None) -> None:
-    """Multiply on each device.
+    """Check the matrix product on each device.
 
     Args:
-        devices: as TensorFlow names them; by default all GPUs of this process.
-        multiply: the product of the factors on a device; by default TensorFlow's.
+        devices: TensorFlow's names of the devices; by default all GPUs of this process.
+        multiply: returns the product of the factors on a device; by default computed by TensorFlow.
 
     Raises:
-        GpuError: a device has another result; names node and device.
+        GpuError: a device has a wrong result; names node and device.
     """
     if devices is None:
         devices = [f"/GPU:{i}" for i in range(len(tf.config.list_physical_devices("GPU")))]

@@ -1,4 +1,4 @@
-"""A rank's sign of life: once a second it tells the driver where it is in the loop, from a thread of its own."""
+"""A rank's heartbeat: once a second a thread tells the driver what the rank is doing and how far it is."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from raytf.training.monitor_client import MonitorClient
 BEAT_SECONDS = 1.0
 
 
-#: Has a process write its Python stacks where py-spy may not look into it. A late real-time signal: nobody else's.
+#: Signal on which a process writes its Python stacks, for nodes where py-spy may not inspect it. A late real-time
+#: signal, which nothing else uses.
 STACKS_SIGNAL = signal.SIGRTMAX - 2
 
 
-#: Calls whose median is the usual step.
+#: Number of latest calls whose median gives the usual duration of a step.
 _CALLS = 21
 
 
-#: Bytes above which a sum over the ranks is a transfer, which takes as long as it takes.
+#: Bytes above which a sum over the ranks counts as a transfer, whose duration depends on its size.
 _LARGE = 1 << 20
 
 
-#: Between two measurements of a shard alone: at least so long, and this many times what one takes, so that they cost
-#: little.
-_PROBE_SECONDS, _PROBE_SHARE = 30.0, 400
+#: Least seconds between two measurements of a single shard.
+_PROBE_SECONDS = 30.0
+#: The time between two measurements is also at least this many times the duration of one, so that they cost little.
+_PROBE_SHARE = 400
 
 
 class Heartbeat:
-    """One rank's sign of life.
+    """Sends one rank's heartbeats.
 
     Args:
-        monitor: the driver's.
+        monitor: the driver's monitor.
         rank, world_size: of this worker.
     """
 
@@ -52,18 +54,26 @@ class Heartbeat:
         self._monitor, self._rank, self._world_size = monitor, rank, world_size
         self._node, self._address = context.get_node_id(), ray.util.get_node_ip_address()
         self._group = monitor.group()
-        # A file without a name: it is gone with the process, and others of this user find it below /proc.
+        # A file without a name: it disappears with the process, and other processes of this user find it in /proc.
         self._stacks = os.memfd_create("raytf-stacks")
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        #: What the rank is doing outside of any `doing`, and what it is doing now.
         self._base = self._activity = Activity.START
+        #: When there was progress last.
         self._since = time.monotonic()
         self._step, self._shards, self._call_steps = 0, 1, 1
+        #: When the last call ended.
         self._advanced_at = self._since
-        #: Seconds since the last step that say nothing of the usual one; and in which records were waited for.
-        self._aside = self._input = 0.0
+        #: Seconds since the last step that do not count towards the usual duration of a step.
+        self._excluded = 0.0
+        #: Total seconds spent waiting for records.
+        self._input = 0.0
         self._lengths: deque[float] = deque(maxlen=_CALLS)
-        self._probed_at, self._probe_pause = self._since, 0.0
+        self._probed_at = self._since
+        #: Seconds until the next measurement of a single shard; grows with the cost of the last one.
+        self._probe_pause = 0.0
         self._probes, self._probe_seconds = 0, 0.0
+        #: Functions to call with each heartbeat.
         self._also: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="raytf-pulse")
@@ -71,16 +81,16 @@ class Heartbeat:
 
     @property
     def step(self) -> int | None:
-        """Global steps done; None before training begins."""
+        """Number of global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step
 
     def also(self, look: Callable[[], None]) -> None:
-        """Have something done with each beat, which must not wait and raise nothing."""
+        """Call a function with each heartbeat; it must not wait, and must not raise."""
         self._also.append(look)
 
     @contextlib.contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
-        """What the rank does inside of the `with` statement; beginning and ending it is progress."""
+        """Set what the rank is doing inside the `with` statement; entering and leaving it count as progress."""
         before, began = self._activity, time.monotonic()
         self._activity, self._since = activity, began
         try:
@@ -90,44 +100,50 @@ class Heartbeat:
             if activity is Activity.INPUT:
                 self._input += now - began
             elif activity not in USUAL and before is self._base:
-                self._aside += now - began
+                self._excluded += now - began
             self._activity, self._since = before, now
 
     def settle(self, activity: Activity, step: int) -> None:
-        """What the rank does from now on where nothing else is said, and the global steps done."""
+        """Set what the rank is doing outside of any `doing`, and the number of global steps done."""
         self._base = self._activity = activity
         self._step = step
         self._advanced_at = self._since = time.monotonic()
 
     def progress(self) -> None:
-        """There is progress inside of what the rank does."""
+        """Note progress within the current activity."""
         self._since = time.monotonic()
 
     def advance(self, step: int, steps: int, shards: int) -> None:
-        """A call is done.
+        """Note that a call is done.
 
         Args:
-            step: global steps done.
-            steps: of the call.
-            shards: logical shards that this rank computes of each.
+            step: number of global steps done.
+            steps: number of steps in the call.
+            shards: number of logical shards that this rank computes in each step.
         """
         now = time.monotonic()
-        self._lengths.append(max(0.0, now - self._advanced_at - self._aside) / steps)
+        self._lengths.append(max(0.0, now - self._advanced_at - self._excluded) / steps)
         self._step, self._call_steps, self._shards = step, steps, shards
-        self._advanced_at, self._aside, self._since = now, 0.0, now
+        self._advanced_at, self._excluded, self._since = now, 0.0, now
 
     def is_probe_due(self) -> bool:
-        """Whether it is time to measure a shard alone; ranks must do that at once, since they wait for each other."""
+        """Whether it is time to measure a single shard; all ranks must do that together, since they wait for each
+        other."""
         return time.monotonic() - self._probed_at >= max(_PROBE_SECONDS, self._probe_pause)
 
     def probed(self, seconds: float, cost: float) -> None:
-        """A shard alone took so long; measuring it, so long."""
+        """Record a measurement of a single shard.
+
+        Args:
+            seconds: duration of the shard.
+            cost: seconds that the measurement took.
+        """
         self._probes, self._probe_seconds = self._probes + 1, self._probe_seconds + seconds
         self._probed_at, self._probe_pause = time.monotonic(), cost * _PROBE_SHARE
-        self._aside += cost
+        self._excluded += cost
 
     def stop(self) -> None:
-        """The rank leaves the training function."""
+        """Send a last heartbeat: the rank leaves the training function."""
         self._activity = Activity.DONE
         self._stop.set()
         self._monitor.beat(self._now())
@@ -139,7 +155,7 @@ class Heartbeat:
                 for look in self._also:
                     look()
             except Exception:
-                return  # Ray is going down, and with it this process
+                return  # Ray is shutting down, and this process with it
             self._stop.wait(BEAT_SECONDS)
 
     def _now(self) -> HeartbeatState:
@@ -165,11 +181,11 @@ class Heartbeat:
 
 
 class WatchedGroup:
-    """A strategy's Group whose waiting is told to a pulse.
+    """A strategy's Group that reports its waiting as the heartbeat's activity.
 
     Args:
-        group: as the strategy made it.
-        pulse: this rank's.
+        group: the strategy's group.
+        pulse: this rank's heartbeat.
     """
 
     def __init__(self, group: Any, pulse: Heartbeat):

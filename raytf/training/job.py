@@ -24,11 +24,11 @@ class TrainingJob:
     Attributes:
         model: function that returns a compiled keras.Model.
         sources: reference to a `Sources` in Ray's object store.
-        monitor: the driver's.
-        run_uri: the run's folder.
+        monitor: the driver's monitor.
+        run_uri: URI of the run's folder.
+        total_steps: global step at which the run ends.
         lease: id of the process that owns the run.
-        total_steps: global steps at which the run ends.
-        identity: what the driver knows of settings and data that the run is told by later.
+        identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
     """
 

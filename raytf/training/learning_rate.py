@@ -1,7 +1,7 @@
-"""Learning-rate scaling and warm-up: what the model's own rate is multiplied by at a step.
+"""Learning-rate scaling and warm-up: the factor by which the model's own rate is multiplied at a step.
 
-A function of the configuration and the step alone. In Horovod the global batch grows with the number of workers, and
-the rate with it; here the global batch is a setting, so the rate follows that, and no number of workers appears in it.
+The factor depends only on the configuration and the step. In Horovod the global batch grows with the number of workers,
+and the rate with it; here the global batch is a setting, so the rate depends on that and not on the number of workers.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from raytf.data.plan import StepPlan
 
 
 class LearningRate:
-    """Reads an optimizer's rate and applies a law to it.
+    """Reads an optimizer's rate and applies scaling and warm-up to it.
 
-    A constant rate is scaled once, here, so that callbacks (ReduceLROnPlateau, LearningRateScheduler) see and set the
-    scaled one; the warm-up is a share of whatever they have set. A schedule stays as it is, and what it says is
-    multiplied. The step is that of the optimizer, which every checkpoint holds, so a resumed run has the same rates.
+    A constant rate is scaled once, in the constructor, so that callbacks (ReduceLROnPlateau, LearningRateScheduler) see
+    and set the scaled rate; the warm-up multiplies whatever they have set. A schedule is not changed; its value is
+    multiplied. The step is the optimizer's, which every checkpoint holds, so a resumed run has the same rates.
 
     Args:
         optimizer: built, and not restored yet.
-        law: None leaves the rate alone.
+        law: the scaling and warm-up; None leaves the rate unchanged.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, law: RateLaw | None):
         self._optimizer, self._law = optimizer, law
-        #: Of a LossScaleOptimizer: the one that has the rate.
+        #: The optimizer that has the rate: the inner one of a LossScaleOptimizer.
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
         own = _keras.given_rate(self._inner)
         self._is_constant = isinstance(own, keras.Variable)
@@ -41,13 +41,13 @@ class LearningRate:
             own.assign(own * law.factor)
 
     def of_copy(self, optimizer: keras.optimizers.Optimizer) -> LearningRate:
-        """The same law for a copy of the optimizer, made of it as it is now: a constant rate is not scaled again."""
+        """Apply the same law to a copy of the optimizer in its current state: a constant rate is not scaled again."""
         other = copy.copy(self)
         other._optimizer, other._inner = optimizer, getattr(optimizer, "inner_optimizer", optimizer)
         return other
 
     def value(self) -> tf.Tensor:
-        """The rate of the step that comes next, float32."""
+        """The learning rate of the next step, a float32 scalar."""
         rate = tf.cast(tf.convert_to_tensor(self._optimizer.learning_rate), tf.float32)
         if self._law is None:
             return rate
@@ -62,7 +62,7 @@ class LearningRate:
 
     @contextlib.contextmanager
     def applied(self, rate: tf.Tensor) -> Iterator[None]:
-        """Have the optimizer use this rate in what is traced meanwhile; outside of that it is its own again."""
+        """Make the optimizer use this rate in graphs that are traced in this context; afterwards it uses its own."""
         if self._law is None:
             yield
             return
@@ -72,11 +72,11 @@ class LearningRate:
 
 @dataclass(frozen=True)
 class RateLaw:
-    """A scale, and the steps in which it is reached.
+    """A scale, and the number of steps in which it is reached.
 
     Attributes:
-        factor: of the model's own rate, once the warm-up is over.
-        warmup_steps: steps of the warm-up; 0 has none.
+        factor: multiplies the model's own rate once the warm-up is over.
+        warmup_steps: steps of the warm-up; 0 for no warm-up.
     """
 
     factor: float
@@ -84,21 +84,21 @@ class RateLaw:
 
     @property
     def begin(self) -> float:
-        """Share of the full rate from which the warm-up rises: the model's own rate where that is scaled up, else 0."""
+        """Fraction of the full rate at which the warm-up begins: the model's own rate if that is scaled up, else 0."""
         return min(1.0, 1 / self.factor) if self.factor > 1 else 0.0
 
     def share(self, step: int) -> float:
-        """Share of the full rate, `factor` times the model's own, at a step counted from 0; 1 after the warm-up."""
+        """Fraction of the full rate, `factor` times the model's own, at a step counted from 0; 1 after the warm-up."""
         if step + 1 >= self.warmup_steps:
             return 1.0
         return self.begin + (1 - self.begin) * (step + 1) / self.warmup_steps
 
 
 def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> RateLaw | None:
-    """What the flags ask for.
+    """The scaling and warm-up that the flags ask for.
 
     Returns:
-        None where that is nothing.
+        None if they leave the rate unchanged.
     """
     ratio = global_batch_size / section.base_batch_size
     factor = {"none": 1.0, "linear": ratio, "sqrt": ratio**0.5}[section.scale_learning_rate]
@@ -107,5 +107,6 @@ def law(section: RateSection, global_batch_size: int, steps_per_epoch: int) -> R
 
 
 def of_model(section: RateSection, model: keras.Model, plan: StepPlan) -> LearningRate:
-    """The rate of a model's optimizer as a run's flags change it; a checkpoint, which has its own, comes later."""
+    """The learning rate of a model's optimizer with a run's flags applied. Call it before a checkpoint is restored,
+    which holds the scaled rate."""
     return LearningRate(model.optimizer, law(section, plan.global_batch_size, plan.steps_per_epoch))

@@ -1,4 +1,4 @@
-"""The state of a run as its worker holds it while it trains: what checkpoints are made from."""
+"""The state of a run in a worker while it trains, from which checkpoints are made."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ class LiveState:
 
     Attributes:
         rank: of this worker.
-        progress: where the run is.
-        identity: of the run.
-        model: for the names of what must be finite.
-        named: all variables of the state.
-        make: the source of some of them.
-        callbacks: the user's.
-        log: of steps; another one goes on with it after `renew_log`.
-        reporter: takes files to storage, and packs them.
-        note: writes down the attempt; comes again with each save, should storage have been away.
+        progress: the progress of the run.
+        identity: the identity of the run.
+        model: gives the names of the variables that must be finite.
+        named: all variables of the state, by name.
+        make: returns the source of some variables, given their names.
+        callbacks: the user's callbacks.
+        log: the log of steps; `renew_log` replaces it.
+        reporter: uploads the files of callbacks to storage, and packs them.
+        note: records on storage that the attempt has begun; called again with each save, in case storage was not
+            available before.
     """
 
     rank: int
@@ -82,7 +83,7 @@ class LiveState:
         return write
 
     def saved(self, step: int) -> None:
-        if self.rank != 0:  # rank 0 has written them, and the others keep none that are on storage
+        if self.rank != 0:  # rank 0 has written the rows; the other ranks drop those that are on storage
             self.log.forget(step)
 
     def renew_log(self) -> None:

@@ -1,7 +1,7 @@
-"""The training loop, as every rank runs it, whatever trains its steps.
+"""The training loop of every rank, independent of how the steps are trained.
 
-All ranks go through it in step: whatever decides what comes next is either arithmetic on the step, or a flag that was
-added over the ranks with the gradients. Rank 0 alone writes logs and talks to the driver.
+All ranks run it in lockstep: what decides the next action is either arithmetic on the step, or a flag that was summed
+over the ranks together with the gradients. Only rank 0 writes logs and talks to the driver.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TrainLoop:
     """Trains a run to its end.
 
     Args:
-        context: of this rank, which is ready to train.
-        executor: trains the steps between two epochs' ends.
+        context: this rank, ready to train.
+        executor: trains the steps between the ends of two epochs.
     """
 
     def __init__(self, context: Context, executor: Executor):
@@ -33,8 +33,8 @@ class TrainLoop:
             The run's result on rank 0, None on any other.
 
         Raises:
-            NonFiniteLossError: a loss or a gradient is not a number.
-            RaytfError: anything else that ends the run, or that another attempt may get over.
+            NonFiniteLossError: a loss or a gradient is NaN or infinite.
+            RaytfError: anything else that ends the run, or that another attempt may recover from.
         """
         context, executor, plan = self._context, self._executor, self._context.plan
         context.pulse.settle(Activity.LOOP, context.state.step)
@@ -51,7 +51,8 @@ class TrainLoop:
         context.show("saving")
         context.saving.finish()
         if not context.is_at_epoch_end:
-            # The run ends inside an epoch: what was saved is from before this, to go on from with more steps.
+            # The run ends inside an epoch. The checkpoint was saved before this partial epoch end, so that the run can
+            # be continued with more steps.
             end_epoch(context)
         context.reporter.finish()
         result = finish(context)

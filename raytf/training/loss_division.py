@@ -1,8 +1,9 @@
-"""Losses that are divided by what is in the data: masked ones, and reduction="mean_with_sample_weight".
+"""Losses that are divided by a number from the data: masked losses, and reduction="mean_with_sample_weight".
 
-Such a loss is the sum over a batch by a number that only the whole batch tells: how many of its entries count, or what
-they weigh. A shard knows its own part of that alone. So where a model has such losses, a step adds up the parts first,
-and each shard's loss is multiplied by what makes the mean over shards that of the global batch.
+Such a loss is a sum over the batch divided by a number that depends on the whole batch: how many of its entries count,
+or the sum of their weights. A shard knows only its own part of that divisor. So if a model has such losses, each step
+first adds up the divisors of all shards, and multiplies each shard's loss by a factor with which the mean over shards
+equals the loss of the global batch.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import tensorflow as tf
 
 from raytf import _keras
 
-#: (loss, y_true, y_pred, sample_weight): its value.
+#: (loss, y_true, y_pred, sample_weight) -> value of the loss.
 _Call = Callable[[Any, Any, Any, Any], Any]
 
 
 @contextlib.contextmanager
 def measured(model: keras.Model) -> Iterator[list[tf.Tensor | None]]:
-    """Have the compiled losses tell by what they are divided, in their order.
+    """Record the divisors of the compiled losses that are called in this context, in their order.
 
     Returns:
-        None for a number that is not data.
+        A list that is filled with them; None for a loss whose divisor does not come from the data.
     """
     found: list[tf.Tensor | None] = []
 
@@ -39,11 +40,11 @@ def measured(model: keras.Model) -> Iterator[list[tf.Tensor | None]]:
 
 @contextlib.contextmanager
 def scaled(model: keras.Model, divided: Sequence[int], factors: tf.Tensor) -> Iterator[None]:
-    """Have some of the compiled losses be multiplied.
+    """Multiply some of the compiled losses by factors in this context.
 
     Args:
-        divided: their places.
-        factors: one for each.
+        divided: indices of these losses.
+        factors: [n] one for each of them.
     """
     calls: list[_Call | None] = [None] * count(model)
     for i, place in enumerate(divided):
@@ -53,30 +54,34 @@ def scaled(model: keras.Model, divided: Sequence[int], factors: tf.Tensor) -> It
 
 
 def places(model: keras.Model) -> tuple[int, ...]:
-    """Which of the compiled losses are divided by data, as `note` has found them."""
+    """Indices of the compiled losses that are divided by data, as `note` has stored them."""
     return vars(model).get("_raytf_divided", ())
 
 
 def note(model: keras.Model, found: list[tf.Tensor | None]) -> None:
-    """Keep what `measured` told, for steps that are to be made."""
+    """Store in the model which losses `measured` found to be divided by data, for the steps that are made later."""
     divided = tuple(i for i, divisor in enumerate(found) if divisor is not None)
     vars(model)["_raytf_divided"] = divided if len(found) == count(model) else ()
 
 
 def factors(own: tf.Tensor, all_of_them: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """[L, n] by what shards' losses are multiplied.
+    """[L, n] the factors by which the shards' losses are multiplied.
 
     Args:
         own: [L, n] divisors of these shards.
-        all_of_them: [n] added over all shards.
-        weights: [L] or a scalar, of each shard in the mean over shards.
+        all_of_them: [n] divisors summed over all shards.
+        weights: [L] or a scalar, the weight of each shard in the mean over shards.
     """
     weights = tf.reshape(tf.cast(weights, own.dtype), [-1, 1])
     return tf.math.divide_no_nan(tf.math.divide_no_nan(own, all_of_them[None]), weights)
 
 
 def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor | None:
-    """By what Keras's `Loss.__call__` divides the sum, but for a factor that is equal for all shards."""
+    """The number by which Keras's `Loss.__call__` divides the sum, up to a factor that is the same for all shards.
+
+    Returns:
+        None if it does not come from the data.
+    """
     if not isinstance(loss, keras.losses.Loss) or type(loss).__call__ is not keras.losses.Loss.__call__:
         return None
     is_weighted = loss.reduction == "mean_with_sample_weight"
@@ -90,7 +95,7 @@ def _divisor(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tens
         return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
     weight = None if sample_weight is None else keras.ops.convert_to_tensor(sample_weight, loss.dtype)
     weight = _keras.masked_weight(weight, mask, loss.dtype, loss.reduction)
-    if weight is None:  # another source of the same run may have weights
+    if weight is None:  # still a divisor from the data: another source of the same run may have weights
         return tf.cast(tf.shape(y_pred)[0], tf.float32)
     return tf.cast(tf.reduce_sum(weight), tf.float32)
 
@@ -104,13 +109,13 @@ def _times(factor: tf.Tensor) -> _Call:
 
 
 def count(model: keras.Model) -> int:
-    """How many compiled losses there are, once Keras has made their list."""
+    """Number of compiled losses, once Keras has built its list of them."""
     return len(_keras.losses_of(_keras.compiled_loss(model)))
 
 
 @contextlib.contextmanager
 def _replaced(model: keras.Model, calls: Sequence[_Call | None]) -> Iterator[None]:
-    """Call the compiled losses through these, in what is traced meanwhile."""
+    """Replace the compiled losses by these calls in this context; None leaves a loss unchanged."""
     compiled = _keras.compiled_loss(model)
     if not calls or compiled is None:
         yield

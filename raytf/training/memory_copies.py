@@ -1,4 +1,4 @@
-"""A rank's copies of the state into memory: all ranks make them after the same steps."""
+"""Copies a rank's state into memory; all ranks copy after the same steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from raytf.distributed.group import Ranks
 
 
 class MemoryCopies:
-    """Copies of a state in the memory tier; every rank must make the same calls.
+    """Copies a state into the memory tier; every rank must make the same calls.
 
     Args:
         source: the state.
-        tier: of this rank.
-        group: of all ranks.
-        replicas: looks at the weights of each copy; None where there is one rank.
+        tier: this rank's memory tier.
+        group: all ranks.
+        replicas: hashes the weights of each copy, to compare them; None if ranks do not compare their weights.
     """
 
     def __init__(self, source: StateSource, tier: MemoryTier, group: Ranks, replicas: Replicas | None):
@@ -34,19 +34,23 @@ class MemoryCopies:
 
     @property
     def is_sealed(self) -> bool:
-        """Whether this rank's newest copy counts."""
+        """Whether this rank's newest copy is complete."""
         return bool(self._commit.votes().written)
 
     def hear(self, unsealed: float) -> None:
-        """How many ranks said before this step that their newest copy does not count yet."""
-        if self._is_older:  # a copy of this step was made after they said it
+        """Commit the newest copy if it is complete on all ranks.
+
+        Args:
+            unsealed: number of ranks whose flags for this call said that their newest copy is not complete yet.
+        """
+        if self._is_older:  # the flags are older than a copy of this step, and say nothing about it
             self._commit.advance(Votes(written=self._group.world_size - unsealed))
 
     def make(self, share_rank_zero: bool) -> None:
-        """Copy the present state.
+        """Copy the current state.
 
         Args:
-            share_rank_zero: give all ranks what rank 0 alone knows first.
+            share_rank_zero: first send to all ranks what only rank 0 knows.
         """
         source, state = self._source, self._source.progress
         self._await_newest()
@@ -55,19 +59,19 @@ class MemoryCopies:
         document = dataclasses.replace(
             state.document(source.identity, self._group.world_size),
             durable_step=state.durable_step,
-            weights_hash=self._look(),
+            weights_hash=self._hash_weights(),
         )
         rows = source.rows_since(-1 if state.durable_step is None else state.durable_step)
         self._commit.begin(MemorySave(state.step, document, rows))
 
     def make_again(self) -> None:
-        """The newest copy is of weights that were wrong: another one takes its place."""
+        """Replace the newest copy, whose weights were wrong."""
         self._await_newest()
         self._commit.give_up()
         self.make(False)
 
     def settle(self) -> None:
-        """Wait until the newest copy counts on all ranks."""
+        """Wait until the newest copy is complete on all ranks."""
         self._tier.settle()
         self._group.sum(np.zeros(1, np.float32))
         self._commit.advance(Votes(written=self._group.world_size))
@@ -78,17 +82,18 @@ class MemoryCopies:
         return self._commit.save is None or self._commit.save.step != self._source.progress.step
 
     def _await_newest(self) -> None:
-        """A rank that gave up its older copy while the newer one of another does not count yet would leave none."""
+        """Wait until the newest copy is complete everywhere, if it is of an earlier step. Otherwise a rank could drop
+        its older copy while another rank's newer one is not complete, and no step would have copies of all ranks."""
         if not self._commit.is_idle and self._is_older:
             began = time.perf_counter()
             self.settle()
             self._tier.costs_also(time.perf_counter() - began)
 
-    def _look(self) -> int | None:
-        """The hash of this rank's weights, which goes into the copy.
+    def _hash_weights(self) -> int | None:
+        """The hash of this rank's weights, which is stored in the copy.
 
         Returns:
-            None where ranks do not compare theirs.
+            None if ranks do not compare their weights.
         """
         if self._replicas is None:
             return None

@@ -1,8 +1,8 @@
-"""A micro-batch, which is one logical shard of one step, and the loop over those of a worker.
+"""A micro-batch, which is one logical shard of one step, and the loop over the micro-batches of a worker.
 
-Each micro-batch is a pure function of the weights, the layers' state at the start of the step, its records and its
+Each micro-batch is a pure function of the weights, the layers' states at the start of the step, its records and its
 seeds. It runs in a `keras.StatelessScope`, so every shard of a step starts from the same state, whichever worker it
-is on, and what layers and metrics would have written comes back as values that can be reduced.
+is on, and the values that layers and metrics would have written are returned and can be reduced.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raytf.training import model as models
 
 
 class StepValues(NamedTuple):
-    """Tensors for a model's trainable weights and layers' states; None for those that are not known."""
+    """Tensors for a model's trainable weights and layers' states; None for values that are not known."""
 
     weights: list[Any]
     states: list[Any]
@@ -41,7 +41,7 @@ class MicroBatch:
     Args:
         model: built and compiled.
         template: a batch's structure, (x, y, sample_weight).
-        training: whether gradients and layers' updates are wanted.
+        training: whether to compute gradients and layers' updates.
         jit: compile with XLA.
     """
 
@@ -57,10 +57,10 @@ class MicroBatch:
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
         self._loss_metric = models.loss_metric(model)
-        #: Indices of trainable variables with a gradient, and of layers' states that a step updates; known once traced.
+        #: Indices of trainable variables with a gradient, and of layers' states that a step updates; set by a trace.
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
-        #: Places of compiled losses that are divided by data; a step then has a factor for each, see `dividing`.
+        #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
         self.divided = loss_division.places(model)
         self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
@@ -68,14 +68,14 @@ class MicroBatch:
     def __call__(
         self, leaves, seeds, weight: tf.Tensor, values: StepValues | None = None, factors: tf.Tensor | None = None
     ) -> tuple[list[tf.Tensor], Any]:
-        """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what the metrics add.
+        """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what is added to metrics.
 
         Args:
-            leaves: of the batch, each [n, ...].
+            leaves: leaves of the batch, each [n, ...].
             seeds: [S, 2].
-            weight: n / n of all shards, the part this micro-batch has in the step.
-            values: of weights and layers' states; by default as they are.
-            factors: of the losses that are divided by data, in a step of several shards.
+            weight: n divided by the records of all shards: the weight of this micro-batch in the step.
+            values: of weights and layers' states; by default their current values.
+            factors: factors of the losses that are divided by data, in a step of several shards.
         """
         weights, states = values or self.values()
         gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
@@ -83,13 +83,13 @@ class MicroBatch:
         return [*gradients, *updates], tf.concat(row, 0)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
-        """[n] by what a shard's losses in `divided` are divided. What else there is of the model, the graph drops."""
+        """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         scope = keras.StatelessScope(state_mapping=self._mapping(*values, seeds), collect_losses=True)
         with scope, loss_division.measured(self.model) as found:
             predicted = self.model(x, **self._kwargs)
             models.compute_loss(self.model, x, y, predicted, sample_weight, self._training)
-        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for one that counts all of them here
+        records = tf.cast(tf.shape(leaves[0])[0], tf.float32)  # for a loss whose divisor here is not from the data
         known = [found[place] for place in self.divided]
         return tf.stack([records if divisor is None else divisor for divisor in known])
 
@@ -102,17 +102,17 @@ class MicroBatch:
         ]
 
     def values(self, known: StepValues | None = None) -> StepValues:
-        """Weights and layers' states as they are, where the present device has them; those not to be read are known.
+        """Current weights and layers' states, on the current device.
 
         Args:
-            known: of `fixed`.
+            known: from `fixed`; values in it are used as they are and not read again.
         """
         fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
         pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
         return StepValues(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
 
     def fixed(self) -> StepValues:
-        """Those that no step changes, where the present device has them, and None for the others."""
+        """The values that no step changes, on the current device; None for the others."""
         changed = {id(self.trainable[i]) for i in self.with_gradient} | {id(self.states[i]) for i in self.updated}
         groups = self.trainable, self.states
         return StepValues(*([None if id(v) in changed else tf.identity(v.value) for v in group] for group in groups))
@@ -124,14 +124,14 @@ class MicroBatch:
         divided = contextlib.nullcontext() if factors is None else loss_division.scaled(model, self.divided, factors)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
-            # Without `collect_losses` a stateless scope drops what layers add to the loss, and activity regularizers.
+            # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided:
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
                 if self._sums:
                     extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
                     extra = tf.add_n(extras) if extras else 0.0
-                    loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then their sum
+                    loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then the sum
                 objective = loss
                 if (
                     loss.shape.rank
@@ -146,7 +146,7 @@ class MicroBatch:
         after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
         deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
         if leaves[0].shape[0] is None:
-            # Keras weighs an output's loss by the batch size where that is known while tracing, else by one.
+            # Keras weights an output's loss by the batch size if that is known while tracing, otherwise by one.
             deltas = [
                 d * tf.cast(size, d.dtype) if id(v) in self._output_losses else d
                 for v, d in zip(self.metrics, deltas, strict=True)
@@ -168,7 +168,8 @@ class MicroBatch:
         self.updated, updates = [], []
         for i, (variable, before) in enumerate(zip(self.states, states, strict=True)):
             value = after[id(variable)]
-            # Untouched values come back as they went in: `value` of a mapped variable is its tensor, perhaps cast.
+            # A value that was not changed is the same tensor as before: `value` of a mapped variable is its tensor,
+            # perhaps cast.
             if value is None or value is before:
                 continue
             if not (value.dtype.is_floating or value.dtype.is_integer):
@@ -177,12 +178,12 @@ class MicroBatch:
                     "numbers only. Make it a float or an integer."
                 )
             self.updated.append(i)
-            # Integers travel as what a shard added, which the wire's float holds exactly.
+            # An integer is sent as its difference, which a float on the wire holds exactly.
             updates.append(value if value.dtype.is_floating else value - before)
         return updates
 
     def layout(self) -> reduction.WireLayout:
-        """What a traced micro-batch returns; integers travel as numbers that float32 holds."""
+        """The shapes and types of what a traced micro-batch returns; integers are sent as float32."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
         return reduction.WireLayout([v.shape for v in sent], kinds)
@@ -212,9 +213,9 @@ class ShardBatch:
     Attributes:
         leaves: each [L, b, ...].
         seeds: [L, S, 2].
-        counts: [L] records in each shard, or None where all are full.
-        total: records of all shards of this step, where not all are full.
-        factors: [L, n] of the losses that are divided by data.
+        counts: [L] records in each shard, or None if all are full.
+        total: number of records in all shards of this step, if not all are full.
+        factors: [L, n] factors of the losses that are divided by data.
     """
 
     leaves: list[tf.Tensor]
@@ -224,7 +225,7 @@ class ShardBatch:
     factors: tf.Tensor | None = None
 
     def part(self, own: range) -> ShardBatch:
-        """Those of some of its shards."""
+        """The part with the shards of `own`, indices into this batch."""
         at = slice(own.start, own.stop)
         counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
         return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
@@ -232,15 +233,15 @@ class ShardBatch:
 
 @dataclass(frozen=True)
 class ShardSum:
-    """How what shards compute becomes a sum.
+    """How the results of shards are summed.
 
     Attributes:
         encode: (tensors, weight) -> encoded tensors, and what they add to the row.
         like: specs of a shard's encoded tensors and row.
-        shards: of all workers.
-        alike: whether a shard's bits may not depend on the number of shards.
-        early: sums of the tensors over all workers, which begin as soon as this one knows a part of its own; for a
-            worker with one device.
+        shards: number of shards of all workers.
+        alike: whether a shard's bits must not depend on the number of shards.
+        early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
+            device.
     """
 
     encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
@@ -255,12 +256,15 @@ def loop_shards(
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
 
-    One shard after another, so that memory is that of one micro-batch however many shards a device has. One shard
-    alone is a loop as well: TensorFlow optimizes a loop's body by itself, so it is the same for every number of them.
-    Where last bits may differ it is none, which saves a sum.
+    Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
+    single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
+    every number of shards. If the last bits may differ, a single shard needs no loop, which saves a sum.
 
     Args:
-        values: of the model; all shards start from them.
+        micro: the micro-batch.
+        how: how the results are summed.
+        shards: records of the device's shards.
+        values: values of the model; all shards start from them.
     """
     like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
     size = shards.seeds.shape[0]
@@ -302,10 +306,12 @@ def loop_shards(
 def spread_shards(
     devices: Devices, micro: MicroBatch, how: ShardSum, shards: ShardBatch, fixed: Sequence[StepValues]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """As `loop_shards`, of all of this worker's shards, which its devices compute at the same time.
+    """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
 
     Args:
-        fixed: for each device, its copies of what no step changes.
+        devices: this process's devices.
+        micro, how, shards: as for `loop_shards`, with all shards of this worker.
+        fixed: for each device, its copies of the values that no step changes.
     """
     summed, rows = [], []
     for device, (own, known) in enumerate(zip(devices.spread(shards.seeds.shape[0]), fixed, strict=False)):
@@ -321,7 +327,7 @@ def spread_shards(
 def shard_divisors(
     micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
 ) -> Any:
-    """[L, n] by what the losses of each shard are divided that are divided by data; 0 for a shard without records."""
+    """[L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
     count = len(micro.divided)
 
     def one(i: tf.Tensor) -> tf.Tensor:
@@ -335,18 +341,21 @@ def shard_divisors(
 
 
 def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
-    """[L, n] by what shards' losses are multiplied, for `loop_shards`.
+    """[L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
 
     Args:
-        own: of `shard_divisors`.
-        totals: [n] of all shards of the step.
+        own: [L, n] result of `shard_divisors`.
+        totals: [n] divisors summed over all shards of the step.
+        counts: [L] records in each shard, or None if all are full.
+        total: number of records in all shards of the step.
+        plan: has the number of shards.
     """
     weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
     return loss_division.factors(own, totals, weights)
 
 
 def fixed_values(devices: Devices, micro: MicroBatch) -> list[StepValues]:
-    """For each device, copies of what no step changes; made once a call."""
+    """For each device, copies of the values that no step changes; made once per call."""
     copies = []
     for device in range(len(devices.names)):
         with devices.on(device):

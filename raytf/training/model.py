@@ -1,4 +1,4 @@
-"""Build the user's model, refuse what cannot be trained, and describe it so that a resumed run can be compared."""
+"""Build the user's model, refuse one that cannot be trained, and describe it so that a resumed run can be compared."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ def build(
     Args:
         factory: returns a compiled model.
         sample: (x, y, sample_weight) of a few records.
-        sources: whose labels must fit the model.
-        compute: mixed precision.
+        sources: sources whose labels must fit the model.
+        compute: has the setting of mixed precision.
         seed: for initial weights.
-        say: told what the function prints, line by line, and with which dtypes the model computes where the job has
-            said so.
-        own: what the job has set in Keras; never what this process happens to have.
+        say: called with each line that the function prints, and with the dtype policy if the job has set one.
+        own: what the job has set in Keras, which may differ from the settings in this process.
 
     Raises:
         ConfigError: the flag contradicts what the job has set.
@@ -89,7 +88,7 @@ def build(
         check_labels(model, source)
     try:
         compute_loss(model, x, y, predicted, weight, training=True)
-        if loss_division.count(model):  # Keras makes its list of compiled losses when they are first asked for
+        if loss_division.count(model):  # Keras builds its list of compiled losses in the call above
             with loss_division.measured(model) as divisors:
                 compute_loss(model, x, y, predicted, weight, training=True)
             loss_division.note(model, divisors)
@@ -108,22 +107,22 @@ def build(
 
 
 def layer_policies(model: keras.Model) -> list[str]:
-    """Names of the policies of all layers that have weights, each once."""
+    """Distinct names of the dtype policies of all layers that have weights, sorted."""
     layers = [each for each in _keras.layers_within(model) if each.variables and not _keras.has_layers(each)]
     return sorted({each.dtype_policy.name for each in layers})
 
 
 def scaled_policy(model: keras.Model) -> str:
-    """The policy for which the model's optimizer scales the loss; empty where it does not."""
+    """The dtype policy for which the model's optimizer scales the loss; empty if it does not scale it."""
     is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     return precision.POLICIES["float16"] if is_scaled else ""
 
 
 def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weight: Any, training: bool) -> Any:
-    """The loss as Keras's own steps ask for it: compiled losses, what layers have added, and regularizers.
+    """The loss as Keras's own steps compute it: compiled losses, losses that layers have added, and regularizers.
 
-    A model without a compiled loss whose layers add theirs in training alone has none in an evaluation: that is zero,
-    as with Keras on JAX.
+    A model without a compiled loss whose layers add losses only in training has no loss in an evaluation: the result is
+    then zero, as with Keras on JAX.
     """
     if not _has_own_loss(model) and not model.losses:
         return keras.ops.zeros(())
@@ -135,14 +134,14 @@ def _has_own_loss(model: keras.Model) -> bool:
 
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:
-    """Whether layers or regularizers add a loss in training, which is tried without changing anything."""
+    """Whether layers or regularizers add a loss in training; tried in a call that changes nothing."""
     with keras.StatelessScope([(v, v.value) for v in model.variables], collect_losses=True):
         run_user_code("the model", lambda: model(x, training=True) if takes_training(model) else model(x))
         return bool(model.losses)
 
 
 def loss_metric(model: keras.Model) -> keras.metrics.Metric:
-    """The metric that tells the loss, also of a model whose `metrics` leave it out."""
+    """The metric that tracks the loss, even if the model's `metrics` do not contain it."""
     return _keras.loss_tracker(model)
 
 
@@ -156,7 +155,7 @@ def check_labels(model: keras.Model, source: Source) -> None:
 
 
 def label_message(name: str, span: tuple[float, float], classes: int) -> str:
-    """What is wrong with labels outside of the classes of a model, and how to fix it."""
+    """Message for labels outside of the classes of a model, with advice."""
     return (
         f"{name}: labels go from {span[0]:.0f} to {span[1]:.0f}, but the model has {classes} outputs, for classes 0 to "
         f"{classes - 1}. Give the last layer {int(span[1]) + 1} units, or number the classes from 0."
@@ -164,7 +163,11 @@ def label_message(name: str, span: tuple[float, float], classes: int) -> str:
 
 
 def sparse_classes(model: keras.Model) -> int | None:
-    """Number of classes where the one loss is sparse categorical crossentropy."""
+    """Number of classes, if the only loss is sparse categorical crossentropy.
+
+    Returns:
+        None for any other loss, or if the number is not known.
+    """
     loss = model.loss
     name = loss if isinstance(loss, str) else type(loss).__name__ if not inspect.isfunction(loss) else loss.__name__
     if name not in ("sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"):
@@ -190,7 +193,7 @@ def sums_over_batch(model: keras.Model) -> bool:
 
 
 def logs(model: keras.Model) -> dict[str, float]:
-    """Present loss and metrics by name; one that is a vector, such as F1Score's, becomes a number for each class."""
+    """Current loss and metrics by name; a vector, such as the result of F1Score, becomes one number for each class."""
     named: dict[str, float] = {}
     for name, value in model.get_metrics_result().items():
         values = np.asarray(value, np.float64)
@@ -202,12 +205,12 @@ def logs(model: keras.Model) -> dict[str, float]:
 
 
 def output_loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """The metrics with which Keras tracks the loss of each of several outputs."""
+    """The metrics with which Keras tracks the losses of the outputs, if there are several."""
     return list(getattr(_keras.compiled_loss(model), "metrics", []))
 
 
 def describe(model: keras.Model) -> dict[str, str]:
-    """What of the model must not change when a run is resumed: name -> text."""
+    """The properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
     optimizer = model.optimizer
@@ -224,7 +227,7 @@ def describe(model: keras.Model) -> dict[str, str]:
 
 
 def config_text(model: keras.Model) -> str:
-    """The model's configuration without names that Keras gives, for a message; empty where it has none."""
+    """The model's configuration without the names that Keras generates, for a message; empty if it has none."""
     try:
         return _json(canonical_text.canonical(json.loads(_json(keras.saving.serialize_keras_object(model))), False))
     except Exception:  # a layer's own get_config may raise whatever it likes
@@ -250,7 +253,7 @@ def _config_of(model: keras.Model) -> Any:
     try:
         return json.loads(model.to_json())["config"]
     except (TypeError, ValueError, NotImplementedError, KeyError):
-        return type(model).__name__  # a subclassed model need not have a config; its weights still are compared
+        return type(model).__name__  # a subclassed model need not have a config; its weights are still compared
 
 
 def _loss_name(loss: Any) -> str:
@@ -260,7 +263,7 @@ def _loss_name(loss: Any) -> str:
 
 
 def _compiled(compiled: Any, key: str) -> list[str]:
-    """Metrics as they were given to compile."""
+    """Names of the metrics that were passed to `compile`."""
     given = getattr(compiled, "config", {}).get(key)
     found = []
     for _, metric in tree.flatten(given):

@@ -1,6 +1,7 @@
-"""How every process of a run talks to the driver's monitor: its workers, Ray Train's controller, and the driver.
+"""Client of the driver's monitor for all processes of a run: its workers, Ray Train's controller, and the driver.
 
-What tells it something never waits; what asks waits for the answer, or returns a `Question` that is looked at later.
+Methods that only send something never wait. Methods that ask wait for the answer, or return a `Question` whose answer
+is fetched later.
 """
 
 from __future__ import annotations
@@ -19,148 +20,164 @@ Answer = TypeVar("Answer")
 
 
 class Question(Generic[Answer]):
-    """What the monitor was asked, and has perhaps answered by now."""
+    """A question to the monitor, which may have been answered by now."""
 
     def __init__(self, reference: Any):
         self._reference = reference
 
     def is_answered(self) -> bool:
-        """Whether the answer is there; never waits."""
+        """Whether the answer has arrived; never waits."""
         return bool(ray.wait([self._reference], timeout=0)[0])
 
     def answer(self, seconds: float | None = None) -> Answer:
-        """The answer.
+        """Wait for the answer.
+
+        Args:
+            seconds: timeout; None for no timeout.
 
         Raises:
-            RayError: there is none within this many seconds, or the driver has ended.
+            RayError: no answer arrived in that time, or the driver has ended.
         """
         return cast(Answer, ray.get(self._reference, timeout=seconds))
 
 
 class MonitorClient:
-    """The monitor, for whoever talks to it; can be sent to other processes.
+    """Client of the monitor; can be sent to other processes.
 
-    Each method that waits takes the seconds after which it gives up, and raises RayError then.
+    A method that waits and takes `seconds` raises RayError after that many seconds.
 
     Args:
-        handle: of the actor, which lives as long as the driver; None in a driver that has not started it yet.
+        handle: handle of the actor, which lives as long as the driver; None in a driver that has not started it yet.
     """
 
     def __init__(self, handle: ActorHandle | None):
         self.handle: Any = handle  # Ray makes its methods when it runs
 
-    # -- the user and the ledger are told ------------------------------------------------------------------------------
+    # -- messages and events -------------------------------------------------------------------------------------------
 
     def say(self, message: str) -> None:
-        """A line for the user."""
+        """Print a line for the user."""
         self.handle.say.remote(message)
 
     def book(self, event: RunEvent) -> None:
-        """Something happened that the ledger must know."""
+        """Record an event in the ledger."""
         self.handle.event.remote(event.kind, event.fields())
 
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """As `book`, of a worker, by kind and fields of the row."""
+        """As `book`, from a worker: the kind and the fields of the event's row."""
         self.handle.event.remote(kind, fields)
 
     def measure(self, values: dict[str, float]) -> None:
-        """What only the driver knows and TensorBoard shows."""
+        """Send values that only the driver knows, for TensorBoard."""
         self.handle.measure.remote(values)
 
     def ask_measured(self) -> Question[dict[str, float]]:
-        """What the driver last measured."""
+        """Ask for the values that the driver last sent with `measure`."""
         return Question(self.handle.measured.remote())
 
     def ask_news(self, told: int, noted: int) -> Question[tuple[Status | None, list[str], list[dict[str, Any]]]]:
-        """The latest status, and messages and events but for so many that the driver has."""
+        """Ask for the latest status and for new messages and events.
+
+        Args:
+            told: number of messages that the driver already has.
+            noted: number of events that the driver already has.
+        """
         return Question(self.handle.read.remote(told, noted))
 
-    # -- how far the run is --------------------------------------------------------------------------------------------
+    # -- progress ------------------------------------------------------------------------------------------------------
 
     def update(self, status: Status) -> None:
-        """The status of the run, by rank 0."""
+        """Send the status of the run, from rank 0."""
         self.handle.update.remote(status)
 
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """A group begins to train: see `Monitor.begin`."""
+        """Announce that a group begins to train: see `Monitor.begin`."""
         return Question[tuple[list[str], int | None]](self.handle.begin.remote(attempt)).answer()
 
     def reached(self, seconds: float) -> int:
-        """The latest global step that was ever reported."""
+        """The highest global step that was ever reported."""
         return Question[int](self.handle.reached.remote()).answer(seconds)
 
-    # -- who lives -----------------------------------------------------------------------------------------------------
+    # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def begin_group(self, seconds: float | None = None) -> int:
-        """A group starts; its number."""
+        """Announce that a group starts, and get its number."""
         return Question[int](self.handle.begin_group.remote()).answer(seconds)
 
     def group(self) -> int:
-        """The number of the present group."""
+        """The number of the current group."""
         return Question[int](self.handle.group.remote()).answer()
 
     def beat(self, beat: HeartbeatState) -> None:
-        """A rank's sign of life."""
+        """Send a rank's heartbeat."""
         self.handle.beat.remote(beat)
 
     def ask_sightings(self) -> Question[list[LastHeartbeat]]:
-        """The latest sign of life of each rank."""
+        """Ask for the latest heartbeat of each rank."""
         return Question(self.handle.sightings.remote())
 
     def sightings(self, seconds: float) -> list[LastHeartbeat]:
-        """The latest sign of life of each rank."""
+        """The latest heartbeat of each rank."""
         return self.ask_sightings().answer(seconds)
 
     def blame(self, finding: HangFinding) -> None:
-        """Who of the present group hangs."""
+        """Report which ranks of the current group hang."""
         self.handle.blame.remote(finding)
 
     def blamed(self, seconds: float) -> HangFinding | None:
-        """Who of the present group hangs, as far as is known."""
+        """Which ranks of the current group hang.
+
+        Returns:
+            None if none is known to hang.
+        """
         return Question[HangFinding | None](self.handle.blamed.remote()).answer(seconds)
 
     def set_noticed(self, ranks: dict[int, str]) -> None:
-        """Ranks of the present group whose nodes have notice -> Ray's ids of these nodes."""
+        """Report the ranks of the current group whose nodes have a preemption notice.
+
+        Args:
+            ranks: rank -> Ray's id of its node.
+        """
         self.handle.set_noticed.remote(ranks)
 
     def noticed(self, seconds: float) -> dict[int, str]:
-        """What `set_noticed` said last."""
+        """The ranks that `set_noticed` last reported."""
         return Question[dict[int, str]](self.handle.noticed.remote()).answer(seconds)
 
     # -- saving together -----------------------------------------------------------------------------------------------
 
     def park(self, seconds: float | None = None) -> int:
-        """Ask the ranks to save and wait; a ticket for this request."""
+        """Ask the ranks to save and wait; returns a ticket for this request."""
         return Question[int](self.handle.park.remote()).answer(seconds)
 
     def release(self, ticket: int) -> None:
-        """There is nothing to wait for any more."""
+        """Let the ranks that wait because of this request train on."""
         self.handle.release.remote(ticket)
 
     def ask_wanted(self) -> Question[int]:
-        """The ticket of the request to save and wait; 0 where there is none."""
+        """Ask for the ticket of the current request to save and wait; 0 if there is none."""
         return Question(self.handle.wanted.remote())
 
     def answer(self, ticket: int, saved: bool) -> None:
-        """The ranks wait, and could or could not save."""
+        """Answer a request: the ranks wait, and `saved` says whether they could save."""
         self.handle.answer.remote(ticket, saved)
 
     def parked(self, ticket: int, seconds: float) -> bool | None:
-        """The answer to a request.
+        """The answer to a request: whether the ranks could save.
 
         Returns:
-            None as long as there is none.
+            None as long as there is no answer.
         """
         return Question[bool | None](self.handle.parked.remote(ticket)).answer(seconds)
 
     def released(self, ticket: int) -> tuple[bool, int]:
-        """Whether ranks that wait because of a request are free to train on; and the ticket that is wanted now."""
+        """Whether ranks that wait because of a request may train on, and the ticket of the current request."""
         asked = [self.handle.is_released.remote(ticket), self.handle.wanted.remote()]
         released, wanted = ray.get(asked)
         return released, wanted
 
     def saving(self, ticket: int, seconds: float) -> tuple[bool | None, Sequence[LastHeartbeat], int]:
-        """The answer to a request, the ranks' signs of life, and the ticket that is wanted now."""
+        """The answer to a request, the latest heartbeat of each rank, and the ticket of the current request."""
         asked = [self.handle.parked.remote(ticket), self.handle.sightings.remote(), self.handle.wanted.remote()]
         answer, sightings, wanted = ray.get(asked, timeout=seconds)
         return answer, sightings, wanted

@@ -1,4 +1,4 @@
-"""A process that is to train: what it needs before TensorFlow's first operation, whatever its part in the run is."""
+"""Prepares a training process before TensorFlow's first operation, whatever its role in the run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from raytf.training.process_settings import ProcessSettings
 
 
 def settle_in() -> None:
-    """This process ends with its raylet from now on, and has a folder of its own for temporary files."""
-    if ray.is_initialized():  # not a benchmark's
-        orphaned_processes.die_with_parent()  # Ray's own look at the raylet is that of a thread, which may be stopped
+    """Tie this process to its raylet, so that both end together, and give it its own folder for temporary files."""
+    if ray.is_initialized():  # False in benchmarks
+        # Ray watches the raylet from a thread, which does not run while the process is stopped.
+        orphaned_processes.die_with_parent()
         scratch.begin(worker_process.session_folder() / scratch.FOLDER)
 
 
 def take_place(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> None:
-    """Tell TensorFlow this process's place in its cluster.
+    """Tell TensorFlow this process's place in its cluster, through TF_CONFIG.
 
     Args:
         cluster: HOST:PORT of each process, by kind.
-        kind, index: this process's.
+        kind, index: kind and index of this process.
     """
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
@@ -36,11 +37,11 @@ def load_tensorflow(settings: ProcessSettings, gpus: Sequence[str] | None = None
     """Import TensorFlow with the devices, threads and flags of a run.
 
     Args:
-        settings: of the run.
-        gpus: that this process was given; by default, Ray is asked.
+        settings: the run's process settings.
+        gpus: the GPUs that this process was assigned; by default, Ray is asked.
 
     Raises:
-        GpuError: one that it was given is not there, or not fit for work.
+        GpuError: an assigned GPU does not exist, or is not healthy.
     """
     mine = visibility.given() if gpus is None else gpus
     visibility.heed(mine)
@@ -55,7 +56,7 @@ def load_tensorflow(settings: ProcessSettings, gpus: Sequence[str] | None = None
 def _set_environment(
     environment: MutableMapping[str, str], settings: ProcessSettings, gpus: Sequence[str] | None
 ) -> None:
-    """What TensorFlow and Keras read when they are imported."""
+    """Set the variables that TensorFlow and Keras read when they are imported."""
     environment["KERAS_BACKEND"] = "tensorflow"
     if settings.quiet:
         environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -76,7 +77,8 @@ def _set_up_devices(settings: ProcessSettings, gpus: Sequence[str] | None) -> No
     threads = visibility.threads() if settings.threads is None else settings.threads
     if threads:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        # As many threads within an operation as elsewhere, since they cut sums, but one more operation for each device.
+        # The threads within an operation divide sums, so their number must not depend on the devices. Only the number
+        # of operations that run at the same time grows, by one for each additional device.
         tf.config.threading.set_inter_op_parallelism_threads(max(2, threads) + settings.logical_devices - 1)
     if settings.logical_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]

@@ -1,4 +1,4 @@
-"""What a run decides about its workers' processes: plain data, which the driver and Ray Train's controller send."""
+"""A run's settings of its workers' processes: plain data that the driver and Ray Train's controller send."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What a run decides about the processes of its workers, before any TensorFlow operation.
+    """A run's settings of its workers' processes, applied before any TensorFlow operation.
 
     Attributes:
-        threads: TensorFlow's threads within an operation; 0 leaves it to TensorFlow, None is what the node has for what
-            a process was given of its GPUs.
+        threads: TensorFlow's threads within an operation; 0 lets TensorFlow decide, None gives a process the same share
+            of the node's CPUs as it has of the node's GPUs.
         quiet: silence TensorFlow's messages.
-        exact: have TensorFlow choose deterministic kernels, and refuse operations that have none.
-        jit: XLA compiles; what it compiled stays on the node for the next group.
-        one_worker: the strategy is one of one process, which has no cluster and hence no TF_CONFIG.
-        logical_devices: parts of the CPU that count as devices.
+        exact: let TensorFlow choose deterministic kernels, and refuse operations that have none.
+        jit: compile with XLA; compiled programs stay on the node for the next group.
+        one_worker: the strategy has a single process, which has no cluster and hence no TF_CONFIG.
+        logical_devices: number of logical devices into which the CPU is divided.
     """
 
     threads: int | None = 0

@@ -1,4 +1,4 @@
-"""What a run trains, as one rank has built it: the data's pipeline, the model, its compiled step, and the identity."""
+"""What a rank trains: the data pipeline, the model, its compiled step, and the identity of the run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Program:
     """What one rank trains.
 
     Attributes:
-        sources: of the run.
+        sources: the run's data.
         pipeline: this rank's shards of the training data.
         model: built and compiled.
         named: all variables of the state, by name.
-        step: compiled, or about to be.
+        step: the training step, which may not be traced yet.
         identity: what must be the same when the run is resumed.
     """
 
@@ -54,8 +54,8 @@ def build(attempt: Attempt, executor: Executor) -> Program:
 
     Raises:
         ConfigError: the node does not have the memory that the state needs, or settings do not fit the model.
-        ModelError: the model function does not make a model that can be trained.
-        ExactnessError: exact mode is asked for, and the machines do not compute the same bits.
+        ModelError: the model function does not return a model that can be trained.
+        ExactnessError: the run is in exact mode, and the machines do not compute the same bits.
     """
     job = attempt.job
     sources: Sources = ray.get(job.sources)
@@ -69,13 +69,13 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     identity = _identity(job, sources, model)
     step = executor.make_step(attempt, model, pipeline)
     identity |= executor.admit(attempt, pipeline)
-    if not job.config.strategy.has_servers:  # they hold the state
+    if not job.config.strategy.has_servers:  # parameter servers would hold the state
         _check_needs(attempt, named)
     return Program(sources, pipeline, model, named, step, identity)
 
 
 def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bool) -> Pipeline:
-    """This rank's shards of a source, shuffled and augmented for training alone."""
+    """This rank's shards of a source; only those for training are shuffled and augmented."""
     job, group = attempt.job, attempt.group
     made = Pipeline(
         source,
@@ -91,7 +91,7 @@ def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bo
 
 
 def _upload(attempt: Attempt) -> Callable[[list[np.ndarray]], list[Any]]:
-    """What becomes of a batch that was gathered: it goes to the GPU ahead of its step, if that is the only device."""
+    """The function that sends a gathered batch to the GPU ahead of its step, if that is the only device."""
     devices = attempt.group.devices
     if attempt.config.strategy.has_servers or len(devices.names) > 1 or not computes_on_gpu(devices):
         return list
@@ -113,13 +113,14 @@ def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> kera
 
 def _identity(job: TrainingJob, sources: Sources, model: keras.Model) -> dict[str, str]:
     identity = run_identity.of_model(models.describe(model), models.code(model, (job.augment,)))
-    # From the driver, which has read the data once for all ranks; but training reads the records of this node.
+    # Taken from the driver, which has read the data once for all ranks. Only the fingerprint of the training data is
+    # computed here, since training reads the records that this node sees.
     known = job.identity or run_identity.of_run(job, sources)
     return identity | known | {"training data": fingerprint(sources.train)}
 
 
 def _check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
-    """Refuse a node that does not have the memory that the state needs; on a run's first start, say what it needs."""
+    """Refuse a node that does not have the memory that the state needs; in the first attempt, print what it needs."""
     checkpoints = attempt.config.checkpoints
     own = {name: variables.size_of({name: v}) for name, v in named.items()}
     total, largest = sum(own.values()), max(own.values(), default=0)

@@ -1,4 +1,4 @@
-"""What rank 0 tells while it trains: the driver, Ray Train's dashboard, TensorBoard; and the files of callbacks."""
+"""Reports of a rank while it trains: to the driver, to Ray Train and to TensorBoard. Also syncs files of callbacks."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ from raytf.storage.storage import Storage
 from raytf.training.job import TrainingJob
 from raytf.training.monitor_client import Question
 
+#: Seconds between two statuses.
 _STATUS_SECONDS = 0.5
-#: Between two questions to the driver's monitor whether the ranks must save and wait.
+#: Seconds between two requests to the monitor whether the ranks must save and wait.
 _ASK_SECONDS = 0.25
-#: Between two questions for what the driver measures.
+#: Seconds between two requests for what the driver measures.
 _MEASURE_SECONDS = 5.0
-#: Ray's controller takes one report a poll; more frequent ones would wait for it.
+#: Seconds between two reports. Ray's controller takes one report per poll; more frequent ones would wait for it.
 _REPORT_SECONDS = 2.0
-#: For which the end of training waits until Ray Train has taken all reports.
+#: Seconds that the end of training waits at most until Ray Train has taken all reports.
 _LAST_REPORT_SECONDS = 10.0
-#: Epochs whose metrics a status has: as many as may end between two of them.
+#: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
 _HISTORY_EPOCHS = 50
-#: Files of callbacks that are kept with each copy of the state in memory; larger ones are read from storage again.
+#: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
+#: storage again.
 _PACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class Saves:
-    """What there is of a run's state outside of its workers.
+    """The checkpoints and copies of a run's state, for its status.
 
     Attributes:
-        checkpoint: step of the newest one on storage.
-        snapshot: step of the newest copy in memory.
-        snapshot_bytes: of this rank's part of it.
-        stall_seconds: for which training stood still to save or copy.
-        trouble: since when saves fail, if they do.
+        checkpoint: step of the newest checkpoint on storage; None for none.
+        snapshot: step of the newest copy in memory; None for none.
+        snapshot_bytes: bytes of this rank's part of that copy.
+        stall_seconds: total time for which training stood still to save or copy.
+        trouble: the saves that have failed in a row; None if the last save did not fail.
     """
 
     checkpoint: int | None
@@ -56,13 +58,13 @@ class Saves:
 
 
 class Reporter:
-    """One rank's voice.
+    """Sends one rank's messages, events, status and metrics.
 
     Args:
-        job: whose driver listens.
+        job: the run, whose monitor gets the reports.
         storage: the run's folder.
         rank, world_size: of this worker.
-        attempt: name of this start of the worker group.
+        attempt: name of the attempt.
     """
 
     def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int, attempt: str):
@@ -72,33 +74,41 @@ class Reporter:
         self._tensorboard = MirroredFolder(storage, "tensorboard") if rank == 0 else None
         self._writer: Any = None
         self._reported_at = self._status_at = time.monotonic()
+        #: Step of the last status, from which the next one computes the rate.
         self._status_step = 0
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._teller: threading.Thread | None = None
+        self._report_thread: threading.Thread | None = None
+        #: Whether the ranks must save and wait, as asked last: the open question, when it was asked, and the answer.
         self._question: Question[int] | None = None
         self._asked_at = 0.0
         self._ticket = 0
+        #: What the driver measures, likewise.
         self._measuring: Question[dict[str, float]] | None = None
         self._measured_at = 0.0
         self._measured: dict[str, float] = {}
 
     @property
     def files(self) -> str:
-        """Local folder for files of callbacks; empty but on rank 0."""
+        """Local folder for files of callbacks; empty on all ranks but rank 0."""
         return self._files.path if self._files else ""
 
     def resume(self, step: int, files: dict[str, bytes] | None = None) -> None:
-        """The run goes on from a step: get the files that an earlier attempt left.
+        """Resume from a step: fetch the files that an earlier attempt left.
 
         Args:
-            files: those of `pack_files`, where they are at hand.
+            step: global step from which the run resumes.
+            files: what `pack_files` returned, if it was kept in memory.
         """
         self._status_step = step
         if self._files is not None:
             self._files.fetch(files)
 
     def pack_files(self) -> dict[str, bytes] | None:
-        """The callbacks' files, where storage does not have them by itself and they are small; from rank 0."""
+        """The contents of the callbacks' files, by relative path; empty if they are written to storage directly.
+
+        Returns:
+            None if they are too large, and on all ranks but rank 0.
+        """
         return self._files.pack(_PACK_BYTES) if self._files is not None else None
 
     def upload(self) -> None:
@@ -108,7 +118,7 @@ class Reporter:
                 folder.upload()
 
     def upload_anew(self) -> None:
-        """Have the next upload copy all files: a late write may have replaced newer ones."""
+        """Make the next upload copy all files: a late write may have replaced newer ones."""
         for folder in (self._files, self._tensorboard):
             if folder is not None:
                 folder.forget()
@@ -127,7 +137,7 @@ class Reporter:
         metrics: dict[str, float] | None = None,
         history: Sequence[dict[str, Any]] = (),
     ) -> None:
-        """Tell the driver where the run is; from rank 0."""
+        """Send the status of the run to the driver; from rank 0."""
         if self._rank != 0:
             return
         job, plan, now = self._job, self._job.plan, time.monotonic()
@@ -155,20 +165,20 @@ class Reporter:
         self._status_at, self._status_step = now, step
 
     def say(self, message: str) -> None:
-        """A line for the user that every rank would say; rank 0 does."""
+        """Print a line for the user that is the same on every rank; only rank 0 sends it."""
         if self._rank == 0:
             self.say_here(message)
 
     def say_here(self, message: str) -> None:
-        """A line for the user, from any rank."""
+        """Print a line for the user, from any rank."""
         self._job.monitor.say(message)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Something happened that the ledger must know, from any rank; never waits."""
+        """Record an event in the ledger, from any rank; never waits."""
         self._job.monitor.event(kind, {"rank": self._rank, **fields})
 
     def is_parking_wanted(self) -> bool:
-        """Whether the ranks must save and wait, as the monitor said when it was last asked; never waits for it."""
+        """Whether the ranks must save and wait, according to the monitor's latest answer; never waits for one."""
         if self._rank != 0:
             return False
         now = time.monotonic()
@@ -179,12 +189,12 @@ class Reporter:
         return self._ticket != 0
 
     def answer(self, saved: bool) -> None:
-        """Tell that the ranks wait, and whether they could save; from rank 0."""
+        """Tell the monitor that the ranks wait, and whether they could save; from rank 0."""
         if self._rank == 0:
             self._job.monitor.answer(self._ticket, saved)
 
     def is_released(self) -> bool:
-        """Whether the ranks that wait may train on; asks the monitor from rank 0 and waits for the answer."""
+        """Whether the waiting ranks may train on; rank 0 asks the monitor and waits, the others get False."""
         if self._rank != 0:
             return False
         released, wanted = self._job.monitor.released(self._ticket)
@@ -193,34 +203,34 @@ class Reporter:
         return released
 
     def report(self, metrics: dict[str, Any], checkpoint: str | None = None) -> None:
-        """Show metrics and the place of a complete checkpoint in Ray Train; every rank must call it. Never waits."""
+        """Report metrics and the path of a complete checkpoint to Ray Train; every rank must call it. Never waits."""
         if not self._job.config.strategy.uses_ray_train:
             return
         if checkpoint is not None:
-            # As a metric, not as Ray's checkpoint: for each of those Ray's controller writes its registry to storage,
-            # and where storage refuses in that moment the run is over.
+            # As a metric, not as a Ray checkpoint: for each Ray checkpoint the controller writes its registry to
+            # storage, and if that write fails, it ends the run.
             metrics = {**metrics, "checkpoint": self._storage.locate(f"checkpoints/{checkpoint}")}
-        if self._teller is None:
-            self._teller = threading.Thread(target=self._tell, daemon=True, name="raytf-report")
-            self._teller.start()
+        if self._report_thread is None:
+            self._report_thread = threading.Thread(target=self._send_reports, daemon=True, name="raytf-report")
+            self._report_thread.start()
         self._reports.put(metrics)
         self._reported_at = time.monotonic()
 
     def finish(self) -> None:
-        """Wait until Ray Train has what was reported, which it may have lost all interest in."""
-        if self._teller is not None:
+        """Wait until Ray Train has taken all reports, but not for ever: it may have stopped taking them."""
+        if self._report_thread is not None:
             self._reports.put(None)
-            self._teller.join(_LAST_REPORT_SECONDS)
+            self._report_thread.join(_LAST_REPORT_SECONDS)
 
-    def _tell(self) -> None:
-        # Ray Train takes a report when all ranks have made it and its controller has the time, which has to ask Ray for
-        # this and that: where the GCS is gone, not before it is there again. Training does not need the answer.
+    def _send_reports(self) -> None:
+        # A call of `ray.train.report` waits until all ranks have made it and the controller has taken it. The
+        # controller itself waits for Ray, for instance until a lost GCS is back. Training must not wait for that.
         while (metrics := self._reports.get()) is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.train.report(metrics)
 
     def _measures(self) -> dict[str, float]:
-        """Goodput and restarts, as the driver last knew them; never waits."""
+        """Goodput and restarts as last measured by the driver; never waits."""
         now = time.monotonic()
         if self._measuring is None and now - self._measured_at >= _MEASURE_SECONDS:
             self._measuring, self._measured_at = self._job.monitor.ask_measured(), now
@@ -239,8 +249,8 @@ class Reporter:
         self._summarize(write, step)
 
     def histograms(self, values: dict[str, Any], step: int) -> None:
-        """Write how tensors are distributed for TensorBoard; from rank 0. Those that are not finite are left out: a
-        loss scale that turned out too large, which has no distribution."""
+        """Write histograms of tensors for TensorBoard; from rank 0. Tensors that are not finite, which a loss scale
+        that is too large causes, have no histogram and are left out."""
 
         def write(summary: Any) -> None:
             for name, value in values.items():
@@ -250,11 +260,11 @@ class Reporter:
         self._summarize(write, step)
 
     def graph(self, graph: Any) -> None:
-        """Write a graph of TensorFlow for TensorBoard; from rank 0."""
+        """Write a TensorFlow graph for TensorBoard; from rank 0."""
         self._summarize(lambda summary: summary.graph(graph), 0)
 
     def _summarize(self, write: Callable[[Any], None], step: int) -> None:
-        """Write with TensorFlow's summaries, given to `write`. A disk that is full ends that, not training."""
+        """Write summaries: call `write` with `tf.summary`. A full disk ends the writing of summaries, not training."""
         import tensorflow as tf
 
         if self._tensorboard is None:
@@ -267,4 +277,4 @@ class Reporter:
                 write(tf.summary)
         except tf.errors.OpError as error:
             self._tensorboard = None
-            self.say(f"TensorBoard files are not written any more: {one_line(error)[-200:]}")
+            self.say(f"TensorBoard files are no longer written: {one_line(error)[-200:]}")

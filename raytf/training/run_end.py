@@ -1,4 +1,4 @@
-"""The end of a run: its last callbacks, its test, its export and its result."""
+"""The end of a run: last callbacks, test, export and result."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
 
 
 def samples_of(plan: StepPlan, steps: int) -> int:
-    """Records that a run's first steps have seen."""
+    """Number of records in a run's first `steps` steps."""
     epochs, rest = divmod(steps, plan.steps_per_epoch)
     return epochs * plan.records + sum(plan.records_of(step) for step in range(rest))

@@ -1,8 +1,9 @@
-"""What a run is made of, as texts that can be compared: settings, data, model. No TensorFlow here.
+"""The identity of a run, as texts that can be compared: settings, data, model. No TensorFlow here.
 
-Three kinds of keys. Those that every run has always had must be equal, or a run does not go on. Those that came later
-are compared where both sides have them. Those about an answer alone (data that nothing is learned from, code of the
-job's own classes) may change when a run goes on; of a run that has finished they say whether its result is an answer.
+There are three kinds of keys. Those that every run has always had must be equal, or the run cannot be resumed. Those
+that newer versions added are compared if both sides have them. Those that concern only the result (data that nothing is
+learned from, code of the job's own classes) may change when a run is resumed; for a finished run they decide whether
+its result applies to what is asked for now.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ DATA = {"contents of the training data": "train", "validation data": "validation
 _LATER = (STRUCTURE, "model loss weights", "contents of the training data")
 METRICS = "model compiled metrics"
 _ANSWERS = ("validation data", "test data", METRICS, CODE)
-#: What only workers know, of their machines; the same weights come from others, too, in the result of a finished run.
+#: Keys that only workers can compute, since they depend on the machine. They are not compared with a finished run: its
+#: result applies whatever the machine.
 FIRST_GRADIENTS = "arithmetic (a hash of the first gradients on this kind of machine)"
 FIRST_STEP = "arithmetic (a hash of the first step on this kind of GPU)"
 _OF_WORKERS = (FIRST_GRADIENTS, FIRST_STEP, determinism.TF32, determinism.CUDNN, "updates")
-#: Arrays of this many bytes are read as a whole; of larger ones so many parts.
-_WHOLE_BYTES, _PARTS, _PART_BYTES = 128 << 20, 512, 128 << 10
+#: Arrays of at most this many bytes are read as a whole.
+_WHOLE_BYTES = 128 << 20
+#: Of larger arrays, at most this many parts of about this many bytes each are read.
+_PARTS, _PART_BYTES = 512, 128 << 10
 
 
 def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
-    """All that is known without the model."""
+    """The part of the identity that is known without the model."""
     return batch_identity(job.config, job.plan.records, job.precision) | {
         "training data": fingerprint(sources.train),
         "contents of the training data": contents(sources.train),
@@ -48,17 +52,18 @@ def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
 
 
 def of_model(described: Mapping[str, str], code: str) -> dict[str, str]:
-    """What a process with TensorFlow adds.
+    """The part of the identity that depends on the model.
 
     Args:
-        described: of `raytf.training.model.describe`.
-        code: of `raytf.training.model.code`.
+        described: result of `raytf.training.model.describe`.
+        code: result of `raytf.training.model.code`.
     """
     return {f"model {key}": value for key, value in described.items()} | {CODE: code}
 
 
 def contents(source: Source | None) -> str:
-    """What tells data of one size and kind apart, wherever they lie; arrays by all they hold, or many parts of it."""
+    """Identify the contents of data, wherever they are stored. Small arrays are hashed as a whole, large ones in part;
+    other sources are identified by their fingerprint."""
     if source is None:
         return "none"
     kinds = [f"{path or 'x'} {leaf.dtype}{list(leaf.shape)}" for path, leaf in tree.flatten(source.spec)]
@@ -81,12 +86,12 @@ def _crc(leaf: np.ndarray, crc: int) -> int:
 
 
 def not_going_on(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What keeps a run from going on, for people; empty where nothing does."""
+    """Describe for the user why a run cannot be resumed; empty if it can."""
     return _differences(before, now, _ANSWERS)
 
 
 def not_answered(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What a finished run did otherwise than is asked for now, for people; empty where nothing is."""
+    """Describe for the user how a finished run differs from what is asked for now; empty if it does not."""
     both = {key for key in _ANSWERS if key in before and key in now}
     return _differences(before, now, [*_OF_WORKERS, *(key for key in _ANSWERS if key not in both)])
 
@@ -94,6 +99,6 @@ def not_answered(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 def _differences(before: Mapping[str, str], now: Mapping[str, str], left_out: Any) -> str:
     skipped = {*left_out, *(key for key in _LATER if key not in before or key not in now)}
     if STRUCTURE not in skipped:
-        skipped.add(ARCHITECTURE)  # says the same, and the numbers that Keras gives to layers beside it
+        skipped.add(ARCHITECTURE)  # says the same, but also has the numbers that Keras gives to layers
     plain = [{k: plainly(v) for k, v in side.items() if k not in skipped} for side in (before, now)]
     return differences(*plain)

@@ -1,4 +1,4 @@
-"""How one rank gets ready to train: it joins the others, builds the model, and takes the newest state."""
+"""Prepares one rank for training: it joins the others, builds the model, and restores the newest state."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ from raytf.training.tiers import Tiers
 
 
 def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Context:
-    """Join the other ranks, build the model and take the newest state; all ranks go through it in step.
+    """Join the other ranks, build the model and restore the newest state; all ranks must call it.
 
     Args:
-        pulse: this rank's.
-        phases: of the restart; marked as they end.
-        executor: that is to train.
+        job: the run to train.
+        pulse: this rank's heartbeat.
+        phases: phases of the restart; each is marked when it ends.
+        executor: will train the steps.
 
     Raises:
-        RaytfError: any of those of `attempt.join`, `program.build` and `tiers.newest`.
+        RaytfError: any error of `attempt.join`, `program.build` and `tiers.newest`.
     """
     attempt = attempts.join(job, pulse, phases, executor)
     tiers = tiers_of_run.open_tiers(attempt)
@@ -65,7 +66,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     _begin(attempt, program, callbacks, chosen)
     phases.mark("restore")
     live = _live_state(attempt, program, state, callbacks, chosen)
-    # Not sooner: the keeper drops what is no longer needed.
+    # Only after the restore: the keeper drops copies that are no longer needed.
     tiers.memory.reserve(variables.sizes(program.named), live.make)
     pulse.also(tiers.memory.look)
     saving = _checkpointer(attempt, program, tiers, live)
@@ -96,7 +97,7 @@ def _make_callbacks(attempt: Attempt, program: Program, chosen: Checkpoint | Non
 
 
 def _begin(attempt: Attempt, program: Program, callbacks: Callbacks, chosen: Checkpoint | None) -> None:
-    """Give the model and the callbacks the state of a checkpoint, or of a new run."""
+    """Give the model and the callbacks the state of a checkpoint, or the initial state of a new run."""
     callbacks.run("on_train_begin")
     reporter, plan = attempt.reporter, attempt.job.plan
     if chosen is None:
@@ -114,7 +115,7 @@ def _begin(attempt: Attempt, program: Program, callbacks: Callbacks, chosen: Che
 
 
 def _share_weights(attempt: Attempt, program: Program) -> None:
-    """Equal seeds give equal weights on equal machines; rank 0's go to all ranks, whatever the machines are."""
+    """Send rank 0's initial weights to all ranks: equal seeds give equal weights only on equal machines."""
     named = program.named.values()
     values = [np.array(v.numpy() if hasattr(v, "numpy") else v) for v in named]
     for variable, value in zip(named, attempt.group.broadcast(values), strict=True):
@@ -125,14 +126,14 @@ def _share_weights(attempt: Attempt, program: Program) -> None:
 def _live_state(
     attempt: Attempt, program: Program, state: TrainingState, callbacks: Callbacks, chosen: Checkpoint | None
 ) -> LiveState:
-    """What checkpoints are made from; the log begins with the rows that only memory has."""
+    """Create the state that checkpoints are made from; its log starts with the rows that only memory has."""
     log = StepLog(attempt.storage, attempt.name)
     if chosen is not None and chosen.rows is not None:
         log.restore(chosen.rows)
-    note = _note(attempt, program, state.step)
+    note = _make_note(attempt, program, state.step)
     if attempt.group.rank == 0:
-        # Beside training: storage that is slow or away does not hold up a restart. It comes again with a save.
-        threading.Thread(target=_try, args=[note], daemon=True, name="raytf-note").start()
+        # In a thread, so that slow or unavailable storage does not delay a restart. Each save does it again.
+        threading.Thread(target=_call_ignoring_storage, args=[note], daemon=True, name="raytf-note").start()
     most = memory_needs.held(
         variables.size_of(program.named), attempt.group.world_size, attempt.config.checkpoints.keep_best is not None
     )
@@ -151,9 +152,10 @@ def _live_state(
     )
 
 
-def _note(attempt: Attempt, program: Program, step: int) -> Callable[[], None]:
-    """What writes down that this attempt has begun, and what of the model any export needs; rank 0 calls it."""
-    began, turn = time.time(), threading.Lock()
+def _make_note(attempt: Attempt, program: Program, step: int) -> Callable[[], None]:
+    """Make a function that stores that this attempt has begun, and the description of the model that an export needs;
+    rank 0 calls it."""
+    began, lock = time.time(), threading.Lock()
     described = b""
     if attempt.group.rank == 0:
         described = architecture.describe(program.model, program.pipeline.sample()[0])
@@ -161,16 +163,16 @@ def _note(attempt: Attempt, program: Program, step: int) -> Callable[[], None]:
 
     def write() -> None:
         nonlocal is_kept
-        with turn:
+        with lock:
             write_attempt(attempt.storage, attempt.name, attempt.workers, step, began)
-            if not is_kept:  # a large model's is not worth writing again with each save
+            if not is_kept:  # written once only, since the description of a large model is large
                 attempt.storage.put(architecture.FILE, described)
                 is_kept = True
 
     return write
 
 
-def _try(call: Callable[[], None]) -> None:
+def _call_ignoring_storage(call: Callable[[], None]) -> None:
     with contextlib.suppress(StorageError):
         call()
 
@@ -182,15 +184,15 @@ def _checkpointer(attempt: Attempt, program: Program, tiers: Tiers, live: LiveSt
 
 
 def _replicas(attempt: Attempt, program: Program) -> Replicas | None:
-    """What compares the ranks' weights.
+    """Create what compares the ranks' weights.
 
     Returns:
-        None where they have none of their own.
+        None if there is one rank, or if the weights are on parameter servers.
     """
     is_exact, reporter = attempt.config.compute.exact, attempt.reporter
     if attempt.group.world_size == 1 or attempt.config.strategy.has_servers:
         return None
-    # Another slot of the optimizer shows in the weights, but later: too late for who promises each bit.
+    # A wrong variable of the optimizer shows in the weights only after a later update, which exact mode cannot allow.
     hashed = ("model/", "optimizer/") if is_exact else ("model/",)
     return Replicas(
         attempt.group,

@@ -1,4 +1,7 @@
-"""The train step: micro-batches of this worker's logical shards, one reduction, one update; several steps a call."""
+"""The train step: micro-batches of this worker's logical shards, one reduction, one update; a call has several steps.
+
+Shapes in this module: K steps of a call, F flags, L shards of this worker, b records and S seeds of a shard.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +37,14 @@ from raytf.training.microbatch import (
 
 
 class StepOutcome(NamedTuple):
-    """What a call tells: losses, learning rates and whether gradients were finite, [K] each, and its flags [F] added
-    over workers; and the reduced gradients of its last step, where they are kept."""
+    """The result of a call.
+
+    Attributes:
+        losses, learning_rates: [K] of each step.
+        finite: [K] whether the gradients of each step were finite.
+        flags: [F] summed over workers.
+        gradients: the reduced gradients of the last step; empty if they are not kept.
+    """
 
     losses: np.ndarray
     learning_rates: np.ndarray
@@ -49,14 +58,14 @@ class StepOptions:
     """How a step is computed.
 
     Attributes:
-        flags: number of flags that travel with each step.
+        flags: number of flags that are summed over workers with each step.
         jit: compile gradients with XLA.
         fixed_point: add gradients in fixed point, so that the sum is the same for every number of workers.
         compress: send gradients as 16 bits.
-        devices: of this process; by default one.
-        keeps_gradients: tell those of a call's last step.
-        words: how the devices hold whole numbers, the same on all workers; by default as these devices do best.
-        overlap: add gradients over workers in buckets, while the others are still computed; by default all at once.
+        devices: this process's devices; by default one.
+        keeps_gradients: return the gradients of a call's last step.
+        words: how devices represent integers, the same on all workers; by default what suits these devices best.
+        overlap: all-reduce gradients in buckets, while other gradients are still computed; by default all at once.
     """
 
     flags: int = 1
@@ -74,16 +83,17 @@ class TrainStep:
 
     Args:
         model: built and compiled.
-        plan: sizes.
+        plan: sizes of batches and shards.
         shards: this worker's logical shards, at least one.
-        all_reduce: sums tensors over workers; None where this is the only one.
+        all_reduce: sums tensors over workers; None if this is the only worker.
         template, specs: structure and leaves of a batch.
-        options: how it is computed.
-        rate: the optimizer's learning rate; by default as it is.
+        options: how the step is computed.
+        rate: the optimizer's learning rate; by default unchanged.
 
     Attributes:
+        micro: the micro-batch of one logical shard.
         reduction: how gradients are added; its state must be saved.
-        probe_function: the traced micro-batch, a concrete function whose graph tells all operations.
+        probe_function: the traced micro-batch, a concrete function whose graph has all operations.
     """
 
     def __init__(
@@ -103,7 +113,9 @@ class TrainStep:
         self._rate = rate or LearningRate(model.optimizer, None)
         self._keeps_gradients = options.keeps_gradients
         self.micro = MicroBatch(model, template, training=True, jit=options.jit)
-        self._specs, self._is_probe_ready = specs, False
+        self._specs = specs
+        #: Whether `sample_shard` has run the graph once.
+        self._is_probe_ready = False
         self._has_overlap = options.overlap is not None
         self.reduction = self._make_reduction(options)
         head = [None, len(shards), plan.micro_batch_size]
@@ -118,16 +130,16 @@ class TrainStep:
         self._lone = tf.function(self._lone_step, autograph=False)
 
     def trace(self) -> None:
-        """Make the graph of full steps now, while the state is still on its way, and not in the first call."""
+        """Trace the graph of full steps now, while the state is still being read, and not in the first call."""
         self._full.get_concrete_function()
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether it is computed in the form of GPUs."""
+        """Whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
         return self._words.is_on_gpu
 
     def functions(self) -> tuple[Any, Any]:
-        """The `tf.function` of full steps and that of a partial one, for those who look at their graphs."""
+        """The `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
         return self._full, self._partial
 
     def __call__(self, call: CallBatch, flags: np.ndarray) -> StepOutcome:
@@ -135,7 +147,7 @@ class TrainStep:
 
         Args:
             call: this worker's input.
-            flags: [F] float, added over all workers.
+            flags: [F] float, this worker's flags; the outcome has their sum over all workers.
         """
         if call.full:
             out = self._full(call.leaves, call.seeds, flags)
@@ -145,34 +157,35 @@ class TrainStep:
         return StepOutcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
-        """The gradients that a call has told, by the path of their weight."""
+        """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
         paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if self._keeps_gradients else {}
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
         """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
 
-        Nothing changes by it. From equal weights, two machines that compute alike give the same answer.
+        Changes nothing. With equal weights, two machines that compute the same bits return the same bytes.
 
         Args:
-            leaves: of the batch, each [b, ...].
+            leaves: leaves of the batch, each [b, ...].
             seeds: [S, 2] int32.
         """
         tensors, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         return b"".join(t.numpy().tobytes() for t in [*tensors, row])
 
     def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
-        """As `probe`, of a whole step of one micro-batch: in the very body of the loop that computes shards, in fixed
-        point, and with the update. The model and all else that a step changes is as before in the end.
+        """As `probe`, but for a whole step of one micro-batch: with the loop body that computes shards in training, in
+        fixed point, and with the update. Afterwards everything that a step changes is restored.
 
-        On a GPU the kernels of a graph are chosen when it runs, so another graph's bits would say little.
+        On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
         micro, others = self.micro, [*self._model.optimizer.variables, *self.reduction.state().values()]
         changed = [variable.value for variable in (*micro.trainable, *micro.states, *micro.metrics, *others)]
         before = [tf.identity(v) for v in changed]
         try:
             told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
-            # Of the weights a hash, made where they are; it has all of their bits, and does not take them to the host.
+            # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
+            # the host.
             values = [v.read_value() for v in changed if v.dtype.is_floating]
             return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
         finally:
@@ -180,26 +193,29 @@ class TrainStep:
                 variable.assign(value)
 
     def shard_seconds(self) -> float:
-        """How long this machine takes for one full micro-batch: the faster of two, of zeros."""
+        """Seconds that this machine takes for one full micro-batch of zeros: the faster of two runs."""
         leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         taken = []
-        for _ in range(3):  # the first one prepares the graph
+        for _ in range(3):  # the first run prepares the graph and is not counted
             began = time.perf_counter()
             self._run_shard(leaves, seeds)
             taken.append(time.perf_counter() - began)
         return min(taken[1:])
 
     def sample_shard(self, seconds: float) -> tuple[float, float]:
-        """How long this machine takes for one full micro-batch now, on average, and how long that took to find out.
+        """Measure how long this machine takes for one full micro-batch of zeros now.
 
         Args:
-            seconds: to go on for, at least, once it has done one.
+            seconds: least duration of the measurement; at least one micro-batch is computed.
+
+        Returns:
+            Average seconds of a micro-batch, and seconds that the measurement took.
         """
         leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         if not self._is_probe_ready:
-            self._run_shard(leaves, seeds)  # the first one prepares the graph
+            self._run_shard(leaves, seeds)  # the first run prepares the graph
             self._is_probe_ready = True
         began, runs = time.perf_counter(), 0
         while not runs or time.perf_counter() - began < seconds:
@@ -209,13 +225,13 @@ class TrainStep:
         return taken / runs, taken
 
     def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
-        """Compute one micro-batch to its end. Of what comes of it the row alone is fetched, a few bytes: gradients
-        would take longer from a GPU than to compute them."""
+        """Compute one micro-batch to its end. Only its row is fetched, a few bytes: fetching gradients from a GPU would
+        take longer than computing them."""
         *_, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         row.numpy()
 
     def _make_reduction(self, options: StepOptions) -> reductions.Reduction:
-        # Which weights have gradients and which states change is known only from a trace, and loops need it before.
+        # Which weights have gradients and which states change is known only after a trace, and loops need it before.
         b = self._plan.micro_batch_size
         leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
@@ -225,10 +241,10 @@ class TrainStep:
         if tf.float64 in layout.dtypes:
             if options.compress:
                 raise ConfigError(
-                    "--compress-gradients: the model has float64 weights or states, and 16 bits would be less than "
-                    "they ask for. Use float32 (keras.config.set_floatx), or leave it out."
+                    "--compress-gradients: the model has float64 weights or states, and 16 bits are much less precise "
+                    "than float64. Use float32 (keras.config.set_floatx), or remove the flag."
                 )
-            # 32 bits of fixed point would be less than such a model asked for.
+            # 32-bit fixed point is less precise than float64.
             return reductions.FloatReduction(layout, tf.float64, options.overlap)
         if not options.fixed_point:
             return reductions.FloatReduction(layout, overlap=options.overlap)
@@ -258,7 +274,11 @@ class TrainStep:
         return loss[None], rate[None], ok[None], flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
-        """A step as if this worker were the only one and had one shard; its loss and whether all was finite."""
+        """A step as if this worker were the only one and had one shard.
+
+        Returns:
+            Its loss, and whether its gradients were finite.
+        """
         fixed = fixed_values(self._devices, self.micro)
         flags = tf.zeros([1])
         loss, ok, _, _ = self._step(self._rate.value(), leaves, seeds, flags, None, 0, fixed, is_alone=True)
@@ -290,7 +310,8 @@ class TrainStep:
         )
 
         is_float, plan = isinstance(reduction, reductions.FloatReduction), self._plan
-        # A sum times the weight that all shards have; one that other workers have added to already comes too late.
+        # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
+        # too late: the sum already has the gradients of other workers.
         is_even = is_float and counts is None and not self._has_overlap
 
         def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor]:
@@ -309,12 +330,16 @@ class TrainStep:
             with self._rate.applied(rate), fused(self._model.optimizer):
                 micro.apply(reduced.tensors)
             micro.add_metrics(reduced.row[1:])
-        # A loss scale that turns out too large overflows on purpose; its optimizer skips the step.
+        # With a dynamic loss scale, overflows are expected: the optimizer skips the step and lowers the scale.
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
         return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags, kept
 
     def _factors(self, leaves, seeds, counts, total, all_reduce) -> tf.Tensor | None:
-        """For losses that are divided by data, of which all workers tell each other first; None without any."""
+        """Factors for losses that are divided by data, after all workers have exchanged their divisors.
+
+        Returns:
+            None if the model has no such losses.
+        """
         micro = self.micro
         if not micro.divided:
             return None

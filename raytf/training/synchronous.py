@@ -1,6 +1,6 @@
-"""Synchronous training: every rank computes its shards of each batch, and gradients are added over the ranks.
+"""Synchronous training: every rank computes its shards of each batch, and gradients are summed over the ranks.
 
-Calls of several steps are gathered ahead of the one that runs, also over the end of an epoch.
+A call has several steps. The input of the next calls is gathered while a call runs, even across the end of an epoch.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from raytf.training.heartbeat import Activity
 from raytf.training.parking import park
 from raytf.training.step import StepOptions, StepOutcome, TrainStep
 
-#: How long a call should take: long enough that its overhead does not count, short enough to save and stop soon.
+#: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
-#: Seconds for which a shard alone is measured, now and then.
+#: Seconds of a measurement of a single shard.
 _PROBE_SECONDS = 0.05
 
 
 class SynchronousExecutor:
-    """A `raytf.training.executor.Executor` that trains with all ranks at once.
+    """A `raytf.training.executor.Executor` in which all ranks train each step together.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
     """
 
-    #: Since `make_step`.
+    #: Set by `make_step`.
     _step: TrainStep
-    #: Since `begin`: this rank, its calls gathered ahead, and the devices of its operations.
+    #: Set by `begin`: this rank, its prefetched calls, and the placement of its operations.
     _context: Context
     _calls: Prefetch
     _placement: Placement
@@ -52,11 +52,11 @@ class SynchronousExecutor:
     def __init__(self, config: TrainConfig):
         self._config = config
         self._world_size = 0
-        #: Steps of a call; rank 0 decides them for all ranks.
+        #: Steps per call; rank 0 decides for all ranks.
         self._call_steps = config.compute.steps_per_call or 1
-        #: Kinds of call that TensorFlow has compiled: those that are full, or not.
+        #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
-        #: Of the newest call, added over the ranks.
+        #: Flags of the newest call, summed over the ranks.
         self._flags = vector({})
 
     # -- before training -----------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class SynchronousExecutor:
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> TrainStep:
         compute, group, plan = self._config.compute, attempt.group, pipeline.plan
-        most_shards = -(-plan.shards // group.world_size)  # of a worker
+        most_shards = -(-plan.shards // group.world_size)  # largest number of shards of any worker
         options = StepOptions(
             flags=LENGTH,
             jit=compute.jit,
@@ -99,7 +99,7 @@ class SynchronousExecutor:
         if not self._config.compute.exact:
             return {}
         identity = exact.admit(self._step, pipeline, self._config.batch.seed, attempt.group, attempt.job.augment)
-        if attempt.group.devices.is_home_apart:  # a CPU's update of a GPU's gradients has other last bits than a GPU's
+        if attempt.group.devices.is_home_apart:  # an update on a CPU has other last bits than one on a GPU
             identity["updates"] = "made on the host's CPU"
         return identity
 
@@ -139,7 +139,7 @@ class SynchronousExecutor:
             park(context)
 
     def settle(self) -> None:
-        """The model holds the state of the last step after every call."""
+        """Nothing to do: after every call the model holds the state of its last step."""
 
     def result(self) -> dict[str, Any]:
         return {}
@@ -171,7 +171,7 @@ class SynchronousExecutor:
         return outcome
 
     def _call_end(self, step: int, stop: int) -> int:
-        """Where a call that begins at a step ends: nothing that is due by the step lies within it."""
+        """The step at which a call that begins at `step` ends, so that no save or histogram is due inside a call."""
         due = self._context.saving.cadence.every_steps, self._config.run.histograms_every
         return min(self._context.plan.call_end(step, self._call_steps, stop, boundary) for boundary in due)
 
@@ -189,5 +189,5 @@ class SynchronousExecutor:
 
 
 def call_steps(seconds: float, seconds_per_step: float) -> int:
-    """The steps of a call that should take so many seconds: a power of two, so that few kinds of calls are compiled."""
+    """The number of steps per call for calls of about `seconds`: a power of two, so that few sizes of calls occur."""
     return 2 ** int(np.log2(max(1.0, min(seconds / seconds_per_step, _MAX_CALL_STEPS))))

@@ -1,4 +1,4 @@
-"""Where one rank's checkpoints go, and where the newest of them comes from when a run is resumed."""
+"""The tiers to which one rank's checkpoints go, and from which the newest is restored when a run is resumed."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Tiers:
 
     Attributes:
         memory: copies in the memory of the run's nodes.
-        durable: saves on storage.
-        policy: when to save.
-        restorer: reads the newest state from either.
+        durable: checkpoints on storage.
+        policy: when to save, and which state is the best.
+        restorer: reads the newest state from either tier.
     """
 
     memory: MemoryTier
@@ -37,7 +37,7 @@ class Tiers:
 
 
 def open_tiers(attempt: Attempt) -> Tiers:
-    """The tiers of this rank; what they have is looked up, and the newest state is read in the background."""
+    """Open this rank's tiers, and begin to find and read the newest state in the background."""
     job, checkpoints, reporter = attempt.job, attempt.config.checkpoints, attempt.reporter
     start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier)
     memory = MemoryTier(
@@ -64,7 +64,7 @@ def open_tiers(attempt: Attempt) -> Tiers:
 
 
 def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:
-    """The state from which the run is resumed; every rank gets the same one.
+    """Find the state from which the run is resumed; every rank gets the same one.
 
     Returns:
         None for a new run.
@@ -82,15 +82,15 @@ def _check_identity(attempt: Attempt, program: Program, found: Checkpoint) -> No
     if difference:
         raise RunMismatchError(
             f"run {attempt.config.run.run!r} in storage was made with other settings: {difference}. "
-            "Give them as they were, or choose another --run name."
+            "Use the same settings as before, or choose another --run name."
         )
     if before.get(run_identity.CODE, now[run_identity.CODE]) != now[run_identity.CODE]:
         attempt.reporter.say(
-            "the code of the model, of its loss or of a layer was changed: the run goes on with the new"
+            "the code of the model, of its loss or of a layer has changed: the run continues with the new code"
         )
 
 
 def restore(program: Program, chosen: Checkpoint) -> None:
-    """Give the model and its optimizer the values of a checkpoint."""
+    """Restore the model and its optimizer from a checkpoint."""
     own = {name: value for name, value in chosen.tensors.items() if not name.startswith("callback/")}
     variables.restore(program.named, own)

@@ -1,4 +1,4 @@
-"""Batches go to the device while the calls before them compute, as many bytes as there may be of them at a time."""
+"""Sends batches to the device while earlier calls compute, within a limit on their bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-#: Of a device's memory, that batches may take which are not computed yet, or are just now.
+#: Device memory, in bytes, for the batches that wait or are being computed.
 MOST_BYTES = 512 << 20
 
 
@@ -16,13 +16,15 @@ class Upload:
     """Sends the leaves of a call to a device; to be called from the thread that gathers them.
 
     Args:
-        device: as TensorFlow names it.
-        calls: how many calls may be there at a time, the one that runs included.
-        most: bytes of all of these. A call that is larger than its part goes when it runs.
+        device: TensorFlow's name of the device.
+        calls: how many calls may be on the device at a time, including the one that runs.
+        most: bytes of all of these calls. A call that is larger than its part is not sent ahead, but when it runs.
     """
 
     def __init__(self, device: str, calls: int, most: int = MOST_BYTES):
-        self._device, self._part = device, most // calls
+        self._device = device
+        #: Bytes of a call that may be sent ahead.
+        self._part = most // calls
 
     def __call__(self, leaves: Sequence[np.ndarray]) -> list[Any]:
         sent = [_belongs_on_device(leaf) for leaf in leaves]
@@ -33,5 +35,5 @@ class Upload:
 
 
 def _belongs_on_device(leaf: np.ndarray) -> bool:
-    # Functions take int32 and strings from the host's memory, also on a GPU.
+    # TensorFlow functions take int32 and strings from host memory, even on a GPU.
     return leaf.dtype.kind in "biuf" and leaf.dtype != np.int32

@@ -1,11 +1,11 @@
-"""Warm processes: on each node as many as it runs workers have imported TensorFlow and wait for the next group.
+"""Warm processes: on each node, one idle process per worker that has imported TensorFlow and waits for the next group.
 
-Most of a restart is Python that starts and TensorFlow that is imported. Ray gives an actor a process that was started
-ahead of need and never used, if it has the very runtime environment of the actor. So when a group has trained for some
-seconds, each of its nodes is asked for such processes, and a spare node for those of the node that it may replace. A
-hook in the runtime environment imports in them what every worker needs, and nothing that a setting of the run decides.
-Ray counts them to the job and ends them with it, also when its driver is killed, and they are the first that it ends
-when a node's memory runs out. Where one is missing, the worker starts as ever.
+Most of a restart is starting Python and importing TensorFlow. Ray gives an actor an idle process that was started ahead
+of time, if the process has exactly the runtime environment of the actor. So when a group has trained for some seconds,
+each of its nodes is asked to start such processes, and a spare node to start those of the node that it may replace. A
+hook in the runtime environment imports in them what every worker needs, but nothing that depends on a setting of the
+run. Ray assigns them to the job and ends them with it, even if its driver is killed, and it ends them first when a
+node runs out of memory. If a warm process is missing, the worker starts in a new process as usual.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from raytf import _process
 from raytf._ray import raylets, worker_process
 from raytf.distributed.gpu import visibility
 
-#: What a warm process takes, and what a node keeps free beside them, bytes.
-PROCESS_BYTES, SPARE_BYTES = 700 << 20, 2 << 30
-#: What `ps` shows of a warm process; Ray writes over it when a worker takes the process.
+#: Memory of a warm process.
+PROCESS_BYTES = 700 << 20
+#: Memory that must stay free on a node in addition to that of its warm processes.
+SPARE_BYTES = 2 << 30
+#: Title of a warm process in `ps`; Ray overwrites it when a worker takes the process.
 TITLE = "ray::IDLE raytf warm"
-#: All that a worker imports before the user's code. None of them makes an operation, which would fix settings.
+#: All that a worker imports before the user's code. None of these creates a TensorFlow operation, after which settings
+#: could no longer be changed.
 _MODULES = (
     "tensorflow",
     "keras",
@@ -40,37 +43,41 @@ _MODULES = (
     "raytf.training.loop",
     "raytf.training.synchronous",
 )
-#: Ray ends the processes with the job; before, never.
+#: How long Ray keeps an idle process: practically for ever, since Ray ends the processes with the job.
 KEEP_SECONDS = 10 * 365 * 86400
-#: Seconds of training before the next processes are started: a start takes from what the group has to make up for.
+#: Seconds of training before warm processes are started: starting them takes CPU time from a group that has just
+#: restarted and has work to catch up on.
 _SETTLE_SECONDS = 5.0
-#: Seconds after which a process that was asked for and did not come is asked for again.
+#: Seconds after which a process that was requested but has not started is requested again.
 _START_SECONDS = 60.0
 
 
 def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
-    """How many more warm processes a node must start, and why not all that it lacks; the reason is empty if it can.
+    """How many more warm processes a node should start.
 
     Args:
-        workers: that it runs.
-        warm: processes that it has, or has been asked for.
-        free_bytes: of its memory.
+        workers: number of workers on the node.
+        warm: number of warm processes that it has or that were requested.
+        free_bytes: free memory of the node.
+
+    Returns:
+        The number, and the reason if it cannot start those that it lacks; the reason is empty if it can.
     """
     lacking = max(0, workers - warm)
     needed = SPARE_BYTES + lacking * PROCESS_BYTES
     if lacking and free_bytes < needed:
         return 0, (
             f"{free_bytes / 2**30:.1f} GiB of its memory are free, and {lacking} would need "
-            f"{lacking * PROCESS_BYTES / 2**30:.1f} GiB beside {SPARE_BYTES >> 30} GiB that stay free"
+            f"{lacking * PROCESS_BYTES / 2**30:.1f} GiB in addition to {SPARE_BYTES >> 30} GiB that must stay free"
         )
     return lacking, ""
 
 
 class WarmProcesses:
-    """The warm processes of a node for one job, as files: `PID` for each, `asked-ID` for each that is to come.
+    """The warm processes of a node for one job, as files: `PID` for each process, `asked-ID` for each request.
 
     Args:
-        folder: on the node; need not exist.
+        folder: folder on the node; need not exist.
         clock: seconds since 1970.
     """
 
@@ -79,30 +86,34 @@ class WarmProcesses:
 
     @classmethod
     def here(cls) -> WarmProcesses:
-        """That of this process's node and job."""
+        """Those of this process's node and job."""
         context = ray.get_runtime_context()
         return cls(worker_process.session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
     def ask(self, count: int) -> None:
-        """So many are about to be started."""
+        """Record requests for this many processes."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for _ in range(count):
             (self._folder / f"asked-{uuid.uuid4().hex}").touch()
 
     def claim(self, pid: int) -> bool:
-        """This process is one that was asked for; False where none is expected."""
+        """Register this process as one that was requested.
+
+        Returns:
+            False if there is no open request.
+        """
         for asked in self._folder.glob("asked-*"):
             own = self._folder / str(pid)
             try:
                 asked.rename(own)
-            except FileNotFoundError:  # another one was faster
+            except FileNotFoundError:  # another process was faster
                 continue
             os.utime(own, (self._clock(), self._clock()))
             return True
         return False
 
     def leave(self, pid: int) -> bool:
-        """This process becomes a worker; whether it was a warm one."""
+        """Remove this process, which becomes a worker; returns whether it was a warm one."""
         try:
             (self._folder / str(pid)).unlink()
         except OSError:
@@ -110,7 +121,7 @@ class WarmProcesses:
         return True
 
     def count(self) -> int:
-        """Processes that wait, get warm, or are to come. Forgets those that died or never came."""
+        """Number of processes that wait, are importing, or were requested. Removes those that died or never started."""
         found = 0
         for path in self._folder.glob("*"):
             try:
@@ -126,7 +137,7 @@ class WarmProcesses:
 
 def _lives(path: Path, since: float) -> bool:
     try:
-        # A younger process has got the number of a dead one.
+        # If the process is younger than the file, it has reused the PID of one that died.
         return psutil.Process(int(path.name)).create_time() <= since + 1
     except (psutil.NoSuchProcess, ValueError):
         return False
@@ -136,16 +147,16 @@ def _lives(path: Path, since: float) -> bool:
 
 
 def environment(quiet: bool, hidden: bool) -> dict[str, str]:
-    """Environment variables of a run's workers with which processes that are started ahead get warm.
+    """The environment variables of a run's workers with which processes that are started ahead of time become warm.
 
-    Those that count when a module is imported are among them, since that comes before `worker.set_up`.
+    They include the variables that are read when a module is imported, since that happens before `worker.set_up`.
 
     Args:
         quiet: silence TensorFlow's messages.
-        hidden: the run's workers have no GPU, and must not even start the driver of one. What gets warm for workers
-            with GPUs leaves that open: it has none before a worker takes it.
+        hidden: the run's workers have no GPU, and must not even start the GPU driver. For workers with GPUs this is
+            left open: a warm process has no GPU until a worker takes it.
     """
-    # Ray Train's workers have room for one hook: the job's own is called by ours.
+    # Ray Train's workers can have only one hook, so ours calls the job's own.
     others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(worker_process.HOOK)
     variables = {worker_process.HOOK: worker_process.export_hook(_make_hook(worker_process.driver_paths(), others))}
     variables["KERAS_BACKEND"] = "tensorflow"
@@ -156,8 +167,8 @@ def _make_hook(paths: list[str], others: str | None) -> Callable[[], None]:
     call_others = worker_process.hook_caller(others) if others else None
 
     def prepare_process() -> None:
-        # Sent by value, as nested functions are: the node may find raytf only in the job's own folders, which Ray adds
-        # later, or not at all. Ray ends a process whose hook fails, and ours is no reason for that.
+        # Pickled by value, as nested functions are: the node may find raytf only in the job's own folders, which Ray
+        # adds later, or not at all. Ray ends a process whose hook raises, so this hook must not raise.
         import sys
         import traceback
 
@@ -176,16 +187,17 @@ def _make_hook(paths: list[str], others: str | None) -> Callable[[], None]:
 
 # -- in a process that was started ahead -------------------------------------------------------------------------------
 
-#: Whether this process was warm, or getting so, when it became a worker.
+#: Whether this process was warm, or still importing, when it became a worker.
 started_warm = False
-#: When this worker made its first step.
+#: When this worker completed its first step.
 _first_step_at: float | None = None
 
 
 def get_warm() -> None:
-    """Import what workers need if this process was started ahead; it can be taken all the while, and is used then."""
+    """Import what workers need, if this process was started ahead of time. A worker may take it at any moment, even
+    while it is importing."""
     if not WarmProcesses.here().claim(os.getpid()):
-        return  # a worker waits for this one
+        return  # not started ahead of time: a worker waits for this process
     worker_process.set_title(TITLE)
     import_all()
 
@@ -193,21 +205,21 @@ def get_warm() -> None:
 def import_all() -> None:
     """Import what workers need.
 
-    With the priority of workers: it takes the same CPU time in any case, and beside the programs of a busy machine one
-    that is nicer would hardly ever be ready.
+    At the priority of workers: it takes the same CPU time in any case, and on a busy machine a process of lower
+    priority would hardly ever be ready.
     """
     try:
         with _process.uncollected():
             for module in _MODULES:
                 importlib.import_module(module)
     except Exception:
-        traceback.print_exc()  # into Ray's log; the worker will meet it again and say so
+        traceback.print_exc()  # into Ray's log; the worker will get the same error and report it
 
 
 def become_worker() -> None:
-    """This process is a worker from now on."""
+    """Note that this process is a worker from now on."""
     global started_warm
-    if not ray.is_initialized():  # a benchmark's; to ask for its node would start Ray
+    if not ray.is_initialized():  # in a benchmark, where asking for the node would start Ray
         return
     started_warm = WarmProcesses.here().leave(os.getpid())
 
@@ -216,19 +228,19 @@ def become_worker() -> None:
 
 
 def trains() -> None:
-    """This worker has made its first step."""
+    """Note that this worker has completed its first step."""
     global _first_step_at
     _first_step_at = time.monotonic()
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmAnswer:
-    """What a node says.
+    """A node's answer to `prepare`.
 
     Attributes:
-        ready: it has the processes, or cannot have them.
-        why: it cannot; else empty.
-        runtime_env: the group's; empty as long as it is too early.
+        ready: whether the node has all its warm processes, or cannot have them.
+        why: why it cannot have them; empty otherwise.
+        runtime_env: runtime environment of the group's workers; empty as long as it is too early.
     """
 
     ready: bool
@@ -237,20 +249,20 @@ class WarmAnswer:
 
 
 def prepare(workers: int, runtime_env: str = "") -> WarmAnswer:
-    """Have this node start the warm processes that it lacks; may be called again and again.
+    """Start the warm processes that this node lacks; may be called repeatedly.
 
     Args:
-        workers: that it runs, or may run.
-        runtime_env: of the workers; by default that of this process, a worker.
+        workers: number of workers that the node runs, or may run.
+        runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
     """
     if not runtime_env:
         if _first_step_at is None or time.monotonic() - _first_step_at < _SETTLE_SECONDS:
             return WarmAnswer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
-    shelf = WarmProcesses.here()
-    count, why = missing(workers, shelf.count(), raylets.free_bytes())
+    processes = WarmProcesses.here()
+    count, why = missing(workers, processes.count(), raylets.free_bytes())
     if count:
-        shelf.ask(count)
+        processes.ask(count)
         node, job = worker_process.worker_node(), ray.get_runtime_context().get_job_id()
         raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
     return WarmAnswer(not count, why, runtime_env)

@@ -1,4 +1,4 @@
-"""A worker's process: prepared for its place in the group, then training; and what its errors mean to the driver."""
+"""Entry points of a worker process: prepare it for its rank, train, and convert errors to those the driver expects."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
 
     Args:
         addresses: HOST:PORT of every rank's collective server.
-        rank: this worker's.
-        settings: of the run.
-        gpus: that this process was given; by default, Ray is asked.
+        rank: this worker's rank.
+        settings: the run's process settings.
+        gpus: the GPUs that this process was assigned; by default, Ray is asked.
 
     Raises:
-        GpuError: one that it was given is not there, or not fit for work.
+        GpuError: an assigned GPU does not exist, or is not healthy.
     """
     global _phases
     _phases = Phases()
     warm_pool.become_worker()
     process.settle_in()
     if settings.one_worker:
-        os.environ.pop("TF_CONFIG", None)  # one that the node's environment has says nothing of this run
+        os.environ.pop("TF_CONFIG", None)  # one from the node's environment has nothing to do with this run
     else:
         process.take_place({"worker": addresses}, "worker", rank)
     process.load_tensorflow(settings, gpus)
     _phases.mark("tensorflow")
 
 
-#: Since this process was given its rank.
+#: Phases of the restart, measured since this process was given its rank.
 _phases = Phases()
 
-#: Freeing TensorFlow's objects can take longer than the process has left to live.
+#: References that keep TensorFlow's objects alive: freeing them could take longer than the rest of the process's life.
 _keep: list[Any] = []
 
 
@@ -58,8 +58,8 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
     """Train, and return the run's result on rank 0.
 
     Raises:
-        WorkerLostError: a peer is gone; Ray Train starts a new group.
-        RaytfError: any other is one that another attempt would meet again.
+        WorkerLostError: another rank is gone; Ray Train starts a new group.
+        RaytfError: any other error is one that would happen again in another attempt.
     """
     context = ray.train.get_context()
     pulse = Heartbeat(job.monitor, context.get_world_rank(), context.get_world_size())
@@ -83,16 +83,17 @@ def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     """Train a job to its end.
 
     Args:
-        pulse: this rank's.
-        phases: of the restart; marked as they end.
+        job: the run to train.
+        pulse: this rank's heartbeat.
+        phases: phases of the restart; each is marked when it ends.
         executor: trains the steps.
 
     Returns:
         The run's result on rank 0, None on any other.
 
     Raises:
-        WorkerLostError: a peer is gone; another group may go on.
-        RaytfError: any other is one that another attempt would meet again.
+        WorkerLostError: another rank is gone; another group may resume the run.
+        RaytfError: any other error is one that would happen again in another attempt.
     """
     from raytf.training import startup
     from raytf.training.loop import TrainLoop
@@ -106,7 +107,7 @@ def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
 
 
 def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Have something trained; what TensorFlow raises becomes an error that says whether to try again."""
+    """Call a function that trains, and convert what it raises to errors that tell the driver whether to retry."""
     import tensorflow as tf
 
     try:
@@ -122,10 +123,10 @@ def explained(job: TrainingJob, call: Callable[[], dict[str, Any] | None]) -> di
 
 
 def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
-    """What an error of TensorFlow says about a GPU.
+    """Convert a TensorFlow error that is about a GPU.
 
     Returns:
-        None for any other.
+        None for any other error.
     """
     import tensorflow as tf
 
@@ -138,7 +139,8 @@ def _of_gpu(job: TrainingJob, error: BaseException | None) -> RaytfError | None:
 
 
 def _of_others(job: TrainingJob, error: Exception) -> RaytfError:
-    """What an error of TensorFlow is that says nothing of a GPU: a peer's end, exact mode's, or the job's own."""
+    """Convert a TensorFlow error that is not about a GPU: a lost rank, a refusal of exact mode, or an error of the
+    job."""
     import tensorflow as tf
 
     errors = tf.errors
@@ -147,14 +149,14 @@ def _of_others(job: TrainingJob, error: Exception) -> RaytfError:
     ):
         return WorkerLostError(one_line(error, 500))
     if isinstance(error, (errors.InternalError, errors.UnknownError, errors.FailedPreconditionError)):
-        # What gRPC says of a peer that died in the middle of a message, and of a port that was just taken.
+        # gRPC's errors when a peer dies in the middle of a message, and when a port was taken a moment ago.
         is_lost = any(word in str(error) for word in ("ollective", "onnection", "gRPC"))
         return WorkerLostError(one_line(error, 500)) if is_lost else _as_job_error(error)
     return _inexact(job, error) or _as_job_error(error)
 
 
 def _inexact(job: TrainingJob, error: Exception) -> RaytfError | None:
-    """What an error says about exact mode, where that is on."""
+    """Convert an error about determinism, if the run is in exact mode; None for any other error."""
     from raytf.training import exact
 
     return exact.explain(error) if job.config.compute.exact and not isinstance(error, ExactnessError) else None

@@ -1,1 +1,1 @@
-"""Training with parameter servers: where the state lives, the step and the coordinator's loop."""
+"""Training with parameter servers: the state on the servers, the step, and the coordinator's executor."""

@@ -1,9 +1,9 @@
-"""What parameter servers have to decide: which gradients make an update, and which server holds what. No TensorFlow.
+"""Decides which gradients make an update, and which parameter server holds which variable. No TensorFlow here.
 
-With synchronous aggregation a global batch is cut into N parts. Each part's gradient is computed from the same
-weights, and the mean of all N is one update. Where there are more than N workers, those that would be idle compute
-parts a second time; the first gradient of a part counts. So it does not matter who is slow, no record is left out, and
-what an update learns does not depend on who was first: TF1's SyncReplicasOptimizer dropped the records of the slowest.
+With synchronous aggregation a global batch is divided into N parts. Each part's gradient is computed from the same
+weights, and the mean of all N is one update. If there are more than N workers, those that would be idle compute parts
+again; the first gradient of a part counts. So a slow worker does not matter, no record is left out, and an update does
+not depend on which worker was first. TF1's SyncReplicasOptimizer dropped the records of the slowest worker.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ from collections.abc import Sequence
 
 
 class Arrival(enum.Enum):
-    """What becomes of a gradient."""
+    """What happens with a gradient that arrives."""
 
     TAKEN = "taken"
-    DUPLICATE = "duplicate"  # a backup of a part that another worker has computed already
-    STALE = "stale"  # of weights that have been updated since
+    DUPLICATE = "duplicate"  # its part was already computed by another worker
+    STALE = "stale"  # computed from weights that have been updated since
 
 
 class Aggregation:
-    """Which part of a step to compute next, and which gradients count.
+    """Decides which part of a step to compute next, and which gradients count.
 
     Args:
-        parts: N, gradients that make an update.
-        workers: that compute; those beyond N are backups.
+        parts: N, the number of gradients that make an update.
+        workers: number of workers; those beyond N compute backups.
     """
 
     def __init__(self, parts: int, workers: int):
         self._parts, self._workers = parts, workers
         self._step = -1
+        #: How often each part of the step was handed out, not counting those that were lost.
         self._copies = [0] * parts
+        #: Parts of the step whose gradient was taken.
         self._done: set[int] = set()
-        #: Computations that were asked for and have not arrived, those of earlier steps too.
+        #: Number of gradients that were asked for and have not arrived, including those of earlier steps.
         self.under_way = 0
 
     def begin(self, step: int) -> None:
-        """The weights are those of a step; gradients of all others are stale from now on."""
+        """Begin a step; gradients of all other steps are stale from now on."""
         self._step = step
         self._copies, self._done = [0] * self._parts, set()
 
     def ask(self) -> int | None:
         """The part that the next idle worker computes.
 
-        Parts that nobody has begun come first. Then the ones that were begun least often, as many as there are backups.
+        Parts that no worker has begun come first. Then come those that were begun least often, as long as there are
+        backup workers.
 
         Returns:
-            None where there is nothing to do, or nobody idle.
+            None if there is nothing to do, or no worker is idle.
         """
         if self.under_way >= self._workers:
             return None
@@ -63,13 +66,13 @@ class Aggregation:
         return part
 
     def lose(self, step: int, part: int) -> None:
-        """A gradient will never arrive: it was lost with its worker, and somebody has to compute it again."""
+        """Note that a gradient was lost with its worker; its part has to be computed again."""
         self.under_way -= 1
         if step == self._step:
             self._copies[part] -= 1
 
     def arrive(self, step: int, part: int) -> Arrival:
-        """A gradient is there."""
+        """Note that a gradient has arrived, and decide whether it counts."""
         self.under_way -= 1
         if step != self._step:
             return Arrival.STALE
@@ -85,11 +88,14 @@ class Aggregation:
 
 
 def spread(sizes: Sequence[int], servers: int) -> list[int]:
-    """The server of each variable: the largest first, each to the server that has least.
+    """Assign variables to servers: the largest first, each to the server with the fewest bytes so far.
 
     Args:
-        sizes: bytes of each.
-        servers: how many there are.
+        sizes: bytes of each variable.
+        servers: number of servers.
+
+    Returns:
+        Index of the server of each variable.
     """
     loads, places = [0] * servers, [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -99,6 +105,6 @@ def spread(sizes: Sequence[int], servers: int) -> list[int]:
 
 
 def rows(length: int, parts: int) -> list[int]:
-    """Rows of each part of a variable that is cut along its first axis; they differ by at most one."""
+    """Number of rows in each part of a variable that is divided along its first axis; they differ by at most one."""
     parts = max(1, min(parts, length))
     return [length // parts + (i < length % parts) for i in range(parts)]

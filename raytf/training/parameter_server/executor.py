@@ -1,9 +1,10 @@
-"""Training with parameter servers: one process hands batches out, and workers change the servers' weights.
+"""Training with parameter servers: the coordinator hands out batches, and workers update the servers' weights.
 
-The coordinator is a worker group of one rank: it restores, logs, validates, saves and exports as rank 0 of any other
-strategy. Only what is between is different. Batches are under way with several workers at once; the state is that of a
-step only in a quiet moment, when none is. There are quiet moments at the end of each epoch, before each checkpoint, and
-when the run is told to save. In a quiet moment step s means: each of the first s batches has been applied.
+The coordinator is a worker group of one rank: it restores, logs, validates, saves and exports as rank 0 does with any
+other strategy. Only the training of steps is different. Several workers have batches under way at once; the state is
+that of a definite step only in a quiet moment, when no batch is under way. There are quiet moments at the end of each
+epoch, before each checkpoint, and when the run is told to save. In a quiet moment, step s means that each of the first
+s batches has been applied.
 """
 
 from __future__ import annotations
@@ -34,56 +35,59 @@ from raytf.training.parking import park
 from raytf.training.step import StepOutcome
 from raytf.training.synchronous import call_steps
 
-#: How long a call should take on its worker: long enough that handing it out does not count, short enough to save soon.
+#: Target duration of a call on its worker: long enough that handing it out is negligible, short enough to save soon.
 _CALL_SECONDS = 0.2
-#: Seconds between two looks at what the driver wants while calls are under way.
-_LOOK_SECONDS = 0.1
-#: The first calls are compiled on each worker, which takes this many times as long as a usual call may.
+#: Seconds between two checks of what the driver wants while calls are under way.
+_POLL_SECONDS = 0.1
+#: The first calls are compiled on each worker, so they may take this many times as long as a usual call.
 _COMPILE_FACTOR = 20.0
 
 
 class ParameterServerExecutor:
-    """A `raytf.training.executor.Executor`: the one rank of an attempt, which hands out batches.
+    """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
 
     Args:
-        config: of the run.
-        cluster: HOST:PORT of each of `chief` (this process), `ps` and `worker`.
+        config: the run's configuration.
+        cluster: HOST:PORT of each process, by kind: `chief` (this process), `ps` and `worker`.
     """
 
-    #: Since `join`: TensorFlow's strategy, and what calls workers.
+    #: Set by `join`: TensorFlow's strategy, and its coordinator, which schedules calls on workers.
     _strategy: Any
     _coordinator: Any
-    #: Since `make_step`.
+    #: Set by `make_step`.
     _step: AsyncStep | SyncStep
     _rate: LearningRate
-    #: Since `begin`.
+    #: Set by `begin`.
     _context: Context
 
     def __init__(self, config: TrainConfig, cluster: dict[str, list[str]]):
         self._config, self._cluster = config, cluster
         self._call_steps = config.compute.steps_per_call or 1
-        #: Updates that the servers had seen when this attempt began, less the steps.
+        #: Updates that the servers have applied, minus the steps of the run, when the mirror was last equal to them.
         self._extra = 0
-        #: Whether the servers have newer weights than the mirror.
+        #: Whether the servers may have newer weights than the mirror.
         self._is_stale = False
         self._under_way: dict[Future[ServerStepOutcome], CallBatch] = {}
-        #: Outcomes of calls that came before those of earlier steps.
+        #: Outcomes that arrived before those of earlier steps, by the first step of the call.
         self._early: dict[int, tuple[CallBatch, ServerStepOutcome]] = {}
-        self._told_at = self._accounted_at = 0.0
-        #: Seconds that a worker takes for a step, about; 0 as long as that is not known.
+        #: When a call last ended, or was handed out while none was under way; a hang is measured from here.
+        self._told_at = 0.0
+        #: When a call was last recorded, for the duration of the next.
+        self._accounted_at = 0.0
+        #: Approximate seconds that a worker takes for a step; 0 as long as that is not known.
         self._mean_seconds = 0.0
-        #: Of the call that was accounted for last, for histograms in the next quiet moment.
+        #: Outcome of the call that was recorded last, for histograms in the next quiet moment.
         self._latest: StepOutcome | None = None
 
     # -- before training -----------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        """How many compute gradients when all of them are there."""
+        """Number of workers that compute gradients when none is missing."""
         return len(self._cluster["worker"])
 
     def join(self) -> Group:
-        """Reach the servers and workers.
+        """Connect to the servers and workers.
 
         Raises:
             WorkerLostError: a parameter server is gone; the group has to start again, and this process must end.
@@ -110,11 +114,11 @@ class ParameterServerExecutor:
         return self._step
 
     def admit(self, attempt: Attempt, pipeline: Pipeline) -> dict[str, str]:
-        """There is no exact mode."""
+        """Nothing to check: parameter servers have no exact mode."""
         return {}
 
     def imbalance_seconds(self, attempt: Attempt, pipeline: Pipeline) -> float:
-        """Workers take what comes next and do not wait for each other."""
+        """Always 0: workers take the next batch and do not wait for each other."""
         return 0.0
 
     def begin(self, context: Context) -> None:
@@ -131,7 +135,7 @@ class ParameterServerExecutor:
         self._send_what_callbacks_changed()
 
     def train_until(self, stop: int) -> None:
-        """As any executor's; nothing is under way afterwards."""
+        """As for any executor; no call is under way afterwards."""
         context, progress = self._context, self._context.state
         ahead = Prefetch(context.program.pipeline, progress.step, self._call_end)
         began = time.monotonic()
@@ -151,7 +155,8 @@ class ParameterServerExecutor:
             self._count_time(began)
             self._write_kept_histograms()
             if progress.step < stop and not progress.stopped_early:
-                # Else the epoch ends first: what is saved at its last step knows its validation and its callbacks.
+                # Otherwise the epoch ends first, so that the state saved at its last step includes its validation and
+                # the effects of its callbacks.
                 self._rest(flags)
             until, is_quiet_wanted, began = self._next_quiet(ahead.asked, stop), False, time.monotonic()
         self._count_time(began)
@@ -174,7 +179,7 @@ class ParameterServerExecutor:
         }
 
     def _rest(self, flags: np.ndarray) -> None:
-        """Do in a quiet moment what the flags say."""
+        """Do what the flags ask for, in a quiet moment."""
         if flags[StepFlag.WANT_SAVE] or flags[StepFlag.PARK]:
             self._take()
         self._context.saving.act(flags)
@@ -192,7 +197,7 @@ class ParameterServerExecutor:
         return self._context.plan.call_end(step, self._call_steps, stop)
 
     def _next_quiet(self, step: int, stop: int) -> int:
-        """The step up to which calls are handed out: then something is due by the step, or it is `stop`."""
+        """The step up to which calls are handed out: the next one at which a save or histograms are due, or `stop`."""
         due = (self._context.saving.cadence.every_steps, self._config.run.histograms_every)
         return min([stop, *((step // every + 1) * every for every in due if every)])
 
@@ -200,7 +205,8 @@ class ParameterServerExecutor:
         self._context.state.train_seconds += time.monotonic() - began
 
     def _write_kept_histograms(self) -> None:
-        """Not sooner than in a quiet moment: until then the mirror's weights are those of an earlier one."""
+        """Write histograms if they are due. Called only in a quiet moment, when the mirror can take the servers'
+        weights."""
         if self._latest is not None and are_histograms_due(self._context):
             self._take()
             write_histograms(self._context, self._latest)
@@ -220,10 +226,10 @@ class ParameterServerExecutor:
         self._is_stale = True
 
     def _collect(self) -> None:
-        """Take in the calls that are done, in the order of their steps."""
+        """Wait for calls to end, and record their outcomes in the order of their steps."""
         if not self._under_way:
             return
-        done, _ = wait(self._under_way, _LOOK_SECONDS, FIRST_COMPLETED)
+        done, _ = wait(self._under_way, _POLL_SECONDS, FIRST_COMPLETED)
         for future in done:
             call = self._under_way.pop(future)
             told = self._result_of(future)
@@ -236,23 +242,23 @@ class ParameterServerExecutor:
         elif time.monotonic() - self._told_at > self._patience():
             raise HangError(
                 f"no worker has finished a call for {self._patience():.0f} s at step {self._context.state.step}. "
-                "--hang-seconds gives more time."
+                "Raise --hang-seconds to allow more time."
             )
         while self._context.state.step in self._early:
             self._account(*self._early.pop(self._context.state.step))
 
     def _result_of(self, future: Future[ServerStepOutcome]) -> ServerStepOutcome | None:
-        """What a call tells.
+        """The outcome of a call.
 
         Returns:
-            None where that was lost with its worker.
+            None if it was lost with its worker.
         """
         try:
             return future.result()
         except ResultLostError:
             return None
         except Exception:
-            # TensorFlow cancels all others when one fails, and tells why where it is asked for the end.
+            # When one call fails, TensorFlow cancels all others; `join` raises the original error.
             self._coordinator.join()
             raise
 
@@ -275,11 +281,11 @@ class ParameterServerExecutor:
         self._send_rate()
         context.pulse.advance(call.stop, steps, len(context.program.pipeline.shards))
         if not self._config.compute.steps_per_call and self._step.window > 1:
-            # What passes between two results is a worker's time divided by the workers.
+            # The time between two results is a worker's time for a call divided by the number of workers.
             self._call_steps = call_steps(_CALL_SECONDS, self._mean_step_seconds(seconds / steps) or 1.0)
 
     def _rates(self, call: CallBatch) -> np.ndarray:
-        """The learning rate of each step of a call: that of its last one, from which those before differ by little."""
+        """The learning rate of each step of a call, taken from its last step; the others differ only a little."""
         iterations = self._context.program.model.optimizer.iterations
         iterations.assign(call.stop - 1 + self._extra)
         rate = float(self._rate.value())
@@ -287,7 +293,11 @@ class ParameterServerExecutor:
         return np.full(call.stop - call.start, rate, np.float32)
 
     def _mean_step_seconds(self, latest: float) -> float:
-        """Of a worker, about."""
+        """Update the approximate seconds that a worker takes for a step.
+
+        Args:
+            latest: seconds between the last two results, per step.
+        """
         latest *= self.workers
         self._mean_seconds = latest if not self._mean_seconds else 0.9 * self._mean_seconds + 0.1 * latest
         return self._mean_seconds
@@ -295,7 +305,7 @@ class ParameterServerExecutor:
     # -- the mirror ----------------------------------------------------------------------------------------------------
 
     def _take(self) -> None:
-        """Have the mirror hold what the servers hold; nothing is under way."""
+        """Copy the servers' values to the mirror; no call may be under way."""
         assert not self._under_way
         if self._is_stale:
             with self._context.pulse.doing(Activity.TRANSFER):
@@ -303,12 +313,12 @@ class ParameterServerExecutor:
             self._is_stale = False
 
     def _send(self) -> None:
-        """Have the servers hold what the mirror holds."""
+        """Copy the mirror's values to the servers."""
         with self._context.pulse.doing(Activity.TRANSFER):
             self._step.state.push()
 
     def _send_rate(self) -> None:
-        """What a callback on batches says of the rate holds for the batches that come next."""
+        """Send the learning rate to the servers if callbacks may change it after each batch."""
         if self._context.callbacks.has_batch_hooks:
             self._step.state.push_rate()
 

@@ -1,13 +1,14 @@
 """ParameterServerStrategy as raytf uses it: TensorFlow servers, the state on them, and its mirror in the coordinator.
 
-The coordinator keeps a plain Keras model that nobody trains: the mirror. The servers hold a copy of its weights,
-layers' states and optimizer, and workers change that. When no worker computes, the mirror takes the servers' values; so
-checkpoints, validation, callbacks and export see an ordinary model, with the names that it has under any strategy.
+The coordinator has a plain Keras model that is not trained itself: the mirror. The servers hold a copy of its weights,
+layers' states and optimizer, and workers change that copy. When no worker computes, the servers' values are copied to
+the mirror; so checkpoints, validation, callbacks and export see an ordinary model, with the same names as under any
+other strategy.
 
-A variable that is worth it is cut along its first axis (`MinSizePartitioner`), and all parts are spread over the
-servers by their bytes: `ParameterServerStrategy` alone deals them out in turn, which puts all kernels on one of two
-servers and all biases on the other. An optimizer's variables lie with the weights that they belong to, and its
-arithmetic is done there; what travels is weights to the workers and gradients back.
+A variable that is large enough is divided along its first axis (`MinSizePartitioner`), and all parts are spread over
+the servers by their bytes: `ParameterServerStrategy` alone places them round-robin, which puts all kernels on one of
+two servers and all biases on the other. An optimizer's variables are on the same server as the weights that they belong
+to, and its arithmetic is done there; only weights are sent to the workers, and gradients back.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from raytf.errors import ModelError
 from raytf.training.learning_rate import LearningRate
 from raytf.training.parameter_server.aggregation import rows, spread
 
-#: A variable is cut into parts of at least this many bytes.
+#: A variable is divided into parts of at least this many bytes.
 MIN_PART_BYTES = 256 << 10
-#: Optimizers that treat each number by itself, so that a part of a variable can be updated without the others.
+#: Optimizers that work elementwise, so that a part of a variable can be updated without the others.
 _ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion")
 
 
 def connect(cluster: dict[str, list[str]]) -> tuple[Any, Any]:
-    """The strategy and its coordinator, once all servers and workers answer; before any operation of TensorFlow."""
-    # It warns of each call that the coordinator itself makes, which synchronous updates are.
+    """Create the strategy and its coordinator; waits until all servers and workers answer. Must come before any
+    TensorFlow operation."""
+    # TensorFlow warns about each call that the coordinator itself makes, and synchronous updates are such calls.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -46,18 +48,18 @@ class ServerState:
     """Weights, layers' states and optimizer on the servers.
 
     Args:
-        strategy: of `connect`.
-        model: the mirror, built and compiled; its values are those to begin with.
+        strategy: returned by `connect`.
+        model: the mirror, built and compiled; has the initial values.
         states: variables of its layers that training changes.
-        servers: how many there are.
-        rate: of the mirror's optimizer; by default as that is.
+        servers: number of servers.
+        rate: learning rate of the mirror's optimizer; by default unchanged.
 
     Attributes:
-        applied: updates that the servers have seen; it is added to, so it loses none.
-        optimizer: works on the servers.
+        applied: counter of the updates that the servers have applied; incremented by `assign_add`, so it loses none.
+        optimizer: the optimizer that works on the servers.
 
     Raises:
-        ModelError: the optimizer has variables that cannot be told apart.
+        ModelError: the optimizer has variables that cannot be matched with those on the servers.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ServerState:
         sizes = [n * _bytes(v) // max(1, sum(cut)) for v, cut in zip(weights, cuts, strict=True) for n in cut]
         places = iter(spread([*sizes, *(_bytes(v) for v in states)], servers))
         with strategy.scope():
-            # Dealt out in turn, so one on each; others are placed beside them.
+            # The strategy places these round-robin, so there is one on each server; all others are colocated with them.
             anchors = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(servers)]
             self.applied = anchors[0]
             self._parts: list[list[keras.Variable]] = []
@@ -96,21 +98,21 @@ class ServerState:
         self.push()
 
     def weights(self) -> list[tf.Tensor]:
-        """The servers' weights, now; to be traced."""
+        """The current weights on the servers; to be traced."""
         return [_whole([part.value.read_value() for part in parts]) for parts in self._parts]
 
     def states(self) -> list[tf.Tensor]:
-        """Those of the layers, now; to be traced."""
+        """The current layers' states on the servers; to be traced."""
         return [v.value.read_value() for v in self._held]
 
     def update(self, which: Sequence[int], gradients: Sequence[tf.Tensor]) -> None:
-        """One update of the weights, where they lie; to be traced.
+        """Update the weights once, on their servers; to be traced.
 
         Args:
             which: indices of the weights.
-            gradients: of each, added up over the batch.
+            gradients: gradient of each of these weights, summed over the batch.
         """
-        # Over all weights at once, which no server sees.
+        # Clipped here, since clipping may need all gradients at once, and each server has only some.
         clipped = _keras.clipped(self._model.optimizer, gradients)
         parts: list[keras.Variable] = []
         pieces: list[tf.Tensor] = []
@@ -118,11 +120,12 @@ class ServerState:
             parts += self._parts[i]
             sizes = [p.shape[0] for p in self._parts[i]] if len(self._parts[i]) > 1 else []
             pieces += tf.split(gradient, sizes, 0) if sizes else [gradient]
-        # Keras counts by reading, adding and writing, by which updates at the same time would be lost.
+        # Keras increments its counter by reading, adding and writing, which would lose concurrent updates.
         self.optimizer.iterations.value.assign(tf.cast(self.applied.read_value(), self.optimizer.iterations.dtype))
 
         def apply(given: list[tf.Tensor]) -> None:
-            # A traced tensor has no device, and the strategy asks for it; a copy in here has that of the replica.
+            # The strategy asks for a tensor's device, which a traced tensor does not have; a copy made here is on the
+            # device of the replica.
             with self._rate.applied(self._rate.value()):
                 self.optimizer.apply([tf.identity(g) for g in given], parts)
 
@@ -130,14 +133,24 @@ class ServerState:
         self.applied.assign_add(1)
 
     def add_to_states(self, which: Sequence[int], before: Sequence[tf.Tensor], after: Sequence[tf.Tensor]) -> None:
-        """Add what a batch changed in layers' states; to be traced. Integers come as what to add."""
+        """Add a batch's changes to layers' states; to be traced.
+
+        Args:
+            which: indices of the states.
+            before: the states from which the batch was computed.
+            after: the states after the batch; for an integer state, its change.
+        """
         for i, old, new in zip(which, before, after, strict=True):
             held = self._held[i].value
             more = new - tf.cast(old, new.dtype) if held.dtype.is_floating else tf.round(new)
             held.assign_add(tf.cast(more, held.dtype))
 
     def pull(self) -> int:
-        """Give the mirror the servers' values; the updates that they have seen. No worker may compute meanwhile."""
+        """Copy the servers' values to the mirror; no worker may compute meanwhile.
+
+        Returns:
+            Number of updates that the servers have applied.
+        """
         values = iter(t.numpy() for t in self._read())
         for mirror, parts in self._pairs:
             mirror.assign(np.concatenate([next(values) for _ in parts]) if len(parts) > 1 else next(values))
@@ -146,7 +159,7 @@ class ServerState:
         return applied
 
     def push(self) -> None:
-        """Give the servers the mirror's values."""
+        """Copy the mirror's values to the servers."""
         for mirror, parts in self._pairs:
             pieces = [_value(mirror)]
             if len(parts) > 1:
@@ -157,7 +170,7 @@ class ServerState:
         self._sent_rate = self._mirrored_rate()
 
     def push_rate(self) -> None:
-        """Give the servers the mirror's learning rate, where it is a number that has changed. Workers may compute."""
+        """Send the mirror's learning rate to the servers if it is a number that has changed. Workers may compute."""
         rate = self._mirrored_rate()
         if rate is not None and rate != self._sent_rate:
             _keras.given_rate(self.optimizer).value.assign(rate)
@@ -168,7 +181,7 @@ class ServerState:
         return float(_value(rate)) if isinstance(rate, keras.Variable) else None
 
     def places(self) -> list[tuple[str, str, int]]:
-        """(weight, device, bytes) of each part."""
+        """(path of the weight, device, bytes) of each part."""
         paths = [v.path for v in self._model.trainable_variables]
         return [(path, p.value.device, _bytes(p)) for path, ps in zip(paths, self._parts, strict=True) for p in ps]
 
@@ -188,11 +201,12 @@ class ServerState:
         return (part for _, parts in self._pairs for part in parts)
 
     def _pair(self, weights: list[keras.Variable]) -> list[tuple[keras.Variable, list[keras.Variable]]]:
-        """(variable of the mirror, its parts on the servers) for all that the servers hold."""
+        """(variable of the mirror, its parts on the servers) for each variable that the servers hold."""
         own, copy = self._model.optimizer, _like(self._model.optimizer)
         numbers = {id(v): i for i, v in enumerate(weights)}
         there = {id(p): i for i, parts in enumerate(self._parts) for p in parts}
-        # What the mirror's optimizer made is told by one that is made again; the order is the same.
+        # The roles of the variables of the mirror's optimizer are found by building a copy: it creates the same
+        # variables in the same order.
         roles = _roles(copy, weights, numbers)
         with self._strategy.scope():
             found = _roles(self.optimizer, [p for parts in self._parts for p in parts], there)
@@ -208,8 +222,8 @@ class ServerState:
             grouped.setdefault(role, []).append(variable)
         if len(roles) != len(own.variables) or set(roles) != set(grouped):
             raise ModelError(
-                f"the optimizer {type(own).__name__} makes variables that cannot be spread over parameter servers. Use "
-                "one of Keras, or another --strategy."
+                f"the optimizer {type(own).__name__} creates variables that cannot be spread over parameter servers. "
+                "Use a Keras optimizer, or another --strategy."
             )
         pairs = [
             *zip(weights, self._parts, strict=True),
@@ -219,16 +233,24 @@ class ServerState:
 
 
 def _like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Another optimizer of the same settings, but for clipping."""
+    """Another optimizer with the same settings, except clipping."""
     config = optimizer.get_config() | {"clipnorm": None, "global_clipnorm": None, "clipvalue": None}
     rate = _keras.given_rate(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-        config["learning_rate"] = rate  # not through its configuration: it may be of a class of the user's
+        config["learning_rate"] = rate  # not from its configuration: its class may be the user's own
     return type(optimizer).from_config(config)
 
 
 def _roles(optimizer: keras.optimizers.Optimizer, variables: list[Any], numbers: dict[int, int]) -> list[Any]:
-    """Build an optimizer; for each of its variables what it is: ("of", weight, which of its) or ("own", which)."""
+    """Build an optimizer and find the role of each of its variables.
+
+    Args:
+        numbers: id of a variable in `variables` -> number of its weight.
+
+    Returns:
+        For each variable of the optimizer, ("of", number of its weight, index among that weight's) or, if it belongs to
+        no weight, ("own", index, 0).
+    """
     made: dict[int, tuple[str, int, int]] = {}
     counts: dict[int, int] = {}
     add = optimizer.add_variable_from_reference

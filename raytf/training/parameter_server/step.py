@@ -1,7 +1,7 @@
 """The train step with parameter servers: workers compute gradients of batches that the coordinator hands out.
 
-It is the step of the other strategies (`MicroBatch`, logical shards in a loop, one mean over the batch) with weights
-that are read from the servers and an update that is made there.
+It is the step of the other strategies (`MicroBatch`, logical shards in a loop, one mean over the batch), except that
+weights are read from the servers and updated there.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from raytf.training.parameter_server.aggregation import Aggregation, Arrival
 from raytf.training.parameter_server.state import ServerState
 from raytf.training.step import StepOutcome
 
-#: Calls for each worker: one that it computes, and one that lies ready.
+#: Calls under way per worker: one that it computes, and one that waits for it.
 _AHEAD = 2
 
 
 class ResultLostError(Exception):
-    """A call was computed, and its worker died before it could tell what came out."""
+    """A call was computed, but its worker died before its result could be fetched."""
 
 
 def fetch(value: Any) -> Any:
-    """What a closure returned, once it is done.
+    """Wait for a closure and fetch what it returned.
 
     Raises:
-        ResultLostError: it is lost; anything else is what the closure raised.
+        ResultLostError: the result is lost. Any other error was raised by the closure.
     """
     value.get()
     try:
@@ -57,8 +57,13 @@ def fetch(value: Any) -> Any:
 
 
 class ServerStepOutcome(NamedTuple):
-    """What a call tells: rows [K, 1 + M] of loss and metrics, whether gradients were finite [K], and the gradients of
-    its last step, where they came together."""
+    """The result of a call.
+
+    Attributes:
+        rows: [K, 1 + M] loss and metrics of each step.
+        finite: [K] whether the gradients of each step were finite.
+        gradients: the gradients of the last step; empty unless the coordinator has them.
+    """
 
     rows: np.ndarray
     finite: np.ndarray
@@ -67,11 +72,11 @@ class ServerStepOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Servers:
-    """The servers of a run, and how they are reached.
+    """The parameter servers of a run.
 
     Attributes:
-        strategy, coordinator: of `parameter_server.connect`.
-        count: how many there are.
+        strategy, coordinator: returned by `state.connect`.
+        count: number of servers.
     """
 
     strategy: Any
@@ -80,18 +85,21 @@ class Servers:
 
 
 class ServerStep:
-    """What both kinds of steps have: the state on the servers and a worker's gradients.
+    """What both kinds of steps share: the state on the servers and the gradients of a worker.
 
     Args:
-        servers: that have the state.
+        servers: the servers that hold the state.
         model: the mirror.
-        plan: sizes.
+        plan: sizes of batches and shards.
         template, specs: structure and leaves of a batch.
         jit: compile gradients with XLA.
-        rate: of the mirror's optimizer; by default as that is.
+        rate: learning rate of the mirror's optimizer; by default unchanged.
 
     Attributes:
-        probe_function: the traced micro-batch, a concrete function whose graph tells all operations.
+        micro: the micro-batch of one logical shard.
+        reduction: how gradients are added.
+        state: the state on the servers.
+        probe_function: the traced micro-batch, a concrete function whose graph has all operations.
     """
 
     def __init__(
@@ -108,7 +116,7 @@ class ServerStep:
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
-        # Which weights have gradients and which states change is known only from a trace.
+        # Which weights have gradients and which states change is known only after a trace.
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
         layout = self.micro.layout()
@@ -116,15 +124,15 @@ class ServerStep:
         self.state = ServerState(servers.strategy, model, self.micro.states, servers.count, rate)
 
     def trace(self) -> None:
-        """Nothing is traced ahead: the first call of each kind is."""
+        """Does nothing: each kind of call is traced when it is first made."""
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, Any]:
-        """The gradients that a call has told, by the path of their weight."""
+        """The gradients that a call returned, by the path of their weight; empty if it returned none."""
         paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if outcome.gradients else {}
 
     def _signature(self, shards: int) -> list[Any]:
-        """Of leaves and seeds, for K steps of some shards."""
+        """Specs of leaves and seeds, for K steps of some shards."""
         head = [None, shards, self._plan.micro_batch_size]
         return [
             [tf.TensorSpec([*head, *s.shape], s.dtype) for s in self._specs],
@@ -134,10 +142,15 @@ class ServerStep:
     def _gradients(
         self, leaves: Any, seeds: Any, counts: Any, total: Any, totals: tf.Tensor | None = None
     ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Tensors added over some shards of one step, their row, whether all are finite, and states from before.
+        """Compute the gradients of some shards of one step.
 
         Args:
-            totals: [n] by what losses are divided that are divided by data, over all shards; by default these are all.
+            totals: [n] divisors of the losses that are divided by data, summed over all shards; by default these shards
+                are all.
+
+        Returns:
+            Gradients and layers' updates summed over the shards, the sum of their rows, whether all tensors are finite,
+            and the values of the updated states before the step.
         """
         values = StepValues(self.state.weights(), self.state.states())
         micro, reduction = self.micro, self.reduction
@@ -170,15 +183,16 @@ class ServerStep:
 class AsyncStep(ServerStep):
     """Each batch is an update of its own; no worker waits for another.
 
-    A call of K steps is one closure of TensorFlow's coordinator. Where its worker dies it is given to another one, from
-    its first step on; where only its result was lost, the caller gives it again. Either way up to K updates are then
-    applied twice, and the counter of updates counts them twice.
+    A call of K steps is one closure of TensorFlow's coordinator. If its worker dies, another worker gets it, from its
+    first step on; if only its result was lost, the caller submits it again. Either way up to K updates are then applied
+    twice, and the counter of updates counts them twice.
 
     Args:
-        workers: that compute.
+        args: as for `ServerStep`.
+        workers: number of workers.
 
     Attributes:
-        window: calls that may be under way at once.
+        window: number of calls that may be under way at once.
     """
 
     def __init__(self, *args: Any, workers: int):
@@ -192,7 +206,7 @@ class AsyncStep(ServerStep):
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
 
     def submit(self, call: CallBatch) -> Future[ServerStepOutcome]:
-        """Hand a call out."""
+        """Hand out a call to the workers."""
         if call.full:
             value = self._coordinator.schedule(self._full, args=(call.leaves, call.seeds))
         else:
@@ -223,18 +237,19 @@ class AsyncStep(ServerStep):
 
 
 class SyncStep(ServerStep):
-    """A batch is cut into parts, whose gradients of the same weights are added up to one update.
+    """A batch is divided into parts, whose gradients from the same weights are summed to one update.
 
-    Workers only compute; gradients come to the coordinator, which makes the update. So a worker that dies changes
+    Workers only compute; gradients are sent to the coordinator, which makes the update. So a worker that dies changes
     nothing, and each update is applied once.
 
     Args:
-        parts: of a batch.
-        workers: that compute; those beyond the parts are backups.
+        args: as for `ServerStep`.
+        parts: number of parts of a batch.
+        workers: number of workers; those beyond `parts` compute backups.
 
     Attributes:
-        window: calls that may be under way at once: one.
-        backups: gradients that came too late to count: of parts that were computed twice.
+        window: number of calls that may be under way at once: one.
+        backups: number of gradients that did not count, since their part was computed by another worker first.
     """
 
     window = 1
@@ -247,14 +262,15 @@ class SyncStep(ServerStep):
         self._pending: dict[Future[Any], tuple[int, int]] = {}
         self._functions: dict[int, Callable[..., Any]] = {}
         self._update = tf.function(self._apply, autograph=False)
-        # Of all shards, which no worker has: here, of the mirror, where it takes nothing of the model but masks.
+        # Divisors need all shards of a step, which no worker has. So the coordinator computes them with the mirror; of
+        # the model, the graph has only what computes masks.
         some = [*self._signature(self._plan.shards), tf.TensorSpec([self._plan.shards], tf.int32)]
         self._divisors = tf.function(self._totals, input_signature=some, autograph=False)
         self._lock = threading.Lock()
         self.backups = 0
 
     def submit(self, call: CallBatch) -> Future[ServerStepOutcome]:
-        """Compute a call of one step and make its update, in another thread."""
+        """Compute a call of one step and apply its update, in another thread."""
         return self._fetch.submit(self._step, call)
 
     def _step(self, call: CallBatch) -> ServerStepOutcome:
@@ -262,7 +278,7 @@ class SyncStep(ServerStep):
             return self._aggregate(call)
 
     def _totals(self, leaves, seeds, counts):
-        """[n] by what the losses of a step are divided that are divided by data."""
+        """[n] the divisors of the losses that are divided by data, summed over all shards of a step."""
         values = self.micro.values()
         return tf.reduce_sum(shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, values), 0)
 
@@ -287,7 +303,7 @@ class SyncStep(ServerStep):
                     taken[part] = gradients
                 else:
                     self.backups += 1
-        # In the order of the parts, whoever was first: so that the sum is the same.
+        # In the order of the parts, not of arrival, so that the sum is always the same.
         summed = [np.sum([taken[p][0][i] for p in sorted(taken)], 0) for i in range(len(taken[0][0]))]
         rows = [taken[p][1] for p in sorted(taken)]
         self._update([tf.constant(t) for t in summed], [tf.constant(b) for b in taken[0][3]])
@@ -304,7 +320,7 @@ class SyncStep(ServerStep):
         return self._fetch.submit(fetch, value)
 
     def _function(self, shards: int) -> Callable[..., Any]:
-        """The gradients of this many shards; counts tell how many records each has."""
+        """The function that computes the gradients of this many shards."""
         if shards not in self._functions:
 
             def compute(leaves, seeds, counts, total, totals):

@@ -42,7 +42,7 @@ def test_a_node_that_has_them_needs_no_more_memory():
 
 def test_the_reason_says_what_is_free_and_what_would_be_needed():
     why = missing(2, 0, 3 << 30)[1]
-    assert why == "3.0 GiB of its memory are free, and 2 would need 1.4 GiB beside 2 GiB that stay free"
+    assert why == "3.0 GiB of its memory are free, and 2 would need 1.4 GiB in addition to 2 GiB that must stay free"
 
 
 class TestShelf:
