@@ -61,7 +61,7 @@ class RunLedger(ledger.Ledger):
 
 
 @contextlib.contextmanager
-def _beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run `work` in a thread during the `with` statement, and 5 s longer at most; the event tells it to end."""
     stop = threading.Event()
     thread = threading.Thread(target=work, args=(stop,), daemon=True, name=name)
@@ -84,7 +84,7 @@ def booked(run: Storage) -> Iterator[RunLedger]:
             book.flush()
 
     try:
-        with _beside("raytf-ledger", write):
+        with _in_background("raytf-ledger", write):
             try:
                 yield book
             except BaseException as error:
@@ -167,11 +167,11 @@ class MonitorReader:
 
 
 @contextlib.contextmanager
-def listening(ear: MonitorReader, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
+def listening(reader: MonitorReader, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
     """Pass what workers and controller report on to the user, the status file and the ledger."""
 
     def show(seconds: float = _READ_SECONDS) -> None:
-        status, messages = ear.read(seconds)
+        status, messages = reader.read(seconds)
         if status is not None:
             status_file.show(status)
         # The reader of the output may be gone (`| head`), on which rich ends the program.
@@ -192,7 +192,7 @@ def listening(ear: MonitorReader, display: Display, status_file: StatusFile, lea
                 os._exit(EXIT_AGAIN)
 
     try:
-        with _beside("raytf-progress", watch):
+        with _in_background("raytf-progress", watch):
             yield
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -217,5 +217,5 @@ def exported(run: str, monitor: MonitorClient, book: RunLedger) -> Iterator[None
                 break
         shown.show()
 
-    with _beside("raytf-metrics", export):
+    with _in_background("raytf-metrics", export):
         yield

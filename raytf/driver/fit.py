@@ -214,17 +214,17 @@ def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -
     _check_sendable(job)
     with monitoring(run_log.attempt_names(run)) as monitor:
         job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
-        ear = MonitorReader(monitor, book)
+        reader = MonitorReader(monitor, book)
 
         def leave(why: str) -> None:
             with contextlib.suppress(ray.exceptions.RayError):
-                ear.read(1)  # the messages since the last read, such as that of the save
+                reader.read(1)  # the messages since the last read, such as that of the save
             book.note(Driver("ended", outcome="stopped", why=why))
             book.flush()
             lease.release()
 
         with (
-            listening(ear, display, session.status_file, lease),
+            listening(reader, display, session.status_file, lease),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),

@@ -100,12 +100,12 @@ def on_workers(
         def start() -> Any:
             return options.remote(sent, threads)
 
-        crew = _WorkerPool(start, parts, min(section.worker_range[1], len(parts)), say)
+        pool = _WorkerPool(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
             with _interruptible():
-                return crew.run(on_answer)
+                return pool.run(on_answer)
         finally:
-            crew.dismiss()
+            pool.dismiss()
 
 
 @contextlib.contextmanager
@@ -241,7 +241,7 @@ class _WorkerPool:
         self._shares: collections.Counter[int] = collections.Counter()
         self._names = itertools.count()
         for _ in range(most):
-            self._hire()
+            self._start_worker()
 
     def run(self, on_answer: Callable[[int, Any], None] | None) -> list[Any]:
         parts, told = self._parts, time.monotonic()
@@ -262,7 +262,7 @@ class _WorkerPool:
                     self._shares[name] += 1
                     if on_answer is not None:
                         on_answer(number, answer)
-                self._give(worker, name)
+                self._assign(worker, name)
             if time.monotonic() - told >= _LINE_SECONDS and not parts.is_done:
                 told = time.monotonic()
                 self._say(f"{len(parts.answers)} of {parts.total} parts, {self._at_work()}")
@@ -275,11 +275,11 @@ class _WorkerPool:
             ray.kill(worker)
         self._asked.clear()
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         worker = self._start()
         self._asked[worker.ready.remote()] = worker, next(self._names), None
 
-    def _give(self, worker: Any, name: int) -> None:
+    def _assign(self, worker: Any, name: int) -> None:
         number = self._parts.take()
         if number is not None:
             self._asked[worker.compute.remote(number, self._work[number])] = worker, name, number
@@ -293,7 +293,7 @@ class _WorkerPool:
         else:
             self._say(f"a worker was lost in part {number}; another one computes it")
             self._parts.lost(number, why)
-        self._hire()
+        self._start_worker()
 
     def _at_work(self) -> str:
         count = sum(number is not None for _, _, number in self._asked.values())

@@ -149,7 +149,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._supply.keep(worker_group_state.workers, self._staying)
         workers = worker_group_state.num_workers
         nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
-        mine, end = set(nodes.values()), self._heed(nodes)
+        mine, end = set(nodes.values()), self._follow_notices(nodes)
         replaced = mine & set(self._slow) - set(self._nodes)
         view = ClusterView(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
         match self._resizer.decide(view):
@@ -166,7 +166,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
                 return self._resize(possible)
         return train.NoopDecision()
 
-    def _heed(self, nodes: dict[int, str]) -> float | None:
+    def _follow_notices(self, nodes: dict[int, str]) -> float | None:
         """Tell the monitor which ranks are on nodes with notice.
 
         Returns:
