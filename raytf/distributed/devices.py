@@ -111,7 +111,7 @@ class DeviceRoom:
         self._may: bool | None = None
 
     def __call__(self, size: int) -> bool:
-        """Whether a part of the state, of `size` bytes, may be held; several parts may be held at once."""
+        """Whether a part of the state may be held. Several may be held at once, so its own `size` does not matter."""
         if self._may is None:
             free = self._free()
             self._may = memory_needs.may_hold(free, self._size)

@@ -33,7 +33,7 @@ def one_kind(
         stays: keep it in any case.
 
     Returns:
-        None without nodes.
+        The kind; None without nodes, unless `now` stays.
     """
     if stays and now is not None:
         return now
