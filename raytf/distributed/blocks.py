@@ -1,7 +1,7 @@
-"""Tensors in one vector of equal blocks, each of one tensor: a few large operations in place of many small ones.
+"""Tensors packed into one vector of equal blocks, each of one tensor: a few large operations instead of many small.
 
-On a GPU every operation is a launch of some microseconds, and a model has hundreds of tensors. What differs from tensor
-to tensor, such as an exponent, is looked up for each block.
+On a GPU every operation is a kernel launch of some microseconds, and a model has hundreds of tensors. What differs from
+tensor to tensor, such as an exponent, is looked up for each block.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-#: Numbers in a block. A tensor's last block is filled with zeros, on average half of it.
+#: Numbers in a block. A tensor's last block is padded with zeros, on average half a block.
 SIZE = 512
 
 
 class Blocks:
-    """The places of some tensors in a matrix of blocks.
+    """Where some tensors lie in a matrix of blocks.
 
     Args:
-        shapes: of the tensors.
+        shapes: the tensors' shapes.
 
     Attributes:
-        shape: of the matrix, (blocks, `SIZE`).
+        shape: of the matrix: (blocks, `SIZE`).
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]]):
@@ -30,7 +30,7 @@ class Blocks:
         self._sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         counts = [-(-size // SIZE) for size in self._sizes]
         self.shape = (sum(counts), SIZE)
-        #: The tensor of each block. Of 64 bits: a GPU keeps int32 in the host's memory.
+        #: The index of each block's tensor. int64, because a GPU keeps int32 in host memory.
         self._owners = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
 
     def lay(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -43,22 +43,22 @@ class Blocks:
         return tf.reshape(tf.concat(parts, 0), self.shape)
 
     def largest(self, blocks: tf.Tensor) -> tf.Tensor:
-        """[tensors] the largest magnitude in each; NaN where a number is."""
+        """[tensors] the largest magnitude in each tensor; NaN where one of its numbers is NaN."""
         largest = tf.maximum(tf.reduce_max(blocks, 1), -tf.reduce_min(blocks, 1))
-        # Devices may drop NaN when they look for the largest. Numbers whose sum overflows count as not finite, too.
+        # Devices may drop NaN when they compute a maximum. Numbers whose sum overflows count as not finite, too.
         largest += 0.0 * tf.reduce_sum(blocks, 1)
         count, is_nan = len(self._sizes), tf.cast(tf.math.is_nan(largest), tf.float32)
         found = tf.math.unsorted_segment_max(largest, self._owners, count)
         lost = tf.math.unsorted_segment_max(is_nan, self._owners, count)
-        # A tensor without elements has no block, of which the largest would be the least number there is.
+        # A tensor without elements has no block; the maximum over none would be the lowest float32.
         return tf.where(lost > 0, np.float32(np.nan), tf.maximum(found, 0.0))
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:
-        """[blocks, 1] the value of each block's tensor, of [tensors]."""
+        """[blocks, 1] the value of each block's tensor, from [tensors] values."""
         return tf.gather(values, self._owners)[:, None]
 
     def tensors(self, blocks: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors out of [blocks, SIZE]."""
+        """The tensors from [blocks, SIZE]."""
         cuts = [cut for size in self._sizes for cut in ([size, -size % SIZE] if size % SIZE else [size])]
         parts = iter(tf.split(tf.reshape(blocks, [-1]), cuts))
         found = []

@@ -1,12 +1,12 @@
-"""Gradients in buckets, each added over the workers as soon as it is known, while the others are still computed.
+"""Gradients in buckets, each summed over the workers once it is complete, while other gradients are still computed.
 
-A backward pass finds the gradients of the last layers first, so the buckets go from the last tensor to the first (Li et
-al., PyTorch Distributed, VLDB 2020). The sums are begun in the body of the loop over a worker's shards, with its last
-one: so the loop's body is the same for every number of shards, as bits ask for.
+A backward pass yields the gradients of the last layers first, so buckets go from the last tensor to the first (Li et
+al., PyTorch Distributed, VLDB 2020). The sums start inside the body of the loop over a worker's shards, at its last
+shard: so the loop's body is the same for every number of shards, as equal bits require.
 
-All workers add the buckets one after the other in the same order, which NCCL and the memory of a host need. All their
-loops have as many rounds, since TensorFlow matches the parts of a collective by the round, too; workers with fewer
-shards have nothing to do in the first ones.
+All workers add the buckets one after another in the same order, which NCCL and sums in host memory need. All their
+loops have the same number of rounds, because TensorFlow also matches the parts of a collective by round; workers with
+fewer shards have nothing to do in the first rounds.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-#: Bytes on the wire up to which a bucket is filled. A single tensor may be larger.
+#: Bytes on the wire up to which a bucket is filled. A single tensor may be larger than that.
 BYTES = 32 << 20
 
 
 class Overlap(NamedTuple):
-    """How gradients are added while others are computed, alike on all workers.
+    """How gradients are added while others are computed; the same on all workers.
 
     Attributes:
         bytes: on the wire, up to which a bucket is filled.
-        rounds: of each worker's loop over its shards: those of the worker that has most.
+        rounds: of each worker's loop over its shards: as many as the worker with the most shards has.
     """
 
     bytes: int
     rounds: int
 
 
-#: (place of the bucket, its tensors summed over this worker's shards) -> these summed over all workers.
+#: (index of the bucket, its tensors summed over this worker's shards) -> its tensors summed over all workers.
 AddBucket = Callable[[int, list[tf.Tensor]], list[tf.Tensor]]
 
 
 def cut(sizes: Sequence[int], most: int) -> list[range]:
-    """Which neighbours make a bucket, from the first one to the last.
+    """Which neighbouring tensors form a bucket, from the first bucket to the last.
 
-    Buckets are filled from the last tensor on, so what is left, and small, is the first one: it is known last, and
-    nothing is computed beside its sum.
+    Buckets are filled from the last tensor on, so the first one gets what is left, and is small: it is known last, and
+    nothing is computed while it is summed.
 
     Args:
-        sizes: of the tensors, in bytes on the wire.
-        most: bytes in a bucket, if it is not a single tensor.
+        sizes: the tensors' bytes on the wire.
+        most: bytes in a bucket, unless it is a single tensor.
     """
     found: list[range] = []
     end, held = len(sizes), 0
@@ -61,9 +61,10 @@ def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[
     """Which tensors travel together, in order.
 
     Args:
-        numbers: in each tensor.
-        compressed: how many tensors, from the first, travel as 2 bytes a number and not as 4; never beside the others.
-        most: bytes in a bucket; None for one of each kind.
+        numbers: how many numbers each tensor has.
+        compressed: how many tensors, from the first, travel as 2 bytes a number instead of 4; never in a bucket with
+            the others.
+        most: bytes in a bucket; None for one bucket of each kind.
     """
     found = []
     for begin, end in pairwise([0, compressed, len(numbers)]):
@@ -76,7 +77,7 @@ def of_kinds(numbers: Sequence[int], compressed: int, most: int | None) -> list[
 def after(others: list[tf.Tensor], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """The tensors, but not before the others are known.
 
-    In the data, not in the context in which a sum is traced: the strategy may trace it in another one.
+    The order is in the data, not in the context in which a sum is traced: the strategy may trace it in another one.
     """
     with tf.control_dependencies(others):
         return [tf.identity(t) for t in tensors]
@@ -86,7 +87,7 @@ class Buckets:
     """The sums over workers of a step's buckets.
 
     Args:
-        parts: of each bucket, its tensors among those of a shard.
+        parts: each bucket's tensors, as a range among those of a shard.
         add: sums a bucket over all workers.
         rounds: of the loop over shards.
     """
@@ -95,11 +96,11 @@ class Buckets:
         self._parts, self._add, self.rounds = parts, add, rounds
 
     def __call__(self, is_last: tf.Tensor | None, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors as they are, or summed over the workers after the last shard.
+        """The tensors unchanged, or, after the last shard, summed over the workers.
 
         Args:
-            is_last: whether they hold this worker's last shard; None where there is no loop.
-            tensors: summed over the shards up to now.
+            is_last: whether the tensors include this worker's last shard; None where there is no loop.
+            tensors: summed over the shards so far.
         """
         found: dict[int, list[tf.Tensor]] = {}
         for place in reversed(range(len(self._parts))):

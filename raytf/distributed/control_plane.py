@@ -1,12 +1,13 @@
-"""What ranks tell each other outside of the step, over CPUs and the memory of hosts alone.
+"""What ranks exchange outside of the step, over CPUs and host memory only.
 
-TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU: so whatever computes the
-gradients, ranks agree, hand over weights and add metrics over their CPU devices. These form a group of collectives of
-their own beside that of the strategy, as TensorFlow's strategy itself has one for values of the host. What is traced
-here names its device, so that none of it is put on a GPU.
+TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
+the gradients, ranks agree, send weights and add metrics over their CPU devices. These form a group of collectives
+separate from the strategy's, just as TensorFlow's strategy has a separate one for host values. What is traced here
+names its device, so that none of it is placed on a GPU.
 
-Workers that share a host add in its memory first (`host_sum`), and only the first of each host meets those of other
-hosts. This is also a path for gradients: on CPUs the usual one, and on GPUs that which needs nothing of them.
+Workers that share a host first add in its memory (`host_allreduce`), and only the first of each host talks to those of
+other hosts. Gradients can take this path, too: on CPUs it is the usual one, and on GPUs the one that needs nothing of
+them.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from raytf.distributed import pieces
 from raytf.distributed.host_allreduce import HostSum, PeerLostError
 from raytf.distributed.reduction import packed
 
-#: Far from those that the strategy gives to its own groups of devices: of all ranks, and of the first of each host.
+#: Keys of the groups of all ranks and of the first rank of each host, far from those that the strategy gives its own.
 _ALL_KEY, _HOSTS_KEY = 2_000_000, 1_000_000
-#: Bytes in which a rank presents itself.
+#: Bytes of the row in which a rank describes itself.
 _ROW_BYTES = 1024
+#: Random bits in the name of a host's meeting point.
 _BITS = 60
 
 
 class Ring:
-    """TensorFlow's ring over gRPC among CPU devices of some ranks.
+    """TensorFlow's ring over gRPC among the CPU devices of some ranks.
 
     Args:
-        key: of the group, the same in all of them.
-        size: how many they are.
+        key: of the group, the same on all of its ranks.
+        size: how many ranks there are.
         device: full name of this rank's CPU.
     """
 
@@ -47,20 +49,21 @@ class Ring:
         with tf.device(self._device):
             if tensor.dtype != tf.uint32:
                 return self._all_reduce(tensor)
-            # No kernel adds these; as numbers of the other kind they have the same sum, bit for bit.
+            # There is no kernel that adds uint32; as int32 they have the same sum, bit for bit.
             return tf.bitcast(self._all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
 
 
 class ControlPlane:
-    """This rank among all, over CPUs; each rank must make the same calls in the same order.
+    """This rank's link to all others over CPUs; each rank must make the same calls in the same order.
 
     Args:
-        rank, world_size: of ranks, two at least.
+        rank: this rank.
+        world_size: how many ranks there are, at least two.
         device: full name of this rank's CPU.
 
     Attributes:
         on_host: the sum over the ranks of this host, where several share its memory.
-        hosts: groups of ranks that share memory; as many as ranks where none does.
+        hosts: how many groups of ranks share memory; the number of ranks where none do.
     """
 
     def __init__(self, rank: int, world_size: int, device: str):
@@ -70,22 +73,22 @@ class ControlPlane:
         self._all = Ring(_ALL_KEY, world_size, device)
         self._over_hosts: Ring | None = None
         self._sum_vector = tf.function(lambda vector: self.add([vector])[0], reduce_retracing=True, autograph=False)
-        # Not the same: what was traced before ranks of a host have met would stay as it is.
+        # A separate function: what is traced before the ranks of a host have met would not change afterwards.
         self._sum_before = tf.function(self._all.add, reduce_retracing=True, autograph=False)
 
     def gather(self, row: bytes) -> list[bytes]:
-        """What each rank says of itself, on every rank; at most a kilobyte that does not end in zeros."""
+        """Each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
         table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
         table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
         found = self._now(self._sum_before, table.view(np.int32))
         return [each.tobytes().rstrip(b"\0") for each in found.view(np.uint8)]
 
     def share_memory(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
-        """Meet the ranks of this host; every rank must call it, and all do so or none.
+        """Set up shared memory with the ranks of this host; every rank must call it, and all succeed or none.
 
         Args:
-            hosts: what each rank has in common with those with which it can share memory.
-            tokens: random, of each rank: nobody else can know where those of a host meet.
+            hosts: for each rank, what it has in common with the ranks that it can share memory with.
+            tokens: random, one for each rank; those of a host make the name of its meeting point.
         """
         ranks_of: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
@@ -109,7 +112,7 @@ class ControlPlane:
             self._over_hosts = Ring(_HOSTS_KEY, self.hosts, self._device)
 
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums over all ranks of tensors of one dtype, wherever they are, on this rank's CPU; may be traced."""
+        """Sums of tensors of one dtype over all ranks, from any device, on this rank's CPU; may be traced."""
         with tf.device(self._device):
             if self.hosts == self.world_size:
                 return packed(self._all.add)(tensors)
@@ -122,15 +125,15 @@ class ControlPlane:
             return tensors
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all ranks, now.
+        """Sum of an array over all ranks, computed at once.
 
         Raises:
-            tf.errors.UnavailableError: or another of TensorFlow's, when one of them is gone.
+            tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.
         """
         if self.on_host is not None and self.hosts == 1:
             try:
                 return self.on_host.add(np.ascontiguousarray(values))[0]
-            except PeerLostError as error:  # in a graph TensorFlow makes it one of its own, too
+            except PeerLostError as error:  # in a graph TensorFlow also turns it into one of its own errors
                 raise tf.errors.UnavailableError(None, None, str(error)) from None
         return self._now(self._sum_vector, values)
 

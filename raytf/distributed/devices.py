@@ -1,4 +1,4 @@
-"""The devices of one process: which computes which shards, where their sums are made and where the weights are."""
+"""The devices of one process: which device computes which shards, where sums are made, and where the weights are."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from raytf.errors import GpuError
 
 
 class Devices(Protocol):
-    """What a training step needs to know of its process's devices.
+    """What a training step needs to know about the devices of its process.
 
     Attributes:
-        names: of those that compute, as TensorFlow names them; one at least.
-        is_home_apart: weights are on a device of another kind, which makes the updates.
+        names: of the devices that compute, as TensorFlow names them; at least one.
+        is_home_apart: the weights are on a device of another kind, which makes the updates.
     """
 
     names: Sequence[str]
     is_home_apart: bool
 
     def spread(self, shards: int) -> list[range]:
-        """Which of a worker's shards each device computes; devices that would have none are left out."""
+        """Which of a worker's shards each device computes; devices without a shard are left out."""
         ...
 
     def on(self, device: int) -> AbstractContextManager[object]:
-        """Operations inside of the `with` statement run on the device of that number."""
+        """Operations inside the `with` statement run on the device with this number."""
         ...
 
     def at_home(self) -> AbstractContextManager[object]:
-        """Variables that are made, and operations that run, inside of the `with` statement are where weights belong."""
+        """Inside the `with` statement, variables are created and operations run where the weights are."""
         ...
 
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        """The sum, at home, of the tensors of each device."""
+        """The sum of all devices' tensors, where the weights are."""
         ...
 
 
 class OneDevice:
-    """The device that TensorFlow takes where nobody says which: the first GPU, else the CPU."""
+    """The device that TensorFlow takes by default: the first GPU, else the CPU."""
 
     names: Sequence[str] = ("",)
     is_home_apart = False
@@ -65,9 +65,9 @@ class LocalDevices:
     """Named devices.
 
     Args:
-        names: of those that compute.
-        home: where weights belong, and sums are made.
-        add: sums of a list of tensors for each device, at home.
+        names: of the devices that compute.
+        home: the device where the weights are and sums are made.
+        add: sums each device's list of tensors, at home.
     """
 
     def __init__(self, names: Sequence[str], home: str, add: Callable[[list[list[tf.Tensor]], str], list[tf.Tensor]]):
@@ -85,25 +85,25 @@ class LocalDevices:
         return tf.device(self._home)
 
     def add(self, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        # Evaluation has rows and no tensors.
+        # Evaluation has rows but no tensors.
         return parts[0] if len(parts) == 1 or not parts[0] else self._add(parts, self._home)
 
 
 def computes_on_gpu(devices: Devices) -> bool:
-    """Whether shards are computed on GPUs; where that is left to TensorFlow, whether this process has one."""
+    """Whether shards are computed on GPUs; where TensorFlow chooses the device, whether this process has a GPU."""
     named = [_kind(name) for name in devices.names if name]
     return "GPU" in named if named else bool(tf.config.list_logical_devices("GPU"))
 
 
 class DeviceRoom:
-    """Whether the device of this process has memory for the values of a state beside those of its variables.
+    """Whether this process's device has memory for copies of the state's values in addition to its variables.
 
-    It is looked at once, at the first copy: later numbers would count what is held.
+    The free memory is read only once, at the first copy: later readings would count the copies that are held.
 
     Args:
         size: bytes that may be held at a time.
-        free: bytes of the device that nobody has taken; None where that is not known.
-        say: told what was decided, where that is to wait.
+        free: reads the bytes of the device that are free; None where that is not known.
+        say: takes a line for the user, if training has to wait.
     """
 
     def __init__(self, size: int, free: Callable[[], int | None], say: Callable[[str], None]):
@@ -111,12 +111,12 @@ class DeviceRoom:
         self._may: bool | None = None
 
     def __call__(self, size: int) -> bool:
-        """For any part of the state, of which several may be held at once."""
+        """Whether a part of the state may be held. Several may be held at once, so its own `size` does not matter."""
         if self._may is None:
             free = self._free()
             self._may = memory_needs.may_hold(free, self._size)
             if not self._may:
-                found = "nobody knows how much is free" if free is None else f"{free / 1e9:,.1f} GB are free"
+                found = "it is not known how much is free" if free is None else f"{free / 1e9:,.1f} GB are free"
                 self._say(
                     f"the device has no memory for copies of the state ({self._size / 1e9:,.1f} GB, and {found}): "
                     "training waits while it is copied"
@@ -125,12 +125,12 @@ class DeviceRoom:
 
 
 def free_bytes() -> int | None:
-    """Of this process's first GPU, by its driver.
+    """Free memory of this process's first GPU, as its driver reports it.
 
     Returns:
-        None where the driver does not say, or others are on that GPU.
+        None where the driver does not say, or other processes share that GPU.
     """
-    if visibility.share() < 1:  # TensorFlow was given a part, of which the driver does not know how much is free
+    if visibility.share() < 1:  # the driver does not know how much of TensorFlow's part is free
         return None
     with suppress(GpuError), nvml.nvml() as library:
         own = [] if library is None else nvml.handles(library)
@@ -139,13 +139,13 @@ def free_bytes() -> int | None:
 
 
 def set_memory(share: float, config: Any = tf.config, mine: Callable[[], list[nvml.Gpu]] = nvml.mine) -> None:
-    """GPU memory of this process, where TensorFlow has not begun yet: as it is needed, and at most a share of one that
-    it has with others, of which TensorFlow would otherwise leave them nothing.
+    """Limit this process's GPU memory, before TensorFlow has started: memory grows as needed, and a GPU that is shared
+    gives at most this process's share; otherwise TensorFlow would leave nothing to the others.
 
     Args:
         share: part of its GPU, up to 1.
         config: TensorFlow's.
-        mine: finds out who the GPUs are.
+        mine: finds this process's GPUs.
     """
     devices = config.list_physical_devices("GPU")
     found = mine() if devices and share < 1 else []
@@ -157,9 +157,9 @@ def set_memory(share: float, config: Any = tf.config, mine: Callable[[], list[nv
             else:
                 config.experimental.set_memory_growth(device, True)
     except RuntimeError:
-        pass  # it has
+        pass  # TensorFlow has started already
 
 
 def _kind(device: str) -> str:
-    """CPU of /job:localhost/replica:0/task:0/device:CPU:0."""
+    """The kind of a device, such as CPU for /job:localhost/replica:0/task:0/device:CPU:0."""
     return device.split(":")[-2]

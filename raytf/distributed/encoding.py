@@ -1,7 +1,7 @@
-"""Tensors as whole numbers times a power of two, a tensor at a time or all in blocks; both give the same numbers.
+"""Tensors as whole numbers times a power of two, one tensor at a time or all in blocks; both give the same numbers.
 
-A tensor at a time reads and writes least, which counts on a CPU. In blocks there are few operations, which counts on a
-GPU: see `blocks`.
+One tensor at a time reads and writes the least memory, which counts on a CPU. Blocks need few operations, which counts
+on a GPU: see `blocks`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from raytf.distributed.wire import WireLayout, WireWords
 
 
 class Encoding(Protocol):
-    """What the sums of a step are made of.
+    """A form in which the tensors of a step can be summed.
 
     Attributes:
-        shapes: of the encoded tensors.
-        small: how many of these, from the first, hold numbers within 16 bits.
-        parts: of each range of tensors that it was made for, which of these are its own.
+        shapes: the encoded tensors' shapes.
+        small: how many of them, from the first, hold numbers within 16 bits.
+        parts: for each range of tensors that the encoding was made for, which encoded tensors belong to it.
     """
 
     shapes: list[tuple[int, ...]]
@@ -34,25 +34,26 @@ class Encoding(Protocol):
         """Whole numbers near tensor * weight * scale, and [tensors] the largest magnitude in each tensor * weight.
 
         Args:
-            weight: a power of two, or whatever all numbers are to be multiplied by.
+            tensors: of a shard.
+            weight: by which all numbers are multiplied, usually a power of two.
             scales: [tensors] powers of two.
         """
         ...
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors as float32: encoded ones, or their sums, times [tensors] steps."""
+        """The tensors as float32: encoded tensors, or sums of them, times [tensors] steps."""
         ...
 
 
 class EachTensor:
-    """A tensor at a time.
+    """One tensor at a time.
 
     Args:
         layout: of the tensors.
-        compressed: how many of them, from the first, are to be within 16 bits.
-        most: the largest magnitude of these.
+        compressed: how many tensors, from the first, must fit into 16 bits.
+        most: the largest magnitude of their encoded numbers.
         words: how the device holds whole numbers.
-        ranges: of tensors that travel together, in order; none has compressed ones and others.
+        ranges: tensors that travel together, in order; no range mixes compressed tensors and others.
     """
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
@@ -71,9 +72,9 @@ class EachTensor:
         values = [tf.cast(tensors[i], tf.float32) for i in part]
         # Two reductions read the tensor; its absolute values would be written first, which costs more than both.
         largest = tf.abs(tf.stack([_largest(v) for v in values])) * weight
-        # Scales are powers of two, so these are `value * weight` exactly as `largest` knows them, moved by some bits.
+        # Scales are powers of two, so these are exactly the `value * weight` of `largest`, shifted by some bits.
         factors = tf.unstack(scales[part.start : part.stop] * weight, len(values))
-        with tf.control_dependencies([largest]):  # the tensors' memory can then be used again for the products
+        with tf.control_dependencies([largest]):  # the tensors' memory can then be reused for the products
             products = [v * f for v, f in zip(values, factors, strict=True)]
         whole = [_whole(p, i < self.small, self._most, self._words) for i, p in zip(part, products, strict=True)]
         return whole, largest
@@ -84,7 +85,7 @@ class EachTensor:
 
 
 class InBlocks:
-    """All of a range in one vector of blocks. See `EachTensor`."""
+    """Each range of tensors in one vector of blocks. See `EachTensor`."""
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
         self._most, self._words, self._ranges = most, words, list(ranges)
@@ -114,12 +115,12 @@ class InBlocks:
 
 
 def _largest(values: tf.Tensor) -> tf.Tensor:
-    # Where there is no number, TensorFlow's largest is minus infinity.
+    # The maximum over no elements would be minus infinity.
     return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values)) if all(values.shape) else tf.constant(0.0)
 
 
 def _whole(product: tf.Tensor, is_small: bool, most: float, words: WireWords) -> tf.Tensor:
     if is_small:
-        # To the nearest, which may be one too many: V of these fit 16 bits, whatever the values were.
+        # Rounding to the nearest may exceed the limit by one; V clipped values fit 16 bits, whatever the values were.
         product = tf.clip_by_value(tf.round(product), -most, most)
     return words.whole(product)

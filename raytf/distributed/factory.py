@@ -1,4 +1,4 @@
-"""From the name of a way to distribute to the group."""
+"""Makes the group for a strategy's name."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from raytf.distributed.group import Group
 
 
 def make(section: StrategySection, gpus: float = 0.0) -> Group:
-    """The group of a synchronous strategy; before any TensorFlow operation, in a process that `worker.set_up` made.
+    """The group of a synchronous strategy.
+
+    Call it before any TensorFlow operation, in a process that `worker.set_up` has prepared.
 
     Args:
-        gpus: that the cluster has given this process; a fraction where several share one.
+        section: names the strategy.
+        gpus: GPUs that the cluster has given this process; a fraction where several processes share one.
 
     Raises:
         ClusterError: the devices are not there.
-        GpuError, WorkerLostError: a worker of multi-worker-mirrored has not got the GPU that it was given.
+        GpuError, WorkerLostError: a worker of multi-worker-mirrored does not have the GPU that it was given.
     """
     match section.strategy:
         case "mirrored":

@@ -1,4 +1,4 @@
-"""What the training loop sees of a way to distribute, and the group of one worker."""
+"""What the training loop sees of a strategy, and the group of one worker."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from raytf.distributed.routes import SumRoute
 
 
 class Ranks(Protocol):
-    """What ranks tell each other outside of the step. Each rank must make the same calls in the same order.
+    """How ranks exchange values outside of the step. Each rank must make the same calls in the same order.
 
     Attributes:
-        rank, world_size: of workers.
+        rank: this worker's rank.
+        world_size: how many workers there are.
     """
 
     rank: int
     world_size: int
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, now."""
+        """Sum of an array over all workers, computed at once."""
         ...
 
     def share(self, data: bytes) -> bytes:
@@ -35,11 +36,11 @@ class Ranks(Protocol):
 
 
 class Group(Ranks, Protocol):
-    """This worker among the workers, and its devices.
+    """This worker's place among the workers, and its devices.
 
     Attributes:
         devices: of this process.
-        route: the path that gradients take between workers; None where there is but one.
+        route: the path that gradients take between workers; None for a single worker.
     """
 
     devices: Devices
@@ -56,7 +57,7 @@ class SingleWorkerGroup:
     """A group of one worker with some devices.
 
     Args:
-        devices: that compute.
+        devices: of this process.
     """
 
     rank, world_size = 0, 1

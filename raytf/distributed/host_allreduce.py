@@ -1,13 +1,14 @@
 """Sums over the processes of one host, through memory that they share.
 
-Between processes of one machine a collective of TensorFlow goes through gRPC: what travels is copied several times, by
-threads that the workers' arithmetic needs. Here each process writes its values where the others read them. Two of them
-each add the other's values to their own; more of them add a part each and read the parts of the others
-(reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in
-MPICH, 2005). Values are added in the order of ranks, so all have the same bits.
+Between processes of one machine a collective of TensorFlow goes through gRPC: the data is copied several times, by
+threads that the workers' arithmetic needs. Here each process writes its values where the others read them. Two
+processes each add the other's values to their own; with more, each adds one part and reads the other parts from the
+others (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, Optimization of collective communication
+operations in MPICH, 2005). Values are added in the order of ranks, so all processes get the same bits.
 
-Processes wait for each other at a star of Unix sockets. One that dies closes its own, which the others see at once; one
-that was stopped is found by its state in /proc. The memory has no name, so none is left behind by whoever is killed.
+Processes wait for each other over Unix sockets in a star. A process that dies closes its socket, which the others see
+at once; one that was stopped is found by its state in /proc. The memory has no name, so a killed process leaves none
+behind.
 """
 
 from __future__ import annotations
@@ -24,29 +25,31 @@ from typing import Any
 
 import numpy as np
 
-#: Bytes of each process's part of the memory. Longer vectors go through it piece by piece: it stays in caches.
+#: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
 CHUNK_BYTES = 1 << 22
-#: From this many bytes on, more than two processes add a part each; below, one wait less is worth more.
+#: From this many bytes on, more than two processes add a part each; below, saving one wait is worth more.
 _PARTS_BYTES = 1 << 16
-#: Seconds for all to come together, on a loaded machine; and between two looks whether who is waited for is stopped.
-_MEET_SECONDS, _LOOK_SECONDS = 60.0, 1.0
-#: Seconds for which somebody may be stopped; as long as TensorFlow waits for a sign of life.
+#: Seconds for all processes to connect, on a loaded machine.
+_MEET_SECONDS = 60.0
+#: Seconds between two checks whether the process that is waited for is stopped.
+_LOOK_SECONDS = 1.0
+#: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
 _STOPPED_SECONDS = 6.0
-#: Of memory that TensorFlow takes over without a copy.
+#: Alignment in bytes of memory that TensorFlow takes over without a copy.
 _ALIGNMENT = 64
 
 _Parts = list[np.ndarray]
 
 
 class PeerLostError(RuntimeError):
-    """A process of this host is gone; its message says `Collective`, by which a loss of a peer is known elsewhere."""
+    """A process of this host is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
 
 
 def host_identity() -> str | None:
     """What processes have in common that can share memory through sockets.
 
     Returns:
-        None where that cannot be known.
+        None where it cannot be determined.
     """
     if not hasattr(os, "memfd_create"):
         return None
@@ -58,21 +61,22 @@ def host_identity() -> str | None:
 
 
 class HostSum:
-    """This process among those of its host that add vectors; each must make the same calls in the same order.
+    """This process's part in sums over the processes of its host; each must make the same calls in the same order.
 
     Args:
-        name: of the meeting point, 60 random bits that the first one has drawn.
-        number, count: of this process among them, at least two.
-        stopped_seconds: for which one may be stopped before it counts as lost.
+        name: of the meeting point, 60 random bits that all of them know.
+        number: of this process among them.
+        count: how many processes there are, at least two.
+        stopped_seconds: how long a process may be stopped before it counts as lost.
 
     Raises:
-        OSError: they do not come together, or the system refuses memory.
+        OSError: the processes did not connect, or the system refused the memory.
     """
 
     def __init__(self, name: int, number: int, count: int, stopped_seconds: float = _STOPPED_SECONDS):
         self.number, self.count, self._stopped_seconds = number, count, stopped_seconds
         self._peers: list[tuple[socket.socket, int]] = []
-        # Abstract: no file that somebody must remove. Whoever else may connect has no part in what is shared.
+        # An abstract address leaves no file to remove.
         address = f"\0raytf-{name:x}"
         self._turn = 0
         try:
@@ -87,10 +91,10 @@ class HostSum:
         self._total = np.frombuffer(memory, np.uint8, CHUNK_BYTES, 2 * count * CHUNK_BYTES)
 
     def add(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The sums of all processes' values; of each, shape and dtype must agree everywhere, and all have one dtype.
+        """The sums of all processes' values. Shapes and dtypes must agree on all processes, with one dtype for all.
 
         Raises:
-            PeerLostError: one of them is gone, or stopped.
+            PeerLostError: a process is gone, or stopped.
         """
         out = [_empty(v) for v in values]
         with self._all_or_none():
@@ -99,10 +103,10 @@ class HostSum:
         return out
 
     def hand_out(self, *values: np.ndarray) -> list[np.ndarray]:
-        """The first process's values, for all.
+        """The first process's values, on every process.
 
         Raises:
-            PeerLostError: one of them is gone, or stopped.
+            PeerLostError: a process is gone, or stopped.
         """
         out = [_empty(v) for v in values]
         with self._all_or_none():
@@ -115,7 +119,7 @@ class HostSum:
         return out
 
     def close(self) -> None:
-        """Whoever waits for this process knows that it has gone."""
+        """Close the connections; processes that wait for this one then see that it is gone."""
         for peer, _ in self._peers:
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_RDWR)
@@ -123,7 +127,7 @@ class HostSum:
         self._peers = []
 
     def _add(self, mine: _Parts, total: _Parts, size: int) -> None:
-        # Slots are used in turns: who writes one knows from the last meeting that all have read what was there before.
+        # Slots are used in turns: after the last meeting, all have read what was in the slot that is written next.
         dtype = mine[0].dtype
         slots = self._next_slots(dtype, size)
         _copy_in(mine, slots[self.number])
@@ -175,7 +179,7 @@ class HostSum:
             try:
                 first.connect(address)
                 break
-            except OSError:  # it is not there yet
+            except OSError:  # the first process does not listen yet
                 first.close()
                 if time.monotonic() > end:
                     raise
@@ -185,7 +189,7 @@ class HostSum:
         _, descriptors, _, _ = socket.recv_fds(first, 1, 1)
         if not descriptors:
             first.close()
-            raise ConnectionError("the first process of this host has gone")
+            raise ConnectionError("the first process of this host is gone")
         try:
             self._add_peer(first)
             return mmap.mmap(descriptors[0], (2 * self.count + 1) * CHUNK_BYTES)
@@ -193,14 +197,14 @@ class HostSum:
             os.close(descriptors[0])
 
     def _add_peer(self, peer: socket.socket) -> None:
-        # The system's own time limit: Python's would cost another system call for each byte.
+        # A time limit of the system: Python's would cost another system call for each byte.
         peer.settimeout(None)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(_LOOK_SECONDS), 0))
         pid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         self._peers.append((peer, pid))
 
     def _meet(self) -> None:
-        """Wait until all have come here."""
+        """Wait until all processes have come here."""
         if self.number:
             self._peers[0][0].send(b"\0")
             self._wait_for(*self._peers[0])
@@ -216,7 +220,7 @@ class HostSum:
             try:
                 if peer.recv(1):
                     return
-                raise PeerLostError("Collective: a worker of this host has gone")
+                raise PeerLostError("Collective: a worker of this host is gone")
             except BlockingIOError:
                 stopped = stopped + _LOOK_SECONDS if _is_stopped(pid) else 0.0
                 if stopped >= self._stopped_seconds:
@@ -225,12 +229,12 @@ class HostSum:
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:
         if not self._peers:
-            raise PeerLostError("Collective: a worker of this host has gone before")
+            raise PeerLostError("Collective: a worker of this host was lost before")
         try:
             yield
         except OSError as error:
             self.close()
-            raise PeerLostError(f"Collective: a worker of this host has gone ({error})") from None
+            raise PeerLostError(f"Collective: a worker of this host is gone ({error})") from None
         except BaseException:
             self.close()
             raise
@@ -250,14 +254,14 @@ def _server(address: str, count: int) -> socket.socket:
 def _receive(peer: socket.socket, count: int) -> int:
     data = peer.recv(count, socket.MSG_WAITALL)
     if len(data) < count:
-        raise ConnectionError("a process of this host has gone")
+        raise ConnectionError("a process of this host is gone")
     return int(struct.unpack("<i", data)[0])
 
 
 def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "Tt"
-    except (OSError, IndexError):  # it is gone, which its socket tells, or it cannot be seen from here
+    except (OSError, IndexError):  # it is gone, which its socket shows, or it is not visible from here
         return False
 
 
@@ -268,7 +272,7 @@ def _empty(like: np.ndarray) -> np.ndarray:
 
 
 def _pieces(values: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> Iterator[tuple[_Parts, _Parts, int]]:
-    """Parts of the values, and of what comes of them, that fit a slot side by side, and how many numbers that is."""
+    """Parts of the values and of the results that fit a slot together, and how many numbers these are."""
     room = CHUNK_BYTES // values[0].itemsize
     mine, total, size = [], [], 0
     for value, result in zip(values, out, strict=True):

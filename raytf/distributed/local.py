@@ -1,7 +1,7 @@
 """The strategies of one process: one device, mirrored, central storage and TPU.
 
-All make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and in where
-weights live.
+All of them make a group of one worker (`raytf.distributed.group.SingleWorkerGroup`); they differ in the devices and in
+where the weights live.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from raytf.errors import ClusterError, one_line
 
 
 def devices_of(strategy: tf.distribute.Strategy, home: str) -> LocalDevices:
-    """A strategy's devices; what each has of a sum goes to one of them in one piece, and is added there.
+    """A strategy's devices. Each device's part of a sum goes to `home` in one piece, and is added there.
 
     Args:
-        home: where weights belong and sums are made.
+        strategy: that owns the devices.
+        home: the device where the weights are and sums are made.
     """
     names = strategy.extended.worker_devices
 
@@ -44,11 +45,11 @@ def compute_devices() -> Sequence[str]:
 
 
 def central_storage() -> SingleWorkerGroup:
-    """Weights and optimizer in the host's memory, work on all GPUs (or logical CPU devices).
+    """Weights and optimizer in host memory, computation on all GPUs (or logical CPU devices).
 
-    For models that do not fit a GPU together with the optimizer's slots and the sums of gradients: a GPU has a copy of
-    the weights only, while it computes its shards. It costs a way over the bus for the weights and one back for the
-    gradients in each step; where everything fits, `mirrored` is faster.
+    For models that do not fit a GPU together with the optimizer's slots and the sums of gradients: a GPU only has a
+    copy of the weights, while it computes its shards. Each step sends the weights to the GPU and the gradients back
+    over the bus; where everything fits, `mirrored` is faster.
     """
     home = tf.config.list_logical_devices("CPU")[0].name
     strategy = tf.distribute.experimental.CentralStorageStrategy(compute_devices(), home)
@@ -58,29 +59,29 @@ def central_storage() -> SingleWorkerGroup:
 def mirrored() -> SingleWorkerGroup:
     """All GPUs of one machine, or logical CPU devices in their place.
 
-    Each device computes its shards from a copy of the weights of its own. A step copies the weights that it changes,
-    and only them: what no step changes (frozen layers) is copied once a call of several steps. The update is made once,
-    on the first device, from the sum. TensorFlow's own mirrored variables would make it on every device from a sum that
-    is sent to each: as many bytes (gradients then, weights here), and the optimizer's slots once for each device in
-    place of once. Keras would also see a strategy then; see `raytf.distributed`.
+    Each device computes its shards from its own copy of the weights. A step copies only the weights that it changes:
+    weights that no step changes (frozen layers) are copied once in a call of several steps. The update is made once, on
+    the first device, from the sum. TensorFlow's own mirrored variables would make it on every device from a sum that is
+    sent to each: that is as many bytes (gradients there, weights here), but the optimizer's slots would exist on each
+    device instead of once. Keras would also see a strategy then; see `raytf.distributed`.
     """
     names = compute_devices()
     return SingleWorkerGroup(devices_of(tf.distribute.MirroredStrategy(names), home=names[0]))
 
 
 def one_device() -> SingleWorkerGroup:
-    """The first GPU of one worker, else its CPU. No sum, no copies; to debug, and for small models."""
+    """The first GPU of one worker, else its CPU. No sum, no copies; for debugging and for small models."""
     name = compute_devices()[0]
     return SingleWorkerGroup(devices_of(tf.distribute.OneDeviceStrategy(name), home=name))
 
 
 def tpu() -> SingleWorkerGroup:
-    """The TPU cores of one machine, each as a device. Tried here only as far as the error that none is there.
+    """The TPU cores of one machine, each as a device. Tested only up to the error that there is no TPU.
 
     Ray gives the worker all chips of a node (its resource `TPU`), and TPUClusterResolver finds those of this machine.
 
     Raises:
-        ClusterError: there is none, or it does not answer.
+        ClusterError: there is no TPU, or it does not answer.
     """
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
@@ -89,6 +90,6 @@ def tpu() -> SingleWorkerGroup:
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise ClusterError(
             f"--strategy tpu: TensorFlow finds no TPU on this worker's machine ({one_line(error, 200)}). Run on a TPU "
-            "VM with a TensorFlow for TPUs, or take another --strategy."
+            "VM with a TensorFlow for TPUs, or use another --strategy."
         ) from None
     return SingleWorkerGroup(devices_of(strategy, home=strategy.extended.worker_devices[0]))

@@ -1,33 +1,34 @@
-"""What a run's state needs: of a node's memory for copies, of a device's for values that are held; arithmetic alone."""
+"""Memory for a run's state: on a node for copies, on a device for values that are held. Arithmetic only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: A device keeps at least so much for what was not needed so far: a first validation, fragments.
+#: A device keeps at least this many bytes for what was not needed so far: a first validation, fragments.
 DEVICE_SPARE = 256 << 20
-#: A node keeps at least so much for the system, Ray and the process itself.
+#: A node keeps at least this many bytes for the system, Ray and the process itself.
 NODE_SPARE = 1 << 30
 
 
 def may_hold(free: int | None, size: int) -> bool:
-    """Whether a device holds values of `size` bytes beside training, or else training waits until they are copied.
+    """Whether a device can hold values of `size` bytes during training; if not, training waits until they are copied.
 
     Args:
-        free: bytes of the device that nobody has taken, after steps were made; None where nobody knows, which counts
-            as too few.
+        free: free bytes of the device after some steps; None where that is not known, which counts as too few.
         size: bytes of the values.
     """
     return free is not None and size + DEVICE_SPARE <= free
 
 
 def held(state: int, ranks: int, keeps_best: bool) -> int:
-    """Bytes of a rank's device that copies of the state may hold at a time, each of its share at another step.
+    """Bytes of a rank's device that copies of the state may hold at a time, each a rank's share at another step.
 
-    There is one that is on its way into memory, one on its way to storage, and with `--keep-best` one that waits.
+    One copy is on its way into memory, one on its way to storage, and with `--keep-best` one waits.
 
     Args:
         state: bytes of the whole state.
+        ranks: how many ranks share the state.
+        keeps_best: `--keep-best` is set.
     """
     return max(state, (3 if keeps_best else 2) * state // ranks)
 
@@ -37,13 +38,14 @@ class MemoryNeeds:
     """Host memory that a run's state needs on one node, in bytes.
 
     Attributes:
-        weights, others: of the model's variables; of the optimizer's and all others of the state.
-        share: the largest that a rank writes of a checkpoint.
-        largest: the largest tensor.
-        ranks: on this node.
-        is_on_host: the variables are in the host's memory.
+        weights: of the model's variables.
+        others: of the rest of the state, such as the optimizer's variables.
+        share: the largest part of a checkpoint that a rank writes.
+        largest: of the largest tensor.
+        ranks: how many run on this node.
+        is_on_host: the variables are in host memory.
         has_slots: the state is copied into the memory of nodes.
-        keeps_best: a checkpoint with the best value may wait while another is written.
+        keeps_best: a checkpoint with the best value may wait while another one is written.
     """
 
     weights: int
@@ -61,12 +63,12 @@ class MemoryNeeds:
 
     @property
     def slots(self) -> int:
-        """Two copies, of which the ranks of the node write a share each."""
+        """Two copies, of each of which the node's ranks write their shares."""
         return 2 * self.state if self.has_slots else 0
 
     @property
     def rest(self) -> int:
-        """All but the copies in memory: the variables, what is written, and two tensors on their way from a device."""
+        """All but the copies in memory: the variables, what is written, and two tensors in transfer from a device."""
         variables = self.state if self.is_on_host else 2 * self.largest
         return self.ranks * (variables + self.share * (2 if self.keeps_best else 1))
 
@@ -75,7 +77,7 @@ class MemoryNeeds:
         return self.slots + self.rest
 
     def text(self) -> str:
-        """For people, one line."""
+        """The needs in one line, for the user."""
         parts = [f"{_size(self.ranks * self.state)} of variables"] if self.is_on_host else []
         parts += [f"{_size(self.slots)} for two copies in memory"] if self.has_slots else []
         written = self.rest - self.ranks * self.state * self.is_on_host
@@ -91,16 +93,17 @@ class MemoryNeeds:
 
 
 def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | None:
-    """Why a run cannot begin on a node.
+    """Why a run cannot start on a node.
 
-    Where copies in memory were not asked for and do not fit, the run goes without: its keeper says so.
+    Where copies in memory were not asked for and do not fit, the run starts without them, and its keeper says so.
 
     Args:
+        needs: of the run's state on a node.
         node_bytes: all memory that the node has.
         wants_slots: the user has asked for copies in memory.
 
     Returns:
-        None where it can.
+        None where it can start.
     """
     room = node_bytes - NODE_SPARE
     excess = needs.rest > room
@@ -114,7 +117,7 @@ def refusal(needs: MemoryNeeds, node_bytes: int, wants_slots: bool) -> str | Non
     more = "more --workers, on more nodes, which write smaller shares"
     helps += [more if needs.ranks == 1 else "fewer workers a node", "nodes with more memory"]
     return (
-        f"{needs.text()}, and a node has {_size(node_bytes)}, of which {_size(NODE_SPARE)} are left to others. "
+        f"{needs.text()}, and a node has {_size(node_bytes)}, of which {_size(NODE_SPARE)} stay free for other uses. "
         f"What helps: {'; '.join(helps)}."
     )
 

@@ -7,9 +7,9 @@ buys: Keras sees no strategy, so compiled losses keep their scale, metrics and c
 collective, optimizers (clipping, EMA, loss scaling) run the code they run on one machine, and BatchNorm statistics are
 reduced with the gradients instead of diverging.
 
-What is no gradient goes over CPUs (`control`), and the path of gradients is chosen from where all ranks compute
-(`routes`): from GPU to GPU where each has one of its own, else over the hosts. On one host nothing goes over the
-network then.
+Everything but gradients goes over CPUs (`control_plane`), and the path of gradients is chosen from where all ranks
+compute (`routes`): from GPU to GPU if each rank has its own, otherwise over the hosts. On one host nothing goes over
+the network then.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from raytf.distributed.reduction import packed
 from raytf.distributed.routes import RankSeat, SumPath, SumRoute
 from raytf.errors import GpuError, WorkerLostError
 
-#: Milliseconds without a sign of life after which TensorFlow takes a worker for dead; they give two in that time. Its
-#: default is 10 s. What beats needs no interpreter lock and next to no CPU, so that a loaded machine is no reason.
+#: Milliseconds without a heartbeat after which TensorFlow considers a worker dead; workers send two in that time. Its
+#: default is 10 s. The heartbeat needs no interpreter lock and almost no CPU, so a loaded machine does not delay it.
 _HEARTBEAT_TIMEOUT_MS = 6000
-#: Seconds for NCCL to connect all GPUs. Usually it takes one or two; where it cannot, it waits without an end.
+#: Seconds for NCCL to connect all GPUs. It usually takes one or two; if it cannot connect them, it waits for ever.
 NCCL_SECONDS = 60.0
 
-#: (what tells this process's GPU from all others, its kind), or None where TensorFlow finds none.
+#: (what identifies this process's GPU, its kind), or None where TensorFlow finds none.
 OwnGpu = Callable[[], tuple[str, str] | None]
 
 
 def own_gpu() -> tuple[str, str] | None:
-    """UUID and kind of the GPU on which TensorFlow computes in this process.
+    """What identifies the GPU on which TensorFlow computes in this process (a UUID), and its kind.
 
     Returns:
         None where it has none.
@@ -57,7 +57,7 @@ def own_gpu() -> tuple[str, str] | None:
     found = nvml.mine()
     if found:
         return found[0].uuid, found[0].name
-    # Nobody knows its UUID; on one host no two GPUs have one number.
+    # The UUID is unknown; on one host no two GPUs have the same number.
     return sha256(f"{host_identity()} {os.environ.get('CUDA_VISIBLE_DEVICES', '')}".encode()).hexdigest(), ""
 
 
@@ -68,18 +68,19 @@ class MultiWorkerGroup:
 
     Args:
         communication: how gradients are added; with `ring` nothing goes through the memory of a host.
-        host: what this process has in common with those that can share memory with it; None shares none.
+        host: finds what this process has in common with those that it can share memory with; None for none.
         promised: GPUs that the cluster has given this worker; a fraction where several share one.
-        gpu: finds this process's.
+        gpu: finds this process's GPU.
 
     Attributes:
-        rank, world_size: int.
-        route: the path that gradients take, and why; None where there is but one worker.
+        rank: this worker's rank.
+        world_size: how many workers there are.
+        route: the path that gradients take, and why; None for a single worker.
 
     Raises:
-        GpuError: this worker has not got the GPU that it was promised, or NCCL does not connect the GPUs.
-        WorkerLostError: another worker has not.
-        ConfigError: NCCL was asked for where it cannot be.
+        GpuError: this worker does not have the GPU that it was promised, or NCCL does not connect the GPUs.
+        WorkerLostError: another worker does not have its GPU.
+        ConfigError: NCCL was asked for where it cannot be used.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class MultiWorkerGroup:
         self.rank = int(resolver.task_id or 0)
         self.world_size = max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
         if self.world_size > 1:
-            # The strategy would configure the same service with TensorFlow's time.
+            # Otherwise the strategy would configure the same service with TensorFlow's timeout.
             _tensorflow.watch_workers(self.world_size, _HEARTBEAT_TIMEOUT_MS)
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         self.route: SumRoute | None = None
@@ -119,7 +120,7 @@ class MultiWorkerGroup:
 
     @property
     def uses_collective(self) -> bool:
-        """Whether gradients are added by the strategy's collective, on the devices that compute: GPUs, if any."""
+        """Whether the strategy's collective adds gradients, on the devices that compute: GPUs, if there are any."""
         if self._control is None or self.route is None or self.route.path is SumPath.HOST:
             return False
         return self.route.path is not SumPath.CPU or self._control.hosts == self.world_size
@@ -128,15 +129,15 @@ class MultiWorkerGroup:
         assert self.route is not None
         experimental = tf.distribute.experimental
         name = {SumPath.NCCL: "NCCL", SumPath.RING: "RING"}.get(self.route.path, "AUTO")
-        # With the call: the strategy has to be there before the path is known.
+        # With each call: the strategy is created before the path is known.
         options = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation[name])
         return self.strategy.run(_replica_sum, args=(tensor, options))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all workers, now.
+        """Sum of an array over all workers, computed at once.
 
         Raises:
-            tf.errors.UnavailableError: or another of TensorFlow's, when one of them is gone.
+            tf.errors.UnavailableError: or another error of TensorFlow's, when a worker is gone.
         """
         return values if self._control is None else self._control.sum(values)
 
@@ -149,7 +150,7 @@ class MultiWorkerGroup:
         return arrays if self._control is None else self._control.broadcast(arrays)
 
     def _take_route(self, communication: Communication, seat: RankSeat) -> None:
-        """Tell all workers where this one computes, and go the way that follows from what they say."""
+        """Exchange where each worker computes, and take the route that follows from it."""
         assert self._control is not None
         seats = [RankSeat.of_row(row) for row in self._control.gather(seat.to_row())]
         _check_gpus(seats, self.rank)
@@ -160,7 +161,7 @@ class MultiWorkerGroup:
             within(NCCL_SECONDS, self._connect)
 
     def _connect(self) -> None:
-        """A first sum, with which NCCL connects all GPUs."""
+        """Make a first sum, during which NCCL connects all GPUs."""
         first = tf.function(lambda: self.all_reduce([tf.ones([1])])[0], autograph=False)
         found = float(first()[0])
         if found != self.world_size:
@@ -168,10 +169,10 @@ class MultiWorkerGroup:
 
 
 def within(seconds: float, connect: Callable[[], None]) -> None:
-    """Have NCCL connect the GPUs, in this many seconds; it has no limit of its own.
+    """Have NCCL connect the GPUs within this many seconds; NCCL itself has no time limit.
 
     Raises:
-        GpuError: the time is over. What hangs then ends with the process.
+        GpuError: the time is over. The thread that hangs ends with the process.
     """
     raised: list[BaseException] = []
 
@@ -198,7 +199,7 @@ _WITHOUT_NCCL = (
 
 def _seat(host: str | None, promised: float, gpu: tuple[str, str] | None) -> RankSeat:
     token = secrets.token_hex(16)
-    # One that shares nothing is alone on a host of its own.
+    # A process that shares no memory counts as alone on its host.
     shared = token if host is None else sha256(host.encode()).hexdigest()
     identity, kind = gpu or (None, "")
     return RankSeat(shared, token, platform.node(), promised, identity, kind)
@@ -208,8 +209,8 @@ def _check_gpus(seats: Sequence[RankSeat], rank: int) -> None:
     """Refuse a group in which a rank lacks its GPU.
 
     Raises:
-        GpuError: this rank has not got the GPU that it was promised.
-        WorkerLostError: another one has not.
+        GpuError: this rank does not have the GPU that it was promised.
+        WorkerLostError: another rank does not have its GPU.
     """
     lacking = routes.without_gpu(seats)
     if not lacking:
@@ -217,7 +218,7 @@ def _check_gpus(seats: Sequence[RankSeat], rank: int) -> None:
     missing = rank if rank in lacking else lacking[0]
     text = (
         f"rank {missing} on {seats[missing].node} was given {seats[missing].promised:g} GPU, and TensorFlow finds none "
-        "there: see the node's driver (nvidia-smi)"
+        "there: check the node's driver (nvidia-smi)"
     )
     raise GpuError(text) if missing == rank else WorkerLostError(text)
 

@@ -1,4 +1,4 @@
-"""Rank 0's arrays on every rank, out of a sum over ranks: in pieces, and without what is zero."""
+"""Rank 0's arrays on every rank, made from a sum over ranks: in pieces, and without arrays that are zero."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-#: Bytes that travel at a time: what is in memory beside the arrays themselves.
+#: Bytes that travel at a time: that much memory is needed in addition to the arrays.
 PIECE_BYTES = 1 << 26
-#: Bytes up to which it is not worth a word of its own to tell which arrays are zero.
+#: Up to this many bytes it is not worth a separate message to say which arrays are zero.
 _SMALL_BYTES = 1 << 16
 
 
@@ -18,19 +18,19 @@ def broadcast(
     add: Callable[[np.ndarray], np.ndarray],
     piece_bytes: int = PIECE_BYTES,
 ) -> list[np.ndarray]:
-    """Rank 0's arrays, bit for bit; on rank 0 itself they are those that it gave.
+    """Rank 0's arrays, bit for bit; rank 0 itself gets the arrays that it gave.
 
-    Adding zeros in integers keeps every bit, NaN payloads included. An array whose bytes are all zero, such as a slot
-    of Adam's in a new run, does not travel: one number tells of it.
+    Adding integer zeros keeps every bit, NaN payloads included. An array whose bytes are all zero, such as a slot of
+    Adam in a new run, does not travel: one number marks it.
 
     Args:
-        arrays: of rank 0; the others give some of the same shapes and dtypes, whose values do not matter.
+        arrays: of rank 0; the other ranks give arrays of the same shapes and dtypes, whose values do not matter.
         is_first: whether this is rank 0.
         add: sums a vector of int32 over all ranks.
-        piece_bytes: at most this many are added at a time; a multiple of 4.
+        piece_bytes: the most bytes that are added at a time; a multiple of 4.
 
     Returns:
-        Arrays, of which some may share memory and none should be written to.
+        The arrays. Some may share memory, so do not write to them.
     """
     travels = np.ones(len(arrays), np.int32)
     if sum(a.nbytes for a in arrays) > _SMALL_BYTES:
@@ -60,7 +60,7 @@ def _has_bits(array: np.ndarray) -> bool:
 
 
 def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
-    """The arrays' bytes, one after another, as words; the last one is filled up with zeros."""
+    """The arrays' bytes, one after another, as int32 words; the last word is padded with zeros."""
     left = sum(a.nbytes for a in arrays)
     piece, filled = np.zeros(_words(min(left, piece_bytes)), np.int32), 0
     for array in arrays:
@@ -78,7 +78,7 @@ def _pieces(arrays: list[np.ndarray], piece_bytes: int) -> Iterator[np.ndarray]:
 
 
 def _received(sizes: list[int], add: Callable[[np.ndarray], np.ndarray], piece_bytes: int) -> list[np.ndarray]:
-    """Bytes of such sizes, as another rank's `_pieces` of them arrive."""
+    """Byte arrays of these sizes, as the `_pieces` of another rank arrive."""
     out = [np.empty(size, np.uint8) for size in sizes]
     left, number, begin = sum(sizes), 0, 0
     while left > 0:

@@ -1,4 +1,4 @@
-"""`raytf.rank()` and its like: which worker this process is, for code that runs in workers."""
+"""`raytf.rank()` and related functions: which worker this process is, for code that runs in workers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ class RankInfo:
     """A worker's place.
 
     Attributes:
-        rank, size: among all workers.
-        local_rank, local_size: among those of its node.
+        rank: among all workers.
+        size: how many workers there are.
+        local_rank: among the workers of its node.
+        local_size: how many workers its node has.
     """
 
     rank: int
@@ -26,28 +28,28 @@ _place: RankInfo | None = None
 
 
 def take(place: RankInfo | None) -> None:
-    """This process is that worker from now on.
+    """Make this process that worker from now on.
 
-    Returns:
-        None for none.
+    Args:
+        place: of the worker; None if this process is not a worker any more.
     """
     global _place
     _place = place
 
 
 def rank() -> int:
-    """Number of this worker among all of the run, from 0. Rank 0 alone runs callbacks and writes files."""
+    """Number of this worker among all workers of the run, from 0. Only rank 0 runs callbacks and writes files."""
     return _find("rank").rank
 
 
 def size() -> int:
-    """Workers of the run now; another number after a resize. Devices of one worker do not count, nor do workers of
-    parameter servers, which do not run your code: there it is 1, and this process is the coordinator."""
+    """Workers of the run now; the number changes with a resize. The devices of one worker do not count, nor do the
+    workers of parameter servers, which do not run your code: there it is 1, and this process is the coordinator."""
     return _find("size").size
 
 
 def local_rank() -> int:
-    """Number of this worker among those of its node of the cluster, from 0."""
+    """Number of this worker among the workers on its node of the cluster, from 0."""
     return _find("local_rank").local_rank
 
 
@@ -60,7 +62,7 @@ def _find(name: str) -> RankInfo:
     if _place is None:
         raise RaytfError(
             f"raytf.{name}() was called outside of a worker, where there is no rank. Call it in the model function, "
-            "in callbacks, in augment or in a source's take(); the driver knows no ranks, and the number of workers "
-            "may change while a run lasts."
+            "in callbacks, in augment or in a source's take(); the driver has no rank, and the number of workers "
+            "may change during a run."
         )
     return _place

@@ -1,23 +1,23 @@
-"""What travels between workers in a step: reduced at once, and the sum does not depend on who adds first.
+"""What travels between workers in a step: reduced in one go, with a sum that does not depend on the order of addition.
 
 Tensors of one dtype hold the weighted sum of gradients, the weighted sum of what layers updated (BatchNorm statistics),
-a matrix with one row a logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
+a matrix with one row per logical shard for loss and metrics, and a few flags. Rows of other workers are zero, so a row
 arrives bit for bit, and all ranks add the V rows in the same order.
 
 Gradients need more. Float addition depends on its order, hence on the number of workers, and training amplifies the
 last bit: after 50 steps losses may differ in the fourth digit. `FixedPointReduction` therefore adds integers. Each
 tensor has an exponent e; every shard's values are rounded to multiples of 2**(e - b), with b bits chosen so that V of
 them cannot overflow an int32 (fixed point; Demmel and Nguyen, Parallel reproducible summation, 2015, call it
-pre-rounding). The exponent follows the largest value of the step before, with head-room, so that no worker has to wait
-for a maximum first; where a step outgrows it, all ranks see so in the reduced rows and do the step's arithmetic once
-more with the right one. Exponents are a function of the step alone and are saved with the weights. The bytes on the
-wire are those of float32.
+pre-rounding). The exponent follows the largest value of the previous step, with headroom, so that no worker has to wait
+for a maximum first. If a step outgrows it, all ranks see that in the reduced rows and repeat the step's arithmetic with
+the right exponent. Exponents are a function of the step alone and are saved with the weights. The number of bytes on
+the wire is that of float32.
 
 With compression a gradient's values become 16-bit numbers, two of which travel in one int32: the sum of such words is
-the word of the sums, as long as these fit 16 bits, so any sum of int32 will do. V of them have 16 - log2(V) bits each,
-sign included, in place of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of head-room is one
-less, so exponents follow more closely then, and a step is repeated more often. Values are rounded to the nearest.
-Layers' updates are averages that accumulate, where such rounding would stay: they travel whole.
+the word of the sums as long as these fit 16 bits, so any sum of int32 will do. For V shards each value has
+16 - log2(V) bits, sign included, instead of 32 - log2(V); half-precision floats have 12 to begin with. Each bit of
+headroom costs one bit, so exponents then follow more closely, and a step is repeated more often. Values are rounded to
+the nearest. Layers' updates are averages that accumulate, where such rounding would remain: they travel in full.
 """
 
 from __future__ import annotations
@@ -36,22 +36,31 @@ from raytf.distributed.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
 from raytf.distributed.wire import HOST, AllReduce, WireLayout, WireWords, pack, zeros
 
-#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition. An exponent
-#: comes down only when it leaves more than `_SLACK`: noise would otherwise outgrow it again and again.
-_HEADROOM, _SLACK = 3, 4
+#: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
+_HEADROOM = 3
+#: An exponent is lowered only when it leaves more than this: otherwise noise would outgrow it again and again.
+_SLACK = 4
 #: The same where 16 bits must do.
 _SMALL_HEADROOM, _SMALL_SLACK = 1, 2
-#: Exponents below this round to zero; it keeps the scale a normal float32.
-_LEAST, _MOST = -90, 128
+#: The lowest exponent, below which values round to zero; it keeps the scale a normal float32.
+_LEAST = -90
+#: The highest exponent.
+_MOST = 128
 
-#: (scales, sums over workers that begin meanwhile) -> (encoded tensors summed over this worker's shards, or over those
-#: of all workers where there are such sums; rows [L, M + extra]).
+#: (scales, sums over workers that start meanwhile) -> (encoded tensors summed over this worker's shards, or over those
+#: of all workers if there are such sums; rows [L, M + extra]).
 Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor]]
 
 
 class Reduced(NamedTuple):
-    """A step after reduction: tensors, the row [M] added over all shards, flags [F] added over all ranks, and whether
-    all numbers in the tensors are finite."""
+    """A step after reduction.
+
+    Attributes:
+        tensors: the sums.
+        row: [M] added over all shards.
+        flags: [F] added over all ranks.
+        finite: whether all numbers in the tensors are finite.
+    """
 
     tensors: list[tf.Tensor]
     row: tf.Tensor
@@ -64,8 +73,8 @@ class Reduction(Protocol):
 
     Attributes:
         layout: of the tensors.
-        shapes: of what `encode` makes of a shard's tensors, and
-        dtype: of these.
+        shapes: of the tensors that `encode` makes of a shard's.
+        dtype: of the tensors that `encode` makes.
         extra: columns that `encode` appends to a shard's row.
     """
 
@@ -81,7 +90,7 @@ class Reduction(Protocol):
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """A shard's tensors times its weight, in a form that may be added, and [extra] columns of its row."""
+        """A shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
         ...
 
     def reduce(
@@ -90,10 +99,10 @@ class Reduction(Protocol):
         """Compute this worker's shards and add them over all workers.
 
         Args:
-            all_reduce: sums tensors over workers; None where this is the only one.
-            compute: this worker's part.
+            all_reduce: sums tensors over workers; None if this is the only worker.
+            compute: computes this worker's part.
             flags: [F] this worker's flags, whole numbers.
-            shards: the shards of this worker.
+            shards: of this worker.
             total_shards: V.
         """
         ...
@@ -103,9 +112,9 @@ class FloatReduction:
     """Plain float addition: one pass, and last bits that depend on the number of workers.
 
     Args:
-        layout: what travels.
-        dtype: as which.
-        overlap: add over workers in buckets, while gradients are computed; by default all at once.
+        layout: of the tensors.
+        dtype: in which they travel.
+        overlap: add over workers in buckets while gradients are computed; by default all at once.
     """
 
     extra = 0
@@ -148,12 +157,12 @@ class FixedPointReduction:
     """Integer addition in fixed point: the same bits for every number of workers and every order.
 
     Args:
-        layout: what travels.
+        layout: of the tensors.
         total_shards: V.
         compressed: how many of the tensors, from the first, travel as 16 bits.
-        words: how the devices hold whole numbers; the sums have the same bits with any.
-        overlap: add over workers in buckets, while gradients are computed; the sums have the same bits. By default all
-            at once, when they all are known.
+        words: how the devices hold whole numbers; all choices give the same bits.
+        overlap: add over workers in buckets while gradients are computed, with the same bits; by default all at once,
+            after all gradients are known.
     """
 
     def __init__(
@@ -167,9 +176,9 @@ class FixedPointReduction:
         self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
-        #: Bits of a shard's value. The largest is 2**bits less a few units, since float32 has but 24: V fit an int32.
+        #: Bits of a shard's value. The largest is 2**bits less a few units, as float32 has only 24: V fit an int32.
         self.bits = 31 - spent
-        #: Of each tensor, and what else differs by its kind.
+        #: The bits, headroom and slack of each tensor, which depend on whether it is compressed.
         small = np.arange(self.extra) < compressed
         self._bits = np.where(small, 15 - spent, self.bits).astype(np.int32)
         self._headroom = np.where(small, _SMALL_HEADROOM, _HEADROOM).astype(np.int32)
@@ -195,7 +204,7 @@ class FixedPointReduction:
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
-        if self._overlap is not None:  # with one worker, too: the loop's body is to be the same for every number
+        if self._overlap is not None:  # for one worker, too: the loop's body must be the same for all
             early = Buckets(self._encoding.parts, partial(self._add_bucket, all_reduce), self._overlap.rounds)
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -213,7 +222,7 @@ class FixedPointReduction:
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
             return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *summed)
 
-        # A loop, not a branch: that would be a second copy of the gradients' graph to trace and to optimize.
+        # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
         start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
         invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
         encoding, travel = self._encoding, len(self.shapes)
@@ -228,7 +237,7 @@ class FixedPointReduction:
         self._exponents.assign(tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST))
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
-        # What is not finite makes all of its tensor so.
+        # A value that is not finite makes its whole tensor not finite.
         steps = tf.where(finite, power_of_two(used - self._bits), largest)
         if is_packed:
             sums = words.unpack(sums, WireLayout(self.shapes), encoding.small)
@@ -246,7 +255,7 @@ class FixedPointReduction:
 
 
 def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Tensor]], list[tf.Tensor]]:
-    """A sum of tensors, made of one that sums a vector over workers."""
+    """Makes a sum of tensors from a sum of one vector over workers."""
 
     def reduce(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         if len(tensors) == 1:
@@ -258,7 +267,7 @@ def packed(all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> Callable[[list[tf.Te
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Whether all numbers of some tensors are finite."""
-    # What is not finite makes a sum so, in one pass that writes nothing. A sum can overflow by itself: look twice then.
+    # A value that is not finite makes the sum so, in one pass without writes. A finite sum may overflow: check again.
     quick = tf.math.is_finite(tf.add_n([tf.reduce_sum(t) for t in tensors]))
     slow = lambda: tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])  # noqa: E731
     return tf.cond(quick, lambda: tf.constant(True), slow)
@@ -270,8 +279,11 @@ def everyones(
     """[V, M] float32 rows of all shards, bit for bit, on every worker.
 
     Args:
+        all_reduce: sums tensors over workers; None if this is the only worker.
         rows: [L, M] of this worker's shards.
-        words: as which they travel.
+        shards: of this worker.
+        total_shards: V.
+        words: the form in which the rows travel.
     """
     if all_reduce is None:
         return rows
@@ -280,14 +292,14 @@ def everyones(
 
 
 def _largest(matrix: tf.Tensor, count: int) -> tf.Tensor:
-    """The largest of each of the last columns."""
+    """The largest value of each of the last `count` columns."""
     largest = matrix[:, -count:]
-    # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay one.
+    # Not reduce_max alone: it drops NaN on some devices, and a NaN gradient must stay NaN.
     return tf.reduce_max(largest, 0) + 0.0 * tf.reduce_sum(largest, 0)
 
 
 def exponent(magnitude: tf.Tensor) -> tf.Tensor:
-    """The least e, int32, with magnitude < 2**e, at least `_LEAST`; exact, from the bits of a finite float32 >= 0."""
+    """The least int32 e >= `_LEAST` with magnitude < 2**e; exact, from the bits of a finite float32 >= 0."""
     return tf.maximum(tf.bitwise.right_shift(tf.bitcast(magnitude, tf.int32), 23) - 126, _LEAST)
 
 

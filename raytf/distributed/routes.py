@@ -1,7 +1,7 @@
-"""Which path gradients take from rank to rank, out of what each rank says of its place. No TensorFlow here.
+"""Which path gradients take from rank to rank, chosen from what each rank says about its place. No TensorFlow here.
 
-TensorFlow leaves this open: its `AUTO` is the ring over gRPC, on GPUs too, and NCCL only comes where it is named; NCCL
-refuses two ranks on one GPU, and parts of one (MIG). So each rank says where it computes, and all decide alike.
+TensorFlow leaves this open: its `AUTO` is the ring over gRPC, on GPUs too, and NCCL is only used if it is named; NCCL
+refuses two ranks on one GPU, and parts of a GPU (MIG). So each rank says where it computes, and all decide alike.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from raytf.config import strategy_rules
 from raytf.config.sections import Communication
 from raytf.errors import ConfigError
 
-#: How the UUID of a part of a GPU begins.
+#: Prefix of the UUID of a part of a GPU.
 _PART = "MIG-"
-#: Characters of what a rank says of its machine, so that every row has room for it.
+#: Characters of each text in a rank's row, so that the row stays below its size limit.
 _LONGEST = 80
 
 
 class SumPath(enum.Enum):
     """How a vector of gradients becomes the sum over all ranks."""
 
-    CPU = "cpu"  # as without GPUs: in the memory of each host, and between hosts over gRPC
-    HOST = "host"  # the same, forced, or for GPUs: down to the host, summed there, and up again
+    CPU = "cpu"  # the path without GPUs: in the memory of each host, and between hosts over gRPC
+    HOST = "host"  # the same path, but asked for, or for GPUs: copied to the host, summed there, and copied back
     RING = "ring"  # TensorFlow's ring over gRPC, among all ranks
     NCCL = "nccl"  # from GPU to GPU
 
 
 @dataclass(frozen=True)
 class RankSeat:
-    """Where a rank computes, as it says itself.
+    """Where a rank computes, as the rank itself reports it.
 
     Attributes:
-        host: what processes have in common that can share memory; unique where this one shares none.
+        host: what processes have in common that can share memory; unique if this one shares none.
         token: random, of this process.
-        node: its machine, for people.
+        node: name of its machine, for messages.
         promised: GPUs that the cluster has given it; a fraction where several ranks share one.
-        gpu: what tells its GPU from all others, a UUID; None where TensorFlow computes on the CPU.
-        kind: of that GPU, for people.
+        gpu: identifies its GPU (a UUID); None where TensorFlow computes on the CPU.
+        kind: of that GPU, for messages.
     """
 
     host: str
@@ -52,12 +52,12 @@ class RankSeat:
     kind: str = ""
 
     def to_row(self) -> bytes:
-        """In at most a kilobyte."""
+        """The seat as JSON, at most a kilobyte."""
         return json.dumps({k: _short(v) if isinstance(v, str) else v for k, v in asdict(self).items()}).encode()
 
     @classmethod
     def of_row(cls, row: bytes) -> RankSeat:
-        """What `to_row` has made."""
+        """The seat from a row of `to_row`."""
         return cls(**json.loads(row))
 
 
@@ -67,7 +67,7 @@ def _short(text: str) -> str:
 
 @dataclass(frozen=True)
 class SumRoute:
-    """The path, and why it was chosen; no reason where nobody has a GPU and nothing else was asked for."""
+    """The path, and why it was chosen; no reason if there are no GPUs and nothing else was asked for."""
 
     path: SumPath
     why: str = ""
@@ -90,14 +90,14 @@ def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
 
 
 def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
-    """The path for a group of ranks that have the GPUs they were promised; every rank finds the same.
+    """The path for a group of ranks that have the GPUs they were promised; every rank chooses the same.
 
     Args:
         communication: as the user gave it.
         seats: of all ranks, by rank.
 
     Raises:
-        ConfigError: NCCL was asked for where it cannot be, or some ranks compute on CPUs and others on GPUs.
+        ConfigError: NCCL was asked for where it cannot be used, or some ranks compute on CPUs and others on GPUs.
     """
     is_asked = f"--communication {communication}"
     with_gpu = [seat.gpu for seat in seats if seat.gpu is not None]
@@ -109,8 +109,8 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
     if len(with_gpu) < len(seats):
         odd = next(rank for rank, seat in enumerate(seats) if seat.gpu is None)
         raise ConfigError(
-            f"rank {odd} on {seats[odd].node} computes on a CPU, and others on GPUs: their gradients travel in other "
-            "words. Give each worker a GPU (--use-gpu), or none (--no-use-gpu)."
+            f"rank {odd} on {seats[odd].node} computes on a CPU, and others on GPUs: their gradients travel in "
+            "different formats. Give each worker a GPU (--use-gpu), or none (--no-use-gpu)."
         )
     obstacle = _against_nccl(seats)
     if communication == "nccl" and obstacle:
@@ -121,13 +121,13 @@ def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
 
 
 def _against_nccl(seats: Sequence[RankSeat]) -> str:
-    """Why NCCL cannot add what these ranks have; empty where it can."""
+    """Why NCCL cannot add what these ranks have; empty if it can."""
     gpu, ranks = Counter(seat.gpu for seat in seats).most_common(1)[0]
     if ranks > 1:
         node = next(seat.node for seat in seats if seat.gpu == gpu)
         return f"{ranks} workers share one GPU of {node}, which NCCL refuses"
     part = next((seat for seat in seats if (seat.gpu or "").startswith(_PART)), None)
-    return f"{part.node} gives parts of a GPU (MIG), which NCCL does not join" if part else ""
+    return f"{part.node} gives parts of a GPU (MIG), which NCCL does not support" if part else ""
 
 
 def _equipped(gpus: Sequence[str], seats: Sequence[RankSeat]) -> str:

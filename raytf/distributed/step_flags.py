@@ -1,4 +1,4 @@
-"""What the ranks tell each other with every call of the training step: numbers that are added over them."""
+"""What the ranks exchange with every call of the training step: numbers that are summed over them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raytf.distributed import replica_agreement
 
 
 class StepFlag(enum.IntEnum):
-    """Places in the vector of flags."""
+    """Indices in the vector of flags."""
 
     WANT_SAVE = 0
     WRITTEN = 1
@@ -25,12 +25,12 @@ class StepFlag(enum.IntEnum):
     UNSEALED = 9
 
 
-#: Of the vector: the flags, and the bits of a hash of the weights after them.
+#: Length of the vector: the flags, followed by the bits of a hash of the weights.
 LENGTH = len(StepFlag) + replica_agreement.BITS
 
 
 def vector(given: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray:
-    """Flags and a hash as they are added over the ranks, float32 [LENGTH]; 0 for what is not given."""
+    """Flags and a hash, to be summed over the ranks, float32 [LENGTH]; 0 for flags that are not given."""
     flags = np.zeros(LENGTH, np.float32)
     for flag, value in given.items():
         flags[flag] = value
@@ -39,5 +39,5 @@ def vector(given: Mapping[StepFlag, float], weights_hash: int = 0) -> np.ndarray
 
 
 def agree(sums: np.ndarray, world_size: int) -> bool:
-    """Whether all ranks told the same hash, given their vectors added up."""
+    """Whether all ranks sent the same hash, given the sum of their vectors."""
     return replica_agreement.all_equal(sums[len(StepFlag) :], world_size)

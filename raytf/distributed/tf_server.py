@@ -1,4 +1,4 @@
-"""A TensorFlow server in this process: a parameter server or one of its workers. Keras is not needed for that."""
+"""A TensorFlow server in this process: a parameter server or one of its workers. It does not need Keras."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import tensorflow as tf
 
 
 def start_server(cluster: dict[str, list[str]], job: str, index: int, threads: int) -> Any:
-    """Run a TensorFlow server in this process, as long as it lives.
+    """Run a TensorFlow server in this process for as long as the process lives.
 
     Args:
         cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
-        job, index: the place of this one in it.
+        job: this process's kind, one of these three.
+        index: of this process among those of its kind.
         threads: within an operation.
     """
     config = tf.compat.v1.ConfigProto(

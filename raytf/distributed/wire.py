@@ -1,12 +1,13 @@
 """Whole numbers of 32 bits, as a device adds them and as they travel between workers.
 
-Fixed point needs sums of int32. On a CPU that is what there is (`HOST`). On a GPU TensorFlow keeps int32 in the host's
-memory, since it takes it for shapes and counters, and it refuses to add int32 over GPUs (tensorflow#56184). There the
-same bits are uint32, of which additions, shifts and casts run on the device (`DEVICE`): the sum of two's complements is
-the two's complement of the sum. On the wire two of them share an int64, which collectives do add: the sum of such
-words is the word of the sums, as `widen` shows. So a value takes 4 bytes on either, and the bits of a sum are equal.
+Fixed point needs sums of int32. On a CPU these exist (`HOST`). On a GPU TensorFlow keeps int32 in host memory, because
+it uses it for shapes and counters, and it refuses to add int32 over GPUs (tensorflow#56184). There the same bits are
+held as uint32, for which additions, shifts and casts run on the device (`DEVICE`): the sum of two's complements is the
+two's complement of the sum. On the wire two of them share an int64, which collectives do add: the sum of such words is
+the word of the sums, as `widen` shows. So a value takes 4 bytes either way, and the bits of a sum are equal.
 
-Numbers within 16 bits, of compressed gradients, share a word of 32 bits before (`join`), so four are in an int64.
+Numbers within 16 bits, of compressed gradients, are first joined in pairs into words of 32 bits (`join`), so an int64
+holds four of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-#: Sums tensors of one dtype over workers; None where there is but one worker.
+#: Sums tensors of one dtype over workers; None if there is only one worker.
 AllReduce = Callable[[list[tf.Tensor]], list[tf.Tensor]] | None
 
 
@@ -38,47 +39,47 @@ class WireWords(Protocol):
 
     Attributes:
         dtype: of the tensors that hold them; `+` adds them.
-        is_on_gpu: whether this is the way of GPUs, where few large operations are better than many small ones.
+        is_on_gpu: whether this way is for GPUs, where few large operations are better than many small ones.
     """
 
     dtype: tf.DType
     is_on_gpu: bool
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
-        """float32 within int32, rounded towards zero."""
+        """float32 values within int32 as words, rounded towards zero."""
         ...
 
     def real(self, words: tf.Tensor) -> tf.Tensor:
-        """The numbers as float32, to the nearest."""
+        """The numbers as float32, rounded to the nearest."""
         ...
 
     def of_bits(self, values: tf.Tensor) -> tf.Tensor:
-        """The bits of float32; added to zeros, they stay as they are."""
+        """The bits of float32 values as words; added to zeros, they stay as they are."""
         ...
 
     def bits(self, words: tf.Tensor) -> tf.Tensor:
-        """float32 of `of_bits`."""
+        """The float32 values of words from `of_bits`."""
         ...
 
     def travelling(self, tensors: int, small: int) -> int:
-        """Of how many tensors `add` tells the sums, for this many of which the first `small` are within 16 bits."""
+        """How many sums `add` returns for this many tensors, of which the first `small` are within 16 bits."""
         ...
 
     def add(
         self, all_reduce: Callable, tensors: list[tf.Tensor], small: int, others: list[tf.Tensor]
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Sums over all workers: of the tensors, to be given to `unpack`; and of the others, as they are.
+        """Sums over all workers: of the tensors, to be given to `unpack`; and of the others, ready to use.
 
         Args:
             all_reduce: sums tensors of one dtype.
             tensors: whose sums, and each worker's part of them, are within 32 bits.
-            small: how many of the tensors, from the first, are so within 16 bits.
-            others: likewise within 32 bits.
+            small: how many of the tensors, from the first, are even within 16 bits.
+            others: also within 32 bits.
         """
         ...
 
     def unpack(self, sums: list[tf.Tensor], layout: WireLayout, small: int) -> list[tf.Tensor]:
-        """The sums of `add`'s tensors, of which each has its shape where it was not sent as it is."""
+        """The sums of `add`'s tensors. Tensors that were packed to be sent have their shapes again."""
         ...
 
 
@@ -115,7 +116,7 @@ class _HostWords:
 
 
 class _DeviceWords:
-    # Of uint32 a GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum; of int32 it has casts and shifts alone.
+    # For uint32 a GPU has no Fill, Slice, Split, Pad, Sum, Equal or Maximum; for int32 it only has casts and shifts.
     dtype, is_on_gpu = tf.uint32, True
 
     def whole(self, values: tf.Tensor) -> tf.Tensor:
@@ -152,14 +153,14 @@ class _DeviceWords:
         return [*begin, *(tf.reshape(b, s) for b, s in zip(blocks, layout.shapes[small:], strict=True))]
 
 
-#: int32, for CPUs and for whatever else adds it.
+#: int32, for CPUs and any other device that adds it.
 HOST: WireWords = _HostWords()
 #: uint32 and int64, for GPUs; it works wherever TensorFlow does.
 DEVICE: WireWords = _DeviceWords()
 
 
 def zeros(shape: Sequence[int] | tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
-    """Zeros of any dtype, made on the device: of uint32 there is no Fill on GPUs."""
+    """Zeros of any dtype, made on the device: GPUs have no Fill for uint32."""
     return tf.bitcast(tf.zeros(shape), dtype) if dtype == tf.uint32 else tf.zeros(shape, dtype)
 
 
@@ -171,16 +172,16 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def widen(words: tf.Tensor) -> tf.Tensor:
     """[n] uint32, two's complements of numbers, as [ceil(n/2)] int64 that may be added; see `narrow`.
 
-    Two numbers a, b become a + b * 2**32. A sum of such words is A + B * 2**32 of the sums A, B, and as long as A is
-    within 32 bits, these are known from it: A is the lower half as a signed number, B what is left. Laid side by side
-    the two are a' + b * 2**32, where a' is a, or 2**32 more if a is negative; so that is taken off.
+    Two numbers a, b become a + b * 2**32. A sum of such words is A + B * 2**32 for the sums A, B, and as long as A is
+    within 32 bits, both can be recovered: A is the lower half as a signed number, B is what is left. Laid side by side,
+    the two are a' + b * 2**32, where a' is a, or a + 2**32 if a is negative; so 2**32 is subtracted in that case.
     """
     wide = tf.bitcast(tf.reshape(_even(words), [-1, 2]), tf.int64)
     return wide + _borrow(wide)
 
 
 def narrow(wide: tf.Tensor, count: int) -> tf.Tensor:
-    """The [count] numbers of a sum of `widen`s, where these sums are within 32 bits: uint32, two's complements."""
+    """The [count] numbers of a sum of `widen` words, if these sums are within 32 bits: uint32, two's complements."""
     return tf.reshape(tf.bitcast(wide - _borrow(wide), tf.uint32), [-1])[:count]
 
 
@@ -202,17 +203,17 @@ def join(values: tf.Tensor) -> tf.Tensor:
 
 
 def part(words: tf.Tensor, count: int) -> tf.Tensor:
-    """The [count] values of a sum of `join`s, where each of these sums is within 16 bits."""
+    """The [count] values of a sum of `join` words, where each of these sums is within 16 bits."""
     if words.dtype == tf.uint32:
         low = _shift_right(tf.bitwise.left_shift(words, tf.constant(16, tf.uint32)))
         return tf.concat([_shift_right(words - low), low], 0)[:count]
-    low = tf.bitwise.right_shift(tf.bitwise.left_shift(words, 16), 16)  # which carries the sign down
+    low = tf.bitwise.right_shift(tf.bitwise.left_shift(words, 16), 16)  # keeps the sign
     high = tf.bitwise.right_shift(words - low, 16)
     return tf.concat([high, low], 0)[:count]
 
 
 def _shift_right(words: tf.Tensor) -> tf.Tensor:
-    """uint32 moved by 16 bits, with the sign that they have as int32."""
+    """uint32 shifted right by 16 bits, keeping the sign that they have as int32."""
     return tf.bitcast(tf.bitwise.right_shift(tf.bitcast(words, tf.int32), 16), tf.uint32)
 
 
@@ -221,9 +222,9 @@ def _even(words: tf.Tensor) -> tf.Tensor:
 
 
 def _lay(blocks: list[tf.Tensor]) -> tf.Tensor:
-    """All values in a vector, each block from an even place: no two blocks meet in an int64.
+    """All values in a vector, where each block starts at an even index: no two blocks share an int64.
 
-    Sums of a block that are not within 32 bits, as those of what is not finite, then leave the other blocks alone.
+    Sums of a block that exceed 32 bits, such as those of values that are not finite, then do not affect other blocks.
     """
     return tf.concat([_even(tf.reshape(b, [-1])) for b in blocks], 0)
 
@@ -249,5 +250,5 @@ def _split(vector: tf.Tensor, sizes: list[int]) -> list[tf.Tensor]:
         return []
     if vector.dtype != tf.uint32:
         return tf.split(vector, sizes)
-    # As float32, which costs nothing: a GPU splits those. Nothing is computed with them, so they keep their bits.
+    # As float32, which costs nothing and which a GPU can split. Nothing is computed with them, so the bits stay.
     return [tf.bitcast(p, tf.uint32) for p in tf.split(tf.bitcast(vector, tf.float32), sizes)]

@@ -1,4 +1,4 @@
-"""`--show-cluster`: who the processes of a group are, as a table."""
+"""`--show-cluster`: the processes of a group, as a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GIB = 2**30
 
 
 class TableRanks(Protocol):
-    """The part of a strategy's Group that is needed here."""
+    """The part of a strategy's `Group` that is needed here."""
 
     rank: int
     world_size: int
@@ -31,13 +31,13 @@ class TableRanks(Protocol):
 
 
 def show(group: TableRanks, strategy: str, local_rank: int, say: Callable[[str], None]) -> None:
-    """Tell the user of all workers; every rank must call it.
+    """Show the user a table of all workers; every rank must call it.
 
     Args:
         group: of all ranks.
         strategy: its name.
         local_rank: of this worker.
-        say: for the user, as a whole; rank 0 calls it.
+        say: takes the whole table for the user; only rank 0 calls it.
     """
     me = {"local_rank": local_rank} | about_me()
     everyone = [json.loads(each) for each in gather(group, json.dumps(without_cluster(me)).encode())]
@@ -46,7 +46,7 @@ def show(group: TableRanks, strategy: str, local_rank: int, say: Callable[[str],
 
 
 def count(number: int, what: str) -> str:
-    """Such as 2 workers."""
+    """A number with its noun, such as "2 workers"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -62,11 +62,11 @@ def gather(group: TableRanks, data: bytes) -> list[bytes]:
 
 
 def table(title: str, processes: list[dict[str, Any]]) -> str:
-    """Lines for the terminal.
+    """The table, as lines for the terminal.
 
     Args:
-        title: above it.
-        processes: what `about_me` says; those with a `local_rank` are all workers there are, by rank.
+        title: shown above the table.
+        processes: from `about_me`; if all have a `local_rank`, they are all of the workers, by rank.
     """
     shown = Table(title=title, title_justify="left")
     has_ranks = all("local_rank" in process for process in processes)
@@ -88,16 +88,16 @@ def table(title: str, processes: list[dict[str, Any]]) -> str:
 
 
 def without_cluster(process: dict[str, Any]) -> dict[str, Any]:
-    """What a process says of itself, without the list of all others: that is long where they are many."""
+    """What a process says about itself, without the list of all others, which is long if there are many."""
     config = json.loads(process["tf_config"] or "{}")
     return process | {"tf_config": json.dumps({"task": config["task"]}) if "task" in config else ""}
 
 
 def about_me(serves: bool = False) -> dict[str, Any]:
-    """Of this process, as JSON can hold it.
+    """Facts about this process, as values for JSON.
 
     Args:
-        serves: it has a TensorFlow server, whose devices a list of logical ones would take a second time.
+        serves: it has a TensorFlow server, so listing logical devices would take its devices a second time.
     """
     memory = psutil.virtual_memory()
     return {
@@ -116,7 +116,7 @@ def whereabouts() -> str:
 
 
 def _devices(serves: bool) -> list[str]:
-    """Those that compute: accelerators where there are any, else CPUs."""
+    """Devices that compute: accelerators if there are any, else CPUs."""
     import tensorflow as tf  # not for the driver, which prints the table
 
     found_by = tf.config.list_physical_devices if serves else tf.config.list_logical_devices

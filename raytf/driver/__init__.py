@@ -1,4 +1,4 @@
-"""What the driver process does: `fit`, preflight, Ray Train's adapters, supervision.
+"""What the driver process does: `fit`, preflight checks, Ray Train's adapters, supervision.
 
-Knows everything but tune, testing and commands. The entry is `raytf.driver.fit.fit`.
+May use everything but tune, testing and commands. The entry point is `raytf.driver.fit.fit`.
 """

@@ -1,4 +1,4 @@
-"""What the driver does beside Ray Train: it listens to the workers, writes the ledger, and shows the run's figures."""
+"""What the driver does besides Ray Train: it listens to the workers, writes the ledger, and shows the run's figures."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from raytf.runs.status import Status, StatusFile
 from raytf.storage.storage import Storage
 from raytf.training.monitor_client import MonitorClient
 
-#: Between two looks at what the monitor has heard, and for an answer.
-_POLL_SECONDS, _READ_SECONDS, _LAST_READ_SECONDS = 0.3, 30.0, 5.0
-#: A driver that is killed loses so much of the ledger.
+#: Seconds between two reads of the monitor.
+_POLL_SECONDS = 0.3
+#: Seconds to wait for the monitor's answer, during the run and at its end.
+_READ_SECONDS, _LAST_READ_SECONDS = 30.0, 5.0
+#: Seconds between two writes of the ledger; a driver that is killed loses at most this much of it.
 _FLUSH_SECONDS = 3.0
 
 
@@ -47,11 +49,11 @@ class RunLedger(ledger.Ledger):
         self.figures.add(events)
 
     def note(self, event: RunEvent) -> None:
-        """Add what this process itself sees happen, now."""
+        """Add something that this process itself sees happen, with the present time."""
         self.add([{"time": time.time(), "kind": event.kind, **event.fields()}])
 
     def read_earlier(self) -> None:
-        """Take what the drivers before this one wrote into the figures, where storage lets."""
+        """Add what earlier drivers of the run wrote to the figures, if storage can be read."""
         if not self._has_earlier:
             self._has_earlier = True
             with contextlib.suppress(StorageError):
@@ -59,8 +61,8 @@ class RunLedger(ledger.Ledger):
 
 
 @contextlib.contextmanager
-def _beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Run `work` in a thread as long as the `with` statement lasts, and 5 s more at most; the event tells it to end."""
+def _in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread during the `with` statement, and 5 s longer at most; the event tells it to end."""
     stop = threading.Event()
     thread = threading.Thread(target=work, args=(stop,), daemon=True, name=name)
     thread.start()
@@ -73,7 +75,7 @@ def _beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def booked(run: Storage) -> Iterator[RunLedger]:
-    """A ledger that is written every few seconds, beside all else, from now to the end of this driver."""
+    """A ledger that is written every few seconds, in the background, from now to the end of this driver."""
     book = RunLedger(run)
     book.note(Driver("started", os.getpid(), socket.gethostname()))
 
@@ -82,7 +84,7 @@ def booked(run: Storage) -> Iterator[RunLedger]:
             book.flush()
 
     try:
-        with _beside("raytf-ledger", write):
+        with _in_background("raytf-ledger", write):
             try:
                 yield book
             except BaseException as error:
@@ -93,7 +95,7 @@ def booked(run: Storage) -> Iterator[RunLedger]:
 
 
 def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
-    """Where the run's time went, and its goodput; not where the ledger cannot be read."""
+    """Add where the run's time went, and its goodput, unless the ledger cannot be read."""
     book.flush()
     with contextlib.suppress(StorageError):
         seconds = timeline.account(timeline.timeline(ledger.read(run)))
@@ -103,13 +105,13 @@ def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
 
 @contextlib.contextmanager
 def monitoring(attempts: Sequence[str]) -> Iterator[MonitorClient]:
-    """A Monitor, which ends with the `with` statement. Where its process dies before, it comes back as it
-    was within a second or two; calls wait for that.
+    """A Monitor, which ends with the `with` statement. If its process dies earlier, it comes back with the same state
+    within a second or two; calls wait for that.
 
     Args:
-        attempts: names of the run's starts of worker groups so far.
+        attempts: names of the run's worker groups so far.
     """
-    # On the driver's node: on another one it could die while the run lives, and would not find what it knew.
+    # On the driver's node: on another node it could die while the run lives, and would not find its state.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
     with crash_safe_memory.held() as known:
@@ -118,25 +120,25 @@ def monitoring(attempts: Sequence[str]) -> Iterator[MonitorClient]:
             yield MonitorClient(actor)
         finally:
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor)  # keepers hold a handle of it, and end a minute after it
+                ray.kill(actor)  # keepers hold a handle to it, and end a minute after it
 
 
 def _task() -> str:
-    """The same for a call that Ray sends again."""
+    """Ray's id of the task that is being run; a call that Ray sends again has the same one."""
     return ray.get_runtime_context().get_task_id() or ""
 
 
 def _is_another() -> bool:
-    """Whether Ray has started this actor again."""
+    """Whether Ray has restarted this actor."""
     return ray.get_runtime_context().was_current_actor_reconstructed
 
 
 class MonitorReader:
-    """Reads a Monitor: everything once, whatever becomes of a question or of the Monitor's process.
+    """Reads a Monitor, each message and event exactly once, even if a call fails or the Monitor's process dies.
 
     Args:
-        monitor: that it reads.
-        book: the ledger, to which its events go.
+        monitor: to read.
+        book: the ledger, to which the events go.
     """
 
     def __init__(self, monitor: MonitorClient, book: RunLedger):
@@ -145,13 +147,16 @@ class MonitorReader:
         self._told = self._noted = 0
 
     def read(self, seconds: float) -> tuple[Status | None, list[str]]:
-        """The latest status, and what was said since the last time.
+        """The latest status, and the messages since the last call.
+
+        Args:
+            seconds: to wait for an answer.
 
         Raises:
-            RayError: no answer within this many seconds.
+            RayError: there was no answer in this time.
         """
         if not self._lock.acquire(timeout=seconds):
-            raise ray.exceptions.GetTimeoutError("somebody else reads")
+            raise ray.exceptions.GetTimeoutError("another thread is reading the monitor")
         try:
             status, messages, events = self._monitor.ask_news(self._told, self._noted).answer(seconds)
             self._told, self._noted = self._told + len(messages), self._noted + len(events)
@@ -162,14 +167,14 @@ class MonitorReader:
 
 
 @contextlib.contextmanager
-def listening(ear: MonitorReader, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
-    """What workers and controller say reaches the user, the status file and the ledger."""
+def listening(reader: MonitorReader, display: Display, status_file: StatusFile, lease: Lease) -> Iterator[None]:
+    """Pass what workers and controller report on to the user, the status file and the ledger."""
 
     def show(seconds: float = _READ_SECONDS) -> None:
-        status, messages = ear.read(seconds)
+        status, messages = reader.read(seconds)
         if status is not None:
             status_file.show(status)
-        # Who reads the output may have gone (`| head`), which rich takes for the end of the program.
+        # The reader of the output may be gone (`| head`), on which rich ends the program.
         with contextlib.suppress(OSError, SystemExit):
             for message in messages:
                 display.say(message)
@@ -187,7 +192,7 @@ def listening(ear: MonitorReader, display: Display, status_file: StatusFile, lea
                 os._exit(EXIT_AGAIN)
 
     try:
-        with _beside("raytf-progress", watch):
+        with _in_background("raytf-progress", watch):
             yield
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -196,11 +201,12 @@ def listening(ear: MonitorReader, display: Display, status_file: StatusFile, lea
 
 @contextlib.contextmanager
 def exported(run: str, monitor: MonitorClient, book: RunLedger) -> Iterator[None]:
-    """Ray's metrics and TensorBoard get the run's figures every few seconds; beside the watch, which never waits."""
+    """Export the run's figures to Ray's metrics and TensorBoard every few seconds, apart from `listening`: this one may
+    wait for storage."""
 
     def export(stop: threading.Event) -> None:
         book.read_earlier()
-        if stop.is_set():  # storage took its time, and the connection to Ray is another one by now
+        if stop.is_set():  # reading took long, and the connection to Ray may have changed
             return
         shown = Metrics(run, book.figures)
         while True:
@@ -211,5 +217,5 @@ def exported(run: str, monitor: MonitorClient, book: RunLedger) -> Iterator[None
                 break
         shown.show()
 
-    with _beside("raytf-metrics", export):
+    with _in_background("raytf-metrics", export):
         yield

@@ -1,4 +1,4 @@
-"""The driver's connection to Ray, and what raytf sets of Ray Train before there is one."""
+"""The driver's connection to Ray, and what raytf sets for Ray Train before it connects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from raytf.driver import preflight
 
 @contextlib.contextmanager
 def connected(config: TrainConfig) -> Iterator[bool]:
-    """Connect to Ray, or start one here. Yields whether it was started here."""
-    # One report each 2 s is what the default allows; a poll costs the controller little.
+    """Connect to Ray, or start it on this machine. Yields whether it was started here."""
+    # By default Ray Train takes one report every 2 s; a poll costs the controller little.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
     os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "1")
-    # `ScalingPolicy` follows notices of preemption: with Ray's watcher the run would stop to wait for the end
-    # of the node, and count it as a failure.
+    # `ScalingPolicy` follows notices of preemption: Ray's watcher would stop the run to wait for the end of the node,
+    # and count it as a failure.
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-    # Only nodes that answer are asked for workers; where they cannot start all the same, look again.
+    # Only nodes that answer are asked for workers; if these still cannot start, look again after this time.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
     with ray_for(lambda: preflight.cpus_here(config), config.run.verbose, dashboard=True) as local:
         yield local

@@ -1,7 +1,7 @@
-"""Bytes that outlive the process that writes them: they lie in files without a name (memfd) that another process holds.
+"""Bytes that outlive the process that writes them, in files without a name (memfd) that another process holds open.
 
-A process that is killed while it writes leaves what it wrote before: there are two files, written in turns, and only a
-whole one counts.
+There are two files, written in turn, and only a complete one counts. So a process that is killed while it writes leaves
+what it wrote before.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-#: Number of the write, bytes, and a checksum of both and of what follows.
+#: Number of the write, number of bytes, and a checksum of both and of the bytes that follow.
 _HEAD = struct.Struct("<QQI")
 
 
 class CrashSafeMemory:
-    """What a process writes and another one, or the next in its place, reads. Can be sent to another process.
+    """Holds what a process writes, for another process or its own successor to read. Can be sent to other processes.
 
     Args:
         paths: of two files that exist; see `held`.
@@ -27,20 +27,20 @@ class CrashSafeMemory:
         self._paths, self._number = tuple(paths), 0
 
     def read(self) -> bytes | None:
-        """What was written last.
+        """The bytes that were written last.
 
         Returns:
-            None where nothing was.
+            None if nothing was written.
 
         Raises:
-            OSError: whoever held the files is gone, or they are another user's.
+            OSError: the process that held the files is gone, or they are another user's.
         """
         found = [_parse(_whole(path)) for path in self._paths]
         self._number, data = max((one for one in found if one is not None), default=(0, None))
         return data
 
     def write(self, data: bytes) -> None:
-        """In the place of what was written before the last time.
+        """Replace the older of the last two writes.
 
         Raises:
             OSError: see `read`.
@@ -57,7 +57,7 @@ class CrashSafeMemory:
 
 @contextmanager
 def held() -> Iterator[CrashSafeMemory]:
-    """A memo that other processes of this machine and user may read and write while the `with` statement lasts."""
+    """A memory that other processes of this machine and user may read and write during the `with` statement."""
     files = [os.memfd_create("raytf-memo") for _ in range(2)]
     try:
         yield CrashSafeMemory([f"/proc/{os.getpid()}/fd/{file}" for file in files])

@@ -1,4 +1,4 @@
-"""`fit`: from a configuration to a finished run. The driver's side."""
+"""`fit`: from a configuration to a finished run, on the driver's side."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from raytf.training.monitor_client import MonitorClient
 
 @dataclasses.dataclass(frozen=True)
 class _Session:
-    """What one driver has of a run while it trains.
+    """What a driver needs while it trains a run.
 
     Attributes:
         run: its folder.
-        display: shows the user how it goes.
-        status_file: shows programs the same.
+        display: shows the progress to the user.
+        status_file: shows the progress to programs.
         lease: of the run.
         book: the ledger.
     """
@@ -68,10 +68,10 @@ def fit(
     augment: Augment | None = None,
     validation_freq: int = 1,
 ) -> Result:
-    """Train a Keras model on Ray workers; go on where an earlier call of the same name stopped.
+    """Train a Keras model on Ray workers; resume where an earlier call with the same run name stopped.
 
     Args:
-        model: function without arguments that returns a compiled keras.Model. Runs on every worker.
+        model: a function without arguments that returns a compiled keras.Model. Runs on every worker.
         train: a Source; a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays; a data set
             with `len()` and `[i]`, see MappingSource; or a Ray Dataset, which is written once to `data/` in the run's
             folder and read from there, see RayDataSource.
@@ -81,15 +81,15 @@ def fit(
         callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
             which ends up as `files/` in the run's folder. They run on rank 0.
         class_weight: weight of each class, as in Keras.
-        augment: function ((x, y, sample_weight), seed) -> (x, y, sample_weight) of tensors, called for each
+        augment: a function ((x, y, sample_weight), seed) -> (x, y, sample_weight) of tensors, called for each
             micro-batch with an int32 seed [2] that is a function of the run's seed, the step and the shard.
         validation_freq: epochs between validations.
 
     Returns:
-        What the run left, also when it had finished before.
+        What the run produced, also if it had already finished.
 
     Raises:
-        RaytfError: one line that says what is wrong and how to fix it.
+        RaytfError: says in one line what is wrong and how to fix it.
     """
     config = config or TrainConfig()
     own = precision.of_process()
@@ -126,7 +126,7 @@ def fit(
 def _refuse(
     config: TrainConfig, own: precision.Precision, model: Any, train: Any, validation: Any, validation_freq: int
 ) -> None:
-    """What `fit` says no to before anything is touched.
+    """Refuse wrong settings and arguments before anything is touched.
 
     Raises:
         RaytfError: a setting or an argument is wrong.
@@ -150,7 +150,7 @@ def _refuse(
 
 
 def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
-    """The settings with the logical shards that the run was made with, where nobody said how many."""
+    """The settings with the logical shards that the run was made with, unless the user gave a number."""
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
@@ -162,20 +162,23 @@ def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
 def _finish(
     job: TrainingJob, sources: Sources, stored: dict[str, str], run: Storage, status_file: StatusFile
 ) -> dict[str, Any]:
-    """Train to the end, unless the run has come to it before.
+    """Train to the end, unless the run has already finished.
 
     Args:
-        stored: what the run was made with; empty for a new one.
+        job: to train.
+        sources: the run's data.
+        stored: settings that the run was made with; empty for a new run.
         run: its folder.
+        status_file: shows the progress to programs.
 
     Returns:
-        What is in `result.json`.
+        The contents of `result.json`.
     """
     name = job.config.run.run
     with Display() as display:
         display.say(f"run {name} in {run.locate('')}")
-        # Ray's dashboard has no page about runs of Train; it shows this line, as part of the job's log.
-        display.say(f"its page, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
+        # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
+        display.say(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
@@ -200,7 +203,10 @@ def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -
     """Train on the Ray that this process is connected to.
 
     Args:
-        local: whether this process started it.
+        job: to train.
+        sources: the run's data.
+        local: whether this process started Ray.
+        session: what this driver needs for the run.
     """
     run, display, lease, book = session.run, session.display, session.lease, session.book
     resources = preflight.check_cluster(job.config, local, display.say)
@@ -208,17 +214,17 @@ def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -
     _check_sendable(job)
     with monitoring(run_log.attempt_names(run)) as monitor:
         job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
-        ear = MonitorReader(monitor, book)
+        reader = MonitorReader(monitor, book)
 
         def leave(why: str) -> None:
             with contextlib.suppress(ray.exceptions.RayError):
-                ear.read(1)  # what was said since the last look: the save
+                reader.read(1)  # the messages since the last read, such as that of the save
             book.note(Driver("ended", outcome="stopped", why=why))
             book.flush()
             lease.release()
 
         with (
-            listening(ear, display, session.status_file, lease),
+            listening(reader, display, session.status_file, lease),
             exported(job.config.run.run, monitor, book),
             saving_first(monitor, display.say, leave),
             ray_watch.farewell(lambda loss: saved_before(monitor, loss, leave)),
@@ -234,7 +240,7 @@ def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -
 def _run(
     job: TrainingJob, run: Storage, resources: dict[str, float], say: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """Train with who trains this strategy; what it raises is for people."""
+    """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
             return servers.run(job, "GPU" in resources, say)
@@ -255,7 +261,7 @@ def _check_sendable(job: TrainingJob) -> None:
 
 
 def _for_gpus(job: TrainingJob, sources: Sources, each: float) -> TrainingJob:
-    """The job of a new run, with fewer logical shards where its workers compute on GPUs and nobody said how many."""
+    """The job, with fewer logical shards if it is a new run on GPUs for which the user gave no number."""
     config = job.config
     if not each or config.batch.logical_shards is not None or config.strategy.has_servers:
         return job

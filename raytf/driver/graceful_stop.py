@@ -1,5 +1,5 @@
-"""A driver that is told to end has its run save first: by SIGTERM, as `ray job stop` and a pod's end send it, by
-SIGHUP, as of a terminal that is closed, and by Ctrl-C."""
+"""Has the run save before the driver ends: on SIGTERM, which `ray job stop` and the end of a pod send, on SIGHUP, which
+a closed terminal sends, and on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ from raytf.cluster.ray_watch import Loss
 from raytf.training.beat import Activity
 from raytf.training.monitor_client import MonitorClient
 
-#: Most that a save may take; who sent the signal may have less patience: 3 s are Ray's.
+#: Seconds that a save may take; the sender of the signal may be less patient: Ray waits 3 s.
 SAVE_SECONDS = 120.0
-#: Most that one may take where Ray is lost.
+#: Seconds that a save may take if Ray is lost.
 LOST_SECONDS = 7.5
+#: Seconds between two checks for the answer to a save.
 _LOOK_SECONDS = 0.02
-#: Between two looks whether the `with` statement is over.
+#: Seconds between two checks whether the `with` statement is over.
 _END_SECONDS = 1.0
+#: The signals in words.
 #: How people call it.
 _NAMES = {signal.SIGTERM: "told to stop (SIGTERM)", signal.SIGHUP: "the terminal is gone (SIGHUP)"}
 _INTERRUPTED = "interrupted"
 
 
 class _Asked:
-    """What this process was told so far.
+    """The signals that this process has received.
 
     Attributes:
-        first: signal; None as long as there was none.
+        first: the first signal; None until there is one.
         interrupts: how often Ctrl-C was pressed.
-        is_saved: whether the save is over, well or not.
+        is_saved: whether the save is over, whether it succeeded or not.
     """
 
     def __init__(self) -> None:
         self.first: int | None = None
-        self.interrupts, self.is_saved = 0, False
+        self.interrupts = 0
+        self.is_saved = False
 
     def interrupt(self, number: int, frame: Any) -> None:
-        """Handles Ctrl-C in the main thread, which is whoever called `fit`."""
+        """Handle Ctrl-C in the main thread, which has called `fit`."""
         self.interrupts += 1
         if self.interrupts > 1 or self.is_saved:
             raise KeyboardInterrupt
@@ -53,17 +56,19 @@ class _Asked:
 
 @contextlib.contextmanager
 def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Callable[[str], None]) -> Iterator[None]:
-    """While the `with` statement lasts, SIGTERM, SIGHUP and SIGINT have the ranks save. Then the first two end the
-    process, and the third raises KeyboardInterrupt. A second signal does not wait for the save. SIGHUP that is ignored
-    stays so.
+    """During the `with` statement, have the ranks save on SIGTERM, SIGHUP and SIGINT.
 
-    Signals are read from a pipe by a thread: the main one waits for Ray, which lets it look at signals only once a
-    second. Outside the main thread nothing is changed.
+    Afterwards the first two end the process, and SIGINT raises KeyboardInterrupt. A second signal does not wait for the
+    save. A SIGHUP that is ignored stays ignored.
+
+    A thread reads signals from a pipe: the main thread waits for Ray, which lets it handle signals only once a second.
+    Outside the main thread nothing is changed.
 
     Args:
         monitor: the driver's.
         say: takes a line for the user.
-        leave: writes and gives back what the run's owner has, before the process ends; takes why, for the ledger.
+        leave: writes what is left to write and releases the run before the process ends; takes the reason, for the
+            ledger.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -72,7 +77,7 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
     os.set_blocking(writer, False)
     asked = _Asked()
     ours: dict[int, Any] = {signal.SIGTERM: _nothing, signal.SIGHUP: _nothing, signal.SIGINT: asked.interrupt}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # `nohup` means that
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as `nohup` does
         del ours[signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in ours}
     for number in ours:
@@ -93,18 +98,18 @@ def saving_first(monitor: MonitorClient, say: Callable[[str], None], leave: Call
 
 
 def _nothing(number: int, frame: Any) -> None:
-    """The thread that reads the pipe knows what to do."""
+    """Do nothing: the thread that reads the pipe acts on the signal."""
 
 
 @dataclass(frozen=True)
 class _GracefulEnd:
-    """Saves and ends the process when it is told to.
+    """Saves, and ends the process, when a signal asks for it.
 
     Attributes:
-        asked: what this process was told so far.
+        asked: the signals so far.
         over: set at the end of the `with` statement.
-        others: file descriptor for signals of whoever had asked for them before, -1 for none.
-        monitor, say, leave: as of `saving_first`.
+        others: file descriptor that had been set for signals before, -1 for none.
+        monitor, say, leave: see `saving_first`.
     """
 
     asked: _Asked
@@ -115,7 +120,7 @@ class _GracefulEnd:
     leave: Callable[[str], None]
 
     def watch(self, reader: int) -> None:
-        """Read signals from a pipe, which is closed at the end."""
+        """Read signals from a pipe, until it is closed."""
         with open(reader, "rb", buffering=0) as pipe:
             while not self.over.is_set():
                 if not select.select([pipe], [], [], _END_SECONDS)[0]:
@@ -141,24 +146,24 @@ class _GracefulEnd:
     def _end(self, number: int) -> None:
         said = _NAMES.get(signal.Signals(number), _INTERRUPTED)
         saved: bool | None = False
-        # Whatever goes wrong on the way, the process that was told to end does.
+        # Whatever goes wrong meanwhile, the process must end.
         with contextlib.suppress(Exception, SystemExit):
-            self.say(f"{said}: saving first" + ("; once more to leave at once" if number == signal.SIGINT else ""))
+            self.say(f"{said}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else ""))
         with contextlib.suppress(Exception):
             saved = save(self.monitor)
         self.asked.is_saved = True
         if self.over.is_set():
-            return  # the run has come to its end meanwhile, and so does this process
-        result = "saved" if saved else "not saved" if saved is False else "no workers train that could save"
+            return  # the run has finished meanwhile, and this process ends anyway
+        result = "saved" if saved else "not saved" if saved is False else "no workers were training"
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
                 self.say(f"{said}: {result}")
-            os.kill(os.getpid(), signal.SIGINT)  # which the main thread takes for what it is
+            os.kill(os.getpid(), signal.SIGINT)  # now the main thread raises KeyboardInterrupt
             return
         try:
             with contextlib.suppress(Exception, SystemExit):
                 self.leave(f"{said}, {result}")
-            # The last line: what the workers said until now, and a status, come before it.
+            # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
                 self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
         finally:
@@ -166,15 +171,18 @@ class _GracefulEnd:
 
 
 def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None]) -> str:
-    """Have the ranks that live save, because something has died that this process needs; what to say of it.
+    """Have the ranks that live save, because something has died that this process needs.
 
     Args:
         monitor: the driver's.
         loss: what has died.
-        leave: as of `saving_first`.
+        leave: see `saving_first`.
+
+    Returns:
+        What to tell the user.
     """
     saved = loss.is_reachable and save(monitor, LOST_SECONDS)
-    said = "the workers saved first" if saved else "the workers could not save any more"
+    said = "the workers saved first" if saved else "the workers could no longer save"
     leave(f"{loss.text}, {said}")
     return said
 
@@ -182,11 +190,15 @@ def saved_before(monitor: MonitorClient, loss: Loss, leave: Callable[[str], None
 def save(
     monitor: MonitorClient, seconds: float = SAVE_SECONDS, clock: Callable[[], float] = time.monotonic
 ) -> bool | None:
-    """Have the ranks save and wait: whether they could, or None where nobody trains.
+    """Have the ranks save, and wait for that.
 
     Args:
         monitor: the driver's.
         seconds: to wait at most.
+        clock: seconds, of any clock that only goes forward.
+
+    Returns:
+        Whether they could save; None if no workers are training.
     """
     deadline = clock() + seconds
 
@@ -199,9 +211,9 @@ def save(
             answer, group, wanted = monitor.saving(ticket, left())
             if answer is not None:
                 return bool(answer)
-            if all(sighting.beat.activity is Activity.START for sighting in group):  # also where there is none
+            if all(sighting.beat.activity is Activity.START for sighting in group):  # also if there is no group
                 return None
-            if wanted != ticket:  # a resize has come between
+            if wanted != ticket:  # a resize has replaced the request
                 ticket = monitor.park(left())
             time.sleep(_LOOK_SECONDS)
     except ray.exceptions.RayError:

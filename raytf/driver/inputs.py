@@ -1,4 +1,4 @@
-"""What `fit` was given as data, as sources."""
+"""Turns the data that `fit` was given into sources."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.training.job import Sources
 
-#: What has `len()` and `[i]`, and is a mistake where a data set is expected.
+#: Types with `len()` and `[i]` that are a mistake where a data set is expected.
 _NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Data of a run by name: sources, Ray Datasets that are still to be written, None."""
+    """A run's data by name: sources, Ray Datasets that must still be written, or None."""
 
     parts: dict[str, Any]
 
     @classmethod
     def of(cls, train: Any, validation: Any, test: Any) -> RunData:
-        """For arguments of `fit`.
+        """From the arguments of `fit`.
 
         Raises:
-            DataError: one of them is no data, or has none, or their labels are numbered by different classes.
+            DataError: one of them is not data, or is empty, or their labels are numbered by different classes.
         """
         parts = {"train": train, "validation": validation, "test": test}
         found: dict[str, Any] = {n: data if is_ray_dataset(data) else source(data, n) for n, data in parts.items()}
@@ -41,10 +41,10 @@ class RunData:
         return cls(found)
 
     def sources(self, run: Storage) -> Sources:
-        """Sources of all of them; Ray Datasets are written below the run's folder, once, while no other process may.
+        """Sources for all of them. Ray Datasets are written once below the run's folder, with the run's lease held.
 
         Raises:
-            DataError: a Dataset failed, or holds no numbers.
+            DataError: a Dataset failed, or does not contain numbers.
         """
         found = dict(self.parts)
         datasets = {name: data for name, data in found.items() if is_ray_dataset(data)}
@@ -59,7 +59,7 @@ def source(data: Any, name: str) -> Source | None:
     """The source for an argument of `fit`.
 
     Raises:
-        DataError: it is no data.
+        DataError: it is not data.
     """
     if data is None or (hasattr(data, "take") and hasattr(data, "spec")):
         return data

@@ -1,7 +1,7 @@
-"""Work that is no training, over the cluster's workers: a function of each part, every part counted once.
+"""Work other than training on the cluster's workers: a function of each part, each part counted once.
 
-Each worker is an actor that computes one part at a time. What a part gives depends on the part alone, never on who
-computes it or how often it was begun; so a worker that is killed changes when the answer comes, and no bit of it.
+Each worker is an actor that computes one part at a time. The result of a part depends on the part alone, never on who
+computes it or how often it was started; so the death of a worker changes when the answer comes, but not a bit of it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from raytf.errors import ClusterError, ConfigError, JobError, RaytfError, one_li
 Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 
-#: A part whose workers end so often is what ends them.
+#: If this many workers die while they compute the same part, the part is the cause.
 LOSSES_OF_A_PART = 5
-#: Workers in a row that end before they have computed anything.
+#: Workers in a row that end while they start, without a part computed in between.
 FRUITLESS_STARTS = 5
-#: Seconds between two lines that say how far it is, and between two looks.
-_LINE_SECONDS, _LOOK_SECONDS = 5.0, 1.0
+#: Seconds between two lines about the progress.
+_LINE_SECONDS = 5.0
+#: Seconds to wait for an answer at a time.
+_LOOK_SECONDS = 1.0
 
 
 def on_workers(
@@ -49,23 +51,23 @@ def on_workers(
 ) -> list[Answer]:
     """Compute `function(part)` for every part on Ray workers.
 
-    A part whose worker or node is lost is computed again by another one; its answer is taken once. Workers join as the
-    cluster has room for them, up to the most that are asked for.
+    A part whose worker or node is lost is computed again by another worker; its answer is taken once. Workers join as
+    the cluster has room for them, up to the number asked for.
 
     Args:
-        function: of a part alone: seeds belong into the part. Runs in the workers' processes; what it needs must be
-            installed there, or lie in the job's own file.
-        parts: of the work, a few times as many as workers. Whatever can be pickled.
-        workers: how many, and what each of them takes.
-        on_answer: called in this process with a part's number and its answer, as they come.
-        say: takes a line for people; print by default.
+        function: of the part alone: a seed must be in the part. Runs in the workers' processes; what it needs must be
+            installed there, or be in the job's own file.
+        parts: of the work, a few times as many as workers. Anything that can be pickled.
+        workers: how many, and the resources of each.
+        on_answer: called in this process with a part's number and its answer, as answers come.
+        say: takes a line for the user; prints it by default.
 
     Returns:
         The answers, in the order of the parts.
 
     Raises:
         JobError: the function raised; the work ends at once.
-        RaytfError: one line that says what is wrong and how to fix it.
+        RaytfError: says in one line what is wrong and how to fix it.
     """
     section = workers or WorkerSection()
     section.check()
@@ -74,7 +76,7 @@ def on_workers(
         use_gpu=section.use_gpu,
         cpus_per_worker=section.cpus_per_worker,
         gpus_per_worker=section.gpus_per_worker,
-        mixed_gpus=True,  # parts do not become one model
+        mixed_gpus=True,  # parts are not replicas of one model
     )
     say = say or _print
     if not len(parts):
@@ -98,26 +100,26 @@ def on_workers(
         def start() -> Any:
             return options.remote(sent, threads)
 
-        crew = _WorkerPool(start, parts, min(section.worker_range[1], len(parts)), say)
+        pool = _WorkerPool(start, parts, min(section.worker_range[1], len(parts)), say)
         try:
             with _interruptible():
-                return crew.run(on_answer)
+                return pool.run(on_answer)
         finally:
-            crew.dismiss()
+            pool.dismiss()
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM, which `ray job stop` sends, end the work in order; Ray's own handler of SIGTERM aborts.
+    """End the work in order on Ctrl-C and SIGTERM, which `ray job stop` sends; Ray's own handler of SIGTERM aborts.
 
     Raises:
-        KeyboardInterrupt, SystemExit: with what a person reads, or the exit code.
+        KeyboardInterrupt, SystemExit: with a message for the user, or the exit code.
     """
     told: list[int] = []
 
     def end(number: int, frame: object) -> None:
         told.append(number)
-        raise KeyboardInterrupt  # of what a handler raises in the middle of a call, Ray passes on this alone
+        raise KeyboardInterrupt  # the only error of a handler that Ray passes on from a call
 
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, end) if in_main else None
@@ -147,7 +149,7 @@ class _Worker:
         self._function = function
 
     def ready(self) -> None:
-        """Answers once the process is there."""
+        """Return once the process has started."""
 
     def compute(self, number: int, part: Any) -> Any:
         try:
@@ -164,11 +166,13 @@ class _Worker:
 
 @dataclass
 class PartQueue(Generic[Answer]):
-    """What is to be done, who does it, and what came of it. No Ray here.
+    """Which parts wait, and the answers so far. No Ray here.
 
     Attributes:
-        waiting: numbers of the parts that nobody computes.
-        losses: of each part, how many workers ended while they computed it.
+        total: number of parts.
+        waiting: numbers of the parts that no worker computes.
+        losses: how many workers ended while they computed a part, by its number.
+        answers: by the number of the part.
     """
 
     total: int
@@ -185,14 +189,14 @@ class PartQueue(Generic[Answer]):
 
     @property
     def again(self) -> int:
-        """Parts that were begun once more."""
+        """How many times a part was started again."""
         return self.losses.total()
 
     def take(self) -> int | None:
-        """The next part for a worker that has none.
+        """The next part for an idle worker.
 
         Returns:
-            None where there is none.
+            None if no part waits.
         """
         return self.waiting.popleft() if self.waiting else None
 
@@ -202,28 +206,28 @@ class PartQueue(Generic[Answer]):
         self.answers[number] = answer
 
     def lost(self, number: int, why: str) -> None:
-        """The worker of a part has ended: the part waits again, before all others.
+        """A part's worker has ended: the part is the next to be computed.
 
         Raises:
-            ClusterError: it happened too often to this part.
+            ClusterError: this happened to the part too often.
         """
         self.losses[number] += 1
         if self.losses[number] >= LOSSES_OF_A_PART:
             raise ClusterError(
                 f"part {number} has ended {LOSSES_OF_A_PART} workers, one after another; the last one: {why}. Make "
-                "parts smaller where memory runs out, or look for what ends the process."
+                "the parts smaller if memory runs out, or find out what ends the process."
             )
         self.waiting.appendleft(number)
 
 
 class _WorkerPool:
-    """Workers and the parts that they compute.
+    """Workers, and the parts that they compute.
 
     Args:
         start: starts a worker.
         work: the parts.
         most: workers at a time.
-        say: takes a line for people.
+        say: takes a line for the user.
     """
 
     def __init__(self, start: Callable[[], Any], work: Sequence[Any], most: int, say: Callable[[str], None]):
@@ -231,13 +235,13 @@ class _WorkerPool:
         self._parts: PartQueue[Any] = PartQueue(len(work))
         self._began = time.monotonic()
         self._fruitless = 0
-        #: What is being waited for -> (worker, its name, number of its part); no number for one that starts.
+        #: Reference that is waited for -> (worker, its name, number of its part; None while it starts).
         self._asked: dict[Any, tuple[Any, int, int | None]] = {}
-        #: Parts that each worker has computed, by its name. No handles: a worker ends with the last one.
+        #: How many parts each worker has computed, by its name. Without handles: a worker ends with its last handle.
         self._shares: collections.Counter[int] = collections.Counter()
         self._names = itertools.count()
         for _ in range(most):
-            self._hire()
+            self._start_worker()
 
     def run(self, on_answer: Callable[[int, Any], None] | None) -> list[Any]:
         parts, told = self._parts, time.monotonic()
@@ -258,7 +262,7 @@ class _WorkerPool:
                     self._shares[name] += 1
                     if on_answer is not None:
                         on_answer(number, answer)
-                self._give(worker, name)
+                self._assign(worker, name)
             if time.monotonic() - told >= _LINE_SECONDS and not parts.is_done:
                 told = time.monotonic()
                 self._say(f"{len(parts.answers)} of {parts.total} parts, {self._at_work()}")
@@ -271,15 +275,15 @@ class _WorkerPool:
             ray.kill(worker)
         self._asked.clear()
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         worker = self._start()
         self._asked[worker.ready.remote()] = worker, next(self._names), None
 
-    def _give(self, worker: Any, name: int) -> None:
+    def _assign(self, worker: Any, name: int) -> None:
         number = self._parts.take()
         if number is not None:
             self._asked[worker.compute.remote(number, self._work[number])] = worker, name, number
-        # One that finds no work ends here, with its handle: a part that comes back comes with a new worker.
+        # A worker without a part ends here, with its handle: a part that must be computed again gets a new worker.
 
     def _replace(self, number: int | None, why: str) -> None:
         if number is None:
@@ -289,7 +293,7 @@ class _WorkerPool:
         else:
             self._say(f"a worker was lost in part {number}; another one computes it")
             self._parts.lost(number, why)
-        self._hire()
+        self._start_worker()
 
     def _at_work(self) -> str:
         count = sum(number is not None for _, _, number in self._asked.values())

@@ -1,4 +1,4 @@
-"""What the driver can refuse in seconds, before any worker starts."""
+"""What the driver can refuse within seconds, before any worker starts."""
 
 from __future__ import annotations
 
@@ -26,44 +26,47 @@ from raytf.errors import CheckpointError, ClusterError, ConfigError, DamagedFile
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
-#: How long a cluster that still grows may take to show the workers' resources.
+#: Seconds that a growing cluster may take to show the workers' resources.
 _SETTLE_SECONDS = 10.0
 
 
-#: Memory that one worker with TensorFlow takes at the least, bytes.
+#: Bytes of memory that one worker with TensorFlow takes at least.
 _WORKER_BYTES = 700 << 20
 
 
-#: Of --logical-shards.
+#: Most digits of a stored --logical-shards.
 _SHARDS_DIGITS = 9
 
 
+#: What `result.json` must contain.
 _OF_RESULT = ("metrics", "weights_sha256")
 
 
 _NOTHING_ELSE = (
-    "It says that the run has finished, or not, and there is no checkpoint to make it from again: restore the file, "
+    "It says whether the run has finished, and there is no checkpoint to make it again from: restore the file, "
     "delete it to begin again, or choose another --run name."
 )
 
 
-#: What raytf writes below a run's folder, and what callbacks do.
+#: Folders that raytf or callbacks write below a run's folder.
 _FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "tensorboard")
 
 
+#: Files that raytf writes in a run's folder.
 _FILES = ("architecture.json", "lease.json", "model.keras", "result.json")
 
 
+#: Folders that callbacks write to.
 _OF_CALLBACKS = ("files", "tensorboard")
 
 
-_MOVE = "Choose a --storage where there is room for the run, or link the run's folder as a whole."
+_MOVE = "Choose a --storage that has room for the run, or link the run's folder as a whole."
 
 
 _REMOVE = "Remove it, or choose another --run name."
 
 
-#: A head that was started so shortly ago may not have its nodes back.
+#: A head that started less than this many seconds ago may not have its nodes back yet.
 _YOUNG_SECONDS = 30.0
 
 
@@ -73,13 +76,15 @@ def finished(
     """The result of a run that has nothing left to do.
 
     Args:
-        say: told of a result that cannot be read, and will be made again from the newest checkpoint.
+        run: its folder.
+        total_steps: that the run must reach.
+        say: takes a line about a result that cannot be read and will be made again from the newest checkpoint.
 
     Returns:
-        None where there is work.
+        None if there is work left.
 
     Raises:
-        DamagedFileError: that cannot be, as there is no checkpoint.
+        DamagedFileError: the result cannot be read, and there is no checkpoint to make it again from.
     """
     try:
         result = run_log.read_result(run)
@@ -97,9 +102,9 @@ def finished(
 
 
 def stored_identity(run: Storage) -> dict[str, str]:
-    """With what settings the run in storage was made; empty where it has no checkpoint that can be read."""
+    """The settings that the run in storage was made with; empty if it has no checkpoint that can be read."""
     for name in manifest.list_complete(run):
-        with contextlib.suppress(CheckpointError):  # a resume takes the next one, too
+        with contextlib.suppress(CheckpointError):  # a resume also takes the next one then
             document = CheckpointDocument.parse(manifest.read(run, name)["document"])
             if "identity" not in document.missing:
                 return document.identity
@@ -107,8 +112,11 @@ def stored_identity(run: Storage) -> dict[str, str]:
 
 
 def check_folder(run: Storage) -> None:
-    """Refuse a run's folder in which something of another kind lies where raytf writes, or a link that leads out of it:
-    the first save would fail, or the last word of the run, or another run would be written to.
+    """Refuse a run's folder in which a file lies where raytf writes a folder, the other way round, or a link that leads
+    out of it: a save or the final result would fail, or another run would be written to.
+
+    Args:
+        run: its folder.
 
     Raises:
         DamagedFileError: says what lies where.
@@ -125,7 +133,7 @@ def check_folder(run: Storage) -> None:
         path = os.path.join(run.root, name)
         if os.path.isdir(path) and not os.path.islink(path):
             raise DamagedFileError(path, "there is a folder where a file is expected", _REMOVE)
-    for folder in _OF_CALLBACKS:  # which may open what is there for writing
+    for folder in _OF_CALLBACKS:  # which may open existing files for writing
         for name, entry in run.entries(folder):
             if entry.is_symlink():
                 raise DamagedFileError(run.locate(f"{folder}/{name}"), "it is a link", _REMOVE)
@@ -135,13 +143,13 @@ def stored_shards(identity: dict[str, str]) -> int | None:
     """--logical-shards of the run in storage.
 
     Args:
-        identity: of `stored_identity`.
+        identity: from `stored_identity`.
 
     Returns:
-        None where it has none.
+        None if it has none.
 
     Raises:
-        CheckpointError: that is not a number.
+        CheckpointError: it is not a number.
     """
     text = identity.get("--logical-shards")
     if text is None:
@@ -149,17 +157,18 @@ def stored_shards(identity: dict[str, str]) -> int | None:
     if not (text.isascii() and text.isdecimal() and len(text) <= _SHARDS_DIGITS):
         raise CheckpointError(
             f"the newest checkpoint was made with --logical-shards {text[:20]!r}, which is not a number: its manifest "
-            "is none that raytf has written. Choose another --run name to begin again."
+            "was not written by raytf. Choose another --run name to begin again."
         )
     return int(text)
 
 
 def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
-    """Refuse to go on with parameter servers where there were none, or the other way round, or asynchronously where
-    gradients were aggregated. Synchronous strategies learn the same and may follow each other.
+    """Refuse to resume with parameter servers a run without them or the other way round, or asynchronously a run whose
+    gradients were aggregated. Synchronous strategies learn the same and may replace each other.
 
     Args:
-        before: of `stored_identity`.
+        before: from `stored_identity`.
+        config: of this command.
 
     Raises:
         RunMismatchError: shows the difference.
@@ -170,7 +179,7 @@ def compare_strategy(before: dict[str, str], config: TrainConfig) -> None:
         return
     raise RunMismatchError(
         f"run {config.run.run!r} in storage was made with {_named(was)}, and this command has {_named(now)}. They "
-        "learn in another way, so one cannot go on with the other's steps: give the strategy as it was, or choose "
+        "learn differently, so one cannot continue the other's steps: give the strategy as it was, or choose "
         "another --run name."
     )
 
@@ -183,10 +192,13 @@ def _named(identity: dict[str, str]) -> str:
 
 
 def compare_batch(before: dict[str, str], config: TrainConfig, records: int, precision: Precision = DEFAULT) -> None:
-    """Refuse a changed batch before anything is started; the model is compared by the workers.
+    """Refuse a changed batch before anything is started; the workers compare the model.
 
     Args:
-        before: of `stored_identity`.
+        before: from `stored_identity`.
+        config: of this command.
+        records: of the training data.
+        precision: of this process.
 
     Raises:
         RunMismatchError: shows the difference.
@@ -203,12 +215,12 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int, pre
 
 
 def cpus_here(config: TrainConfig) -> float:
-    """CPUs of a Ray that is started on this machine for a run.
+    """CPUs for a Ray that is started on this machine for a run.
 
-    A laptop may run more workers than it has cores, more slowly, but not more than its memory holds.
+    A laptop may run more workers than it has cores, more slowly, but not more than fit into its memory.
 
     Raises:
-        ClusterError: names a number that fits.
+        ClusterError: there are too many workers; names a number that fits.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     fits = max(1, total // _WORKER_BYTES - config.strategy.helpers)
@@ -223,7 +235,15 @@ def cpus_here(config: TrainConfig) -> float:
 
 
 def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) -> dict[str, float]:
-    """What each worker asks for; refuse what the cluster can never give.
+    """The resources of each worker; refuses what the cluster can never give.
+
+    Args:
+        config: of the run.
+        local: Ray was started on this machine for the run.
+        say: takes a line for the user.
+
+    Returns:
+        Resources by Ray's names, such as {"CPU": 1.0}.
 
     Raises:
         ClusterError, ConfigError: says what the cluster has.
@@ -233,7 +253,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     if strategy.strategy == "tpu" and not max(have.get("TPU", 0), most.get("TPU", 0) if most else 0):
         raise ConfigError(
             "--strategy tpu: no node of this cluster has a TPU (Ray's resource `TPU`). Run on a TPU VM, add a node "
-            "that has one, or take another --strategy."
+            "that has one, or use another --strategy."
         )
     gpus = max(have.get("GPU", 0), most.get("GPU", 0) if most else 0)
     use_gpu = not strategy.is_without_gpus and (cluster.use_gpu if cluster.use_gpu is not None else gpus > 0)
@@ -269,7 +289,7 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
     if fits < wanted and cluster.use_gpu is None and not use_gpu and not strategy.is_without_gpus:
         say("no node of this cluster has a GPU yet: training on CPUs; --use-gpu waits for GPUs")
     if not use_gpu and strategy.strategy in ALL_DEVICES and strategy.logical_devices is None:
-        say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N makes N of it")
+        say(f"--strategy {strategy.strategy} without GPUs is one CPU device; --logical-devices N splits it into N")
     if need.get("GPU", 0) > config.logical_shards:
         say(
             f"{need['GPU']:g} GPUs and {config.logical_shards} logical shards: a GPU without a shard has nothing to "
@@ -279,13 +299,13 @@ def check_cluster(config: TrainConfig, local: bool, say: Callable[[str], None]) 
 
 
 def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
-    """Why GPUs that there are stay idle, and what would use them.
+    """Why existing GPUs stay idle, and which setting would use them.
 
     Args:
-        wanted: workers.
-        fits: those for whom there are GPUs of one kind.
-        of_all_kinds: those for whom there are GPUs of any.
-        each: GPUs of a worker.
+        wanted: number of workers.
+        fits: workers for which there are GPUs of one kind.
+        of_all_kinds: workers for which there are GPUs of any kind.
+        each: GPUs per worker.
     """
     if of_all_kinds >= wanted:
         return (
@@ -298,10 +318,11 @@ def why_on_cpus(wanted: int, fits: int, of_all_kinds: int, each: float) -> str:
 
 
 def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], dict[str, float] | None, bool]:
-    """What the cluster has, and what an autoscaler may add, once that is enough or has had time to be.
+    """What the cluster has and what an autoscaler may add, as soon as that is enough or has had time to settle.
 
     Returns:
-        And whether more than that cannot come.
+        Resources that the cluster has; resources of the nodes that may be added, None if not known; and whether these
+        are the limit.
     """
     wanted, uses_gpu = config.worker_range[0], bool(config.cluster.use_gpu)
     need = resources.resources(config.strategy, config.cluster, uses_gpu, [])
@@ -319,16 +340,19 @@ def _when_settled(config: TrainConfig, local: bool) -> tuple[dict[str, float], d
 
 
 def _age() -> float:
-    """Seconds since the start of the head, by the clocks of two machines; without end where that is not known."""
+    """Seconds since the head started, by the clocks of two machines; infinity if that is not known."""
     starts = gcs.head_starts(ray.get_runtime_context().gcs_address)
     return max(0.0, time.time() - max(starts)) if starts else float("inf")
 
 
 def _fits(need: dict[str, float], most: dict[str, float] | None, helpers: int, mixed: bool = True) -> int:
-    """Workers that nodes hold, or may hold once the cluster has grown, beside some helpers.
+    """How many workers fit on the nodes, now or once the cluster has grown, in addition to some helpers.
 
     Args:
-        mixed: on nodes with GPUs of several kinds.
+        need: resources of each worker.
+        most: resources of the nodes that may be added; None for none.
+        helpers: processes for parameter servers and coordinator.
+        mixed: the workers' nodes may have GPUs of several kinds.
     """
     nodes = _alive()
     if need.get("GPU") and not mixed:
@@ -344,8 +368,8 @@ def of_one_kind(nodes: list[dict[str, float]], need: dict[str, float]) -> list[d
     """The nodes with the kind of GPU on which most workers fit.
 
     Args:
-        nodes: all of each.
-        need: of each worker.
+        nodes: all resources of each node.
+        need: resources of each worker.
     """
     of = {str(i): kinds.of_node({"Resources": node}) for i, node in enumerate(nodes)}
     kind = kinds.one_kind(of, lambda some: sum(fitting(nodes[int(i)], need) for i in some))
@@ -358,5 +382,5 @@ def _room(nodes: list[dict[str, float]], need: dict[str, float], helpers: int) -
 
 
 def _alive() -> list[dict[str, float]]:
-    """What each living node has."""
+    """The resources of each living node."""
     return [n["Resources"] for n in ray.nodes() if n["Alive"]]

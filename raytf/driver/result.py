@@ -1,4 +1,4 @@
-"""What a finished run left, as a program gets it: figures, and the model with its weights."""
+"""What a finished run produced, for a program: figures, and the model with its weights."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from raytf.storage.storage import Storage
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a finished run left.
+    """What a finished run produced.
 
     Attributes:
         metrics: last training and validation metrics, and the test metrics as `test_...`.
         steps: global steps.
         path: the run's folder.
-        weights_sha256: over all weights; see `raytf.checkpoint.variables.weights_sha256` for the order.
+        weights_sha256: hash of all weights; see `raytf.checkpoint.variables.weights_sha256` for the order.
         document: all of `result.json`.
     """
 
@@ -33,14 +33,17 @@ class Result:
     def load_model(self, model: Callable[[], Any] | None = None) -> Any:
         """The trained keras.Model, in this process, which imports TensorFlow for it.
 
-        Where Keras cannot make it again by itself (a Lambda layer, a class without get_config), it is what the model
-        function makes, with the run's weights.
+        If Keras cannot rebuild it by itself (a Lambda layer, a class without get_config), it is built by the model
+        function and gets the run's weights.
 
         Args:
-            model: function that makes the model; by default that of `fit`.
+            model: function that returns the model; by default that of `fit`.
+
+        Returns:
+            The keras.Model.
 
         Raises:
-            ModelError: the run left none.
+            ModelError: the run has no model.
             JobError: the function raised.
         """
         with visibility.unseen():
@@ -56,7 +59,7 @@ def result_of(run: Storage, document: dict[str, Any], model: Callable[[], Any]) 
 
 
 def load_weights(run: str, model: Any) -> Any:
-    """A model with a run's weights, in this process: those of its end, or of its newest checkpoint until then.
+    """A model with a run's weights, in this process: the final weights, or before that those of its newest checkpoint.
 
     Args:
         run: the run's folder, `Result.path`.
@@ -66,7 +69,7 @@ def load_weights(run: str, model: Any) -> Any:
         The keras.Model.
 
     Raises:
-        ModelError: the run has no weights, or they are of another model.
+        ModelError: the run has no weights, or they belong to another model.
     """
     with visibility.unseen():
         _process.load_tensorflow()
@@ -76,7 +79,7 @@ def load_weights(run: str, model: Any) -> Any:
 
 
 def summary(document: dict[str, Any]) -> str:
-    """The last lines of a run."""
+    """The last lines that the user sees of a run."""
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in document["metrics"].items())
     waited = document["imbalance_seconds"]
     return (
@@ -89,7 +92,7 @@ def summary(document: dict[str, Any]) -> str:
 
 
 def _left(export: dict[str, str]) -> str:
-    """What there is of the model, in the order of what it is good for."""
+    """Where the model is, in the most useful form there is."""
     kind = next((kind for kind in ("saved_model", "keras", "weights") if kind in export), None)
     if kind is None:
         return "the model is in the last checkpoint alone"

@@ -79,7 +79,7 @@ def test_a_driver_saves_before_other_signals_end_it_too(tmp_path: Path, there: d
 
 
 @pytest.mark.parametrize(
-    ("ranks", "result"), [("save", "saved"), ("none", "no workers train that could save"), ("stuck", None)]
+    ("ranks", "result"), [("save", "saved"), ("none", "no workers were training"), ("stuck", None)]
 )
 def test_a_driver_that_is_told_to_stop(tmp_path: Path, there: dict[str, str], ranks: str, result: str | None):
     script = tmp_path / "driver.py"

@@ -346,7 +346,7 @@ def test_a_lack_of_memory_says_which_flags_help_with_numbers():
     for part in (
         "a step of 64 records (--global-batch-size 512 in 8 logical shards)",
         "the 23.0 GiB of this NVIDIA L4",
-        "512.0 MiB more could not be had",
+        "512.0 MiB more could not be allocated",
         "--logical-shards 16, which computes 32 records",
         "--mixed-precision bfloat16",
         "shape[32,1024,64,64]",

@@ -1,6 +1,6 @@
-"""What the CUDA driver says about itself: TensorFlow only logs it, and not where its messages are silenced.
+"""What the CUDA driver says about itself: TensorFlow only logs it, and not if its messages are silenced.
 
-No GPU has run this module yet: its tests talk to a driver that they compile, which fails in the ways of a real one.
+No GPU has run this module yet: its tests compile a driver that fails in the ways of a real one.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-#: The driver, as every program finds it.
+#: The driver's library, by the name that every program uses.
 DRIVER = "libcuda.so.1"
-#: What TensorFlow 2.21 opens before it registers a GPU (tsl/platform/default/dso_loader.cc and the wheel's strings).
+#: Libraries that TensorFlow 2.21 opens before it registers a GPU (tsl/platform/default/dso_loader.cc and the wheel's
+#: strings).
 LIBRARIES = (
     "libcudart.so.12",
     "libcublas.so.12",
@@ -23,23 +24,25 @@ LIBRARIES = (
     "libcusparse.so.12",
     "libcudnn.so.9",
 )
-#: Seconds in which a driver that works answers; one that hangs never does. For each GPU of the machine there are more:
-#: where no process holds the driver, it initializes all of them first (NVIDIA, Driver Persistence: 1 to 3 s each).
-_ANSWER_SECONDS, _GPU_SECONDS = 5.0, 3.0
+#: Seconds in which a working driver answers; one that hangs never does.
+_ANSWER_SECONDS = 5.0
+#: Additional seconds for each GPU of the machine: if no process holds the driver, it initializes all of them first
+#: (NVIDIA, Driver Persistence: 1 to 3 s each).
+_GPU_SECONDS = 3.0
 
 
 def answer_seconds(devices: Path = Path("/dev")) -> float:
-    """For how long a driver may be asked on this machine."""
+    """How many seconds to wait for the driver's answer on this machine."""
     return _ANSWER_SECONDS + _GPU_SECONDS * len(list(devices.glob("nvidia[0-9]*")))
 
 
 def trouble(ask: Callable[[], str] | None = None, seconds: float | None = None) -> str:
-    """What is wrong with this machine's driver, for people; empty where it has a GPU for this process.
+    """What is wrong with this machine's driver, for the user; empty if it has a GPU for this process.
 
     Args:
-        ask: by default `cuInit` and a count of GPUs.
-        seconds: for the answer; by default those of this machine. The thread that waits for one that never comes is
-            left behind.
+        ask: asks the driver; by default `cuInit` and a count of GPUs.
+        seconds: to wait for the answer; by default those of this machine. If the answer never comes, the thread that
+            waits for it is left behind.
     """
     answers: list[str] = []
     seconds = answer_seconds() if seconds is None else seconds
@@ -65,7 +68,7 @@ def _ask() -> str:
 
 
 def _explain(driver: ctypes.CDLL, code: int) -> str:
-    """Such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
+    """An error in words, such as CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected."""
     said = []
     for ask in (driver.cuGetErrorName, driver.cuGetErrorString):
         text = ctypes.c_char_p()
@@ -75,7 +78,7 @@ def _explain(driver: ctypes.CDLL, code: int) -> str:
 
 
 def missing_libraries(names: Iterable[str] = LIBRARIES, opens: Callable[[str], object] = ctypes.CDLL) -> list[str]:
-    """Those of CUDA's libraries that TensorFlow would not find: neither the system's nor those of NVIDIA's packages.
+    """CUDA libraries that TensorFlow would not find, neither in the system nor in NVIDIA's packages.
 
     Args:
         names: file names.

@@ -1,26 +1,27 @@
-"""What makes a GPU compute the same bits each time, beside TensorFlow's deterministic kernels; for `--exact`.
+"""Settings that make a GPU compute the same bits each time, besides TensorFlow's deterministic kernels; for `--exact`.
 
-Both are read from the environment when a process's first operation runs. cuDNN may take other kernels where it has less
-memory to work in, so what it may ask for is one number, and small enough to be had; XLA times kernels and takes the
-fastest unless it is told not to (openxla, xla_gpu_deterministic_ops).
+Both are read from the environment when a process's first operation runs. cuDNN may choose other kernels if it has less
+memory to work in, so its limit is a fixed number, small enough to be available; XLA times kernels and takes the fastest
+unless it is told not to (openxla, xla_gpu_deterministic_ops).
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-#: What TensorFlow asks for the memory that cuDNN may work in (tensorflow/core/kernels/gpu_utils.cc), its unit is MiB.
+#: TensorFlow's name for the memory that cuDNN may work in, in MiB (tensorflow/core/kernels/gpu_utils.cc).
 WORKSPACE = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 WORKSPACE_MIB = 512
-#: In a run's identity.
+#: Keys in a run's identity.
 TF32, CUDNN = "TF32", "cuDNN's workspace"
 _XLA, _DETERMINISTIC = "XLA_FLAGS", "--xla_gpu_deterministic_ops"
 
 
 def prepare(environ: MutableMapping[str, str], jit: bool) -> None:
-    """Set what a worker's process needs that has a GPU, before its first operation; what is set already stays.
+    """Set what the process of a worker with a GPU needs, before its first operation; variables that are set stay.
 
     Args:
+        environ: the process's environment.
         jit: XLA compiles.
     """
     environ.setdefault(WORKSPACE, str(WORKSPACE_MIB))
@@ -30,10 +31,11 @@ def prepare(environ: MutableMapping[str, str], jit: bool) -> None:
 
 
 def identity(environ: MutableMapping[str, str], tf32: bool) -> dict[str, str]:
-    """What of it decides about bits, and so must stay when a run is resumed.
+    """The settings that affect bits, and so must stay the same when a run is resumed.
 
     Args:
-        tf32: whether TensorFlow may multiply float32 with 10 bits after the point.
+        environ: the process's environment.
+        tf32: whether TensorFlow may multiply float32 with a mantissa of 10 bits.
     """
     return {
         TF32: "on" if tf32 else "off",

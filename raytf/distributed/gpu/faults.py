@@ -1,7 +1,7 @@
-"""What TensorFlow's errors about GPUs mean: whose fault they are, told from their texts. No TensorFlow here.
+"""What TensorFlow's errors about GPUs mean: whose fault they are, judged by their texts. No TensorFlow here.
 
 The texts are those of TensorFlow 2.21, CUDA 12, cuDNN 9 and NCCL 2; tests/tf/test_gpu_faults.py has one of each kind
-with its source. What is not text of this table is not an error of a GPU, and is judged as on CPUs.
+with its source. A text that matches none of these is not an error of a GPU, and is judged as on CPUs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class FaultOwner(enum.Enum):
 
 @dataclass(frozen=True)
 class FaultFacts:
-    """What is known beside an error's text.
+    """What is known in addition to an error's text.
 
     Attributes:
-        others: processes other than this one on the GPU; None where nobody can tell.
+        others: processes other than this one on the GPU; None where that is not known.
         is_divided: the run itself puts several workers on a GPU.
         elsewhere: kernels have failed on another node before.
-        is_told: this process has no GPU, and hears from others of theirs.
+        is_told: this process has no GPU, and only hears about those of others.
     """
 
     others: int | None = None
@@ -48,9 +48,9 @@ def _any(*texts: str) -> re.Pattern[str]:
     return re.compile("|".join(texts), re.IGNORECASE)
 
 
-#: That rank does not speak of its own GPU: TensorFlow passes on what made another one give up.
+#: The error is not about this rank's own GPU: TensorFlow passes on what made another rank give up.
 _PASSED_ON = _any(r"\[_Derived_\]", "from remote target", "Collective ops is aborted by")
-#: Where the user's names are: of operations, and of lines of code.
+#: Parts of an error that contain the user's names: of operations, and of lines of code.
 _NAMES = re.compile(r"\[\[.*?\]\]|\{\{.*?\}\}|Detected at node .*?(?=\n|$)|node: ?'[^']*'")
 _REFUSED = _any(
     r"does not support datatype",
@@ -81,7 +81,7 @@ _MEMORY = _any(
     r"Dst tensor is not initialized",  # a copy to the device for which there was no memory
     r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
-#: Libraries that cannot start on a GPU that is full say no more than that.
+#: What libraries say that cannot start, which happens on a full GPU, too.
 _STARTING = _any(
     r"initialize cublas may be due to OOM",
     r"failed to create cublas handle",
@@ -140,9 +140,10 @@ def sort(text: str, facts: FaultFacts) -> FaultOwner | None:
 
     Args:
         text: of TensorFlow's error.
+        facts: what else is known.
 
     Returns:
-        None for one that says nothing of a GPU.
+        None for an error that is not about a GPU.
     """
     text = _NAMES.sub("", text)
     if _REFUSED.search(text):
@@ -168,17 +169,17 @@ def _of_own(text: str, facts: FaultFacts) -> FaultOwner | None:
     return None
 
 
-#: Bytes of an element, by TensorFlow's names as they are in its errors.
+#: Bytes of an element, by TensorFlow's names in its errors.
 _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4, "int64": 8, "uint32": 4, "uint64": 8}
 _SHAPE = re.compile(r"tensor (?:with|of) shape ?\[([\d,]*)\] and type (\w+)")
 _ASKED = re.compile(r"allocat(?:e|ing) (\d+) ?(?:bytes|B\b)|allocat(?:e|ing) ([\d.]+) ?([KMGT])iB")
 
 
 def asked_bytes(text: str) -> int | None:
-    """How much memory an error says that there was not.
+    """How many bytes could not be allocated, according to an error.
 
     Returns:
-        None where it does not say.
+        None if it does not say.
     """
     shape = _SHAPE.search(text)
     if shape:
@@ -195,10 +196,10 @@ class StepLoad:
 
     Attributes:
         batch: records of a global batch.
-        shards: logical shards that it is cut into.
-        gpu: name and bytes of the GPU, None where nobody knows.
-        share: of it that this worker was given.
-        is_mixed: the model computes in half of float32's bytes already.
+        shards: logical shards that the batch is split into.
+        gpu: name and bytes of the GPU; None if they are not known.
+        is_mixed: the model already computes in half of float32's bytes.
+        share: part of the GPU that this worker was given.
     """
 
     batch: int
@@ -209,9 +210,9 @@ class StepLoad:
 
 
 def advise(text: str, load: StepLoad) -> str:
-    """What a person reads whose model needs more memory than the GPU has."""
+    """What to tell a user whose model needs more memory than the GPU has."""
     asked = asked_bytes(text)
-    lacking = f"{asked / 2**20:,.1f} MiB more could not be had" if asked else "no more could be had"
+    lacking = f"{asked / 2**20:,.1f} MiB more could not be allocated" if asked else "no more could be allocated"
     gpu = f"the {load.gpu[1] * load.share / 2**30:.1f} GiB of this {load.gpu[0]}" if load.gpu else "the GPU's memory"
     gpu += f" that a worker has with --gpus-per-worker {load.share:g}" if load.share < 1 else ""
     records = -(-load.batch // load.shards)

@@ -1,8 +1,8 @@
-"""Whether GPUs are fit for a group: decided by readings of NVML, before it starts, and by one matrix product.
+"""Whether GPUs are fit for a group, decided by NVML's readings before the group starts, and by one matrix product.
 
 Thresholds follow those of NVIDIA's DCGM, whose health checks fail a GPU for any uncorrectable ECC error since its
-driver was loaded, for rows of memory that wait for a reset to be replaced or could not be, and for hardware that slows
-it down. No GPU has run this module yet: what is decided is tested with readings made up, and what reads is not.
+driver was loaded, for rows of memory that wait for a reset to be replaced or could not be replaced, and for hardware
+that slows it down. No GPU has run this module yet: the decisions are tested with made-up readings, the reading is not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any
 from raytf.distributed.gpu.nvml import Gpu, handles, identity, nvml
 from raytf.errors import GpuError
 
-#: Part of a GPU's memory that must be free, of what a worker was given of it.
+#: Part of a GPU's memory that must be free, relative to what a worker was given of it.
 FREE = 0.9
-#: Seconds in which a predecessor that is dying gives its memory back, and a GPU that was hot cools down; between looks.
-WAIT_SECONDS, LOOK_SECONDS = 20.0, 0.5
-#: Reasons for low clocks that tell of trouble, in NVML's bits (nvml.h, nvmlClocksEventReasons).
+#: Seconds in which a previous process that is ending gives its memory back, and a hot GPU cools down.
+WAIT_SECONDS = 20.0
+#: Seconds between two readings meanwhile.
+LOOK_SECONDS = 0.5
+#: Reasons for low clocks that indicate trouble, by NVML's bits (nvml.h, nvmlClocksEventReasons).
 SLOW = {
     0x08: "the hardware slows it down (power or heat)",
     0x20: "it is too hot, and the driver slows it down",
@@ -31,17 +33,17 @@ SLOW = {
 
 @dataclass(frozen=True)
 class GpuReading:
-    """What NVML says of a GPU; None for what its kind cannot tell.
+    """What NVML says about a GPU; None for what this kind of GPU does not report.
 
     Attributes:
-        gpu: who it is.
+        gpu: which GPU it is.
         free_bytes: of its memory.
-        display_bytes: of its memory, that programs with graphics have; they stay.
+        display_bytes: of its memory, held by graphics programs, which keep it.
         processes: other than this one, that compute on it.
         uncorrected: ECC errors since the driver was loaded that could not be corrected.
         is_remapping: rows of memory wait for a reset to be replaced.
         is_worn: rows could not be replaced.
-        slow: NVML's bits, why its clocks are low.
+        slow: NVML's bits that say why its clocks are low.
     """
 
     gpu: Gpu
@@ -59,8 +61,8 @@ class GpuComplaint:
     """What is wrong with a GPU.
 
     Attributes:
-        text: for people, after the GPU's name.
-        passes: it may be gone in some seconds.
+        text: for the user, to follow the GPU's name.
+        passes: it may pass within seconds.
     """
 
     text: str
@@ -68,10 +70,11 @@ class GpuComplaint:
 
 
 def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
-    """All that is wrong with a GPU, what does not pass first.
+    """Everything that is wrong with a GPU, lasting problems first.
 
     Args:
-        share: of the GPU that this worker was given, at most 1. Others have the rest, and may have taken theirs.
+        reading: of the GPU.
+        share: of the GPU that this worker was given, at most 1. Others have the rest, and may be using it.
     """
     found = []
     if reading.uncorrected:
@@ -86,7 +89,7 @@ def judge(reading: GpuReading, share: float = 1.0) -> list[GpuComplaint]:
     all_bytes = reading.gpu.memory_bytes - reading.display_bytes
     wanted = int(FREE * min(share, 1.0) * all_bytes)
     if reading.free_bytes < wanted:
-        held = "another process holds the rest" if reading.processes else "nobody says who has the rest"
+        held = "another process holds the rest" if reading.processes else "it is not known what holds the rest"
         text = f"{_gib(reading.free_bytes)} of its {_gib(all_bytes)} are free, and {_gib(wanted)} should be: {held}"
         found.append(GpuComplaint(text, passes=True))
     return found
@@ -103,15 +106,17 @@ def await_fit(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Return once all of this process's GPUs are fit; wait some seconds for what passes.
+    """Return once all of this process's GPUs are fit; wait some seconds for problems that may pass.
 
     Args:
-        read: all of them, now.
-        node: for people, and Ray's id.
-        share: of each that this worker was given.
+        read: reads all of these GPUs now.
+        node: its name for messages, and Ray's id.
+        share: of each GPU that this worker was given.
+        clock: seconds, of any clock that only goes forward.
+        sleep: waits for a number of seconds.
 
     Raises:
-        GpuError: one is not; names node, GPU and reading.
+        GpuError: a GPU is not fit; names node, GPU and reading.
     """
     deadline = clock() + WAIT_SECONDS
     while True:
@@ -134,10 +139,10 @@ def await_fit(
 
 
 def read_mine(computes: bool = False) -> list[GpuReading]:
-    """Readings of the GPUs that this process may use; none without a driver.
+    """Readings of the GPUs that this process may use; empty without a driver.
 
     Args:
-        computes: this process has begun to use them.
+        computes: this process has started to use them.
 
     Raises:
         GpuError: NVML fails, as for a GPU that has fallen off the bus.
@@ -147,7 +152,7 @@ def read_mine(computes: bool = False) -> list[GpuReading]:
 
 
 def _read(library: Any, handle: Any, computes: bool) -> GpuReading:
-    # Some of these are what a driver says of a question that makes no sense for a part of a GPU (MIG).
+    # A driver also answers with some of these if a question makes no sense for a part of a GPU (MIG).
     names = ("NotSupported", "NoPermission", "FunctionNotFound", "InvalidArgument")
     unknown = tuple(getattr(library, f"NVMLError_{name}") for name in names)
 
@@ -177,9 +182,9 @@ def others(pids: Sequence[int], own: int, computes: bool) -> list[int]:
     """Processes on a GPU that are not this one.
 
     Args:
-        pids: NVML's; where this process is in a container they may be the host's.
-        own: this process's, as it knows it.
-        computes: this process computes on the GPU, so that one of them is it, whatever its number.
+        pids: as NVML reports them; if this process is in a container, they may be the host's.
+        own: this process's number, as it knows it.
+        computes: this process computes on the GPU, so one of them is this process, whatever its number.
     """
     rest = [pid for pid in pids if pid != own]
     return rest[1:] if computes and len(rest) == len(pids) else rest

@@ -1,21 +1,21 @@
-"""One kind of GPU for a group of workers: which nodes that leaves. No Ray here.
+"""One kind of GPU for a group of workers, and the nodes that this leaves. No Ray here.
 
-GPUs of different kinds round differently: replicas that should be equal may drift apart, and the slowest sets the pace.
+GPUs of different kinds round differently: replicas that should be equal may diverge, and the slowest sets the pace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-#: How Ray names what it finds on a node: as a resource, and as a label.
+#: Ray's names for the kind of a node's GPUs: as a resource, and as a label.
 _RESOURCE, _LABEL = "accelerator_type:", "ray.io/accelerator-type"
 
 
 def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
-    """The kind of a node's GPUs, such as A10G; empty where Ray knows of none.
+    """The kind of a node's GPUs, such as A10G; empty if Ray knows of none.
 
     Args:
-        about: as `ray.nodes()` tells of it.
+        about: the node's entry in `ray.nodes()`.
     """
     found = (str(name).removeprefix(_RESOURCE) for name in about.get("Resources", {}) if name.startswith(_RESOURCE))
     return next(found, str(about.get("Labels", {}).get(_LABEL, "")))
@@ -24,13 +24,16 @@ def of_node(about: Mapping[str, Mapping[str, object]]) -> str:
 def one_kind(
     kinds: Mapping[str, str], count: Callable[[set[str]], int], now: str | None = None, stays: bool = False
 ) -> str | None:
-    """The kind on which most workers can run; None without nodes.
+    """The kind of GPU on which most workers can run.
 
     Args:
-        kinds: of each node that there is.
-        count: workers that some nodes can run.
-        now: on which the run is; it stays where another one is no better.
-        stays: it stays in any case.
+        kinds: of each node.
+        count: how many workers a set of nodes can run.
+        now: kind on which the run is now; it is kept unless another one is better.
+        stays: keep it in any case.
+
+    Returns:
+        The kind; None without nodes, unless `now` stays.
     """
     if stays and now is not None:
         return now
@@ -44,9 +47,9 @@ def nodes_of(kinds: Mapping[str, str], kind: str | None) -> set[str]:
 
 
 def said(left_out: Iterable[str], kinds: Mapping[str, str], chosen: str) -> str:
-    """For people: which nodes are left out, and what to do about it."""
+    """What to tell the user about nodes that are left out, and what to do about it."""
     nodes = ", ".join(f"{node[:8]} ({kinds[node] or 'unknown kind'})" for node in sorted(left_out))
     return (
-        f"left out: {nodes}. A group of workers is on GPUs of one kind, and most workers can run on "
-        f"{chosen or 'those without a name'}; --mixed-gpus takes all"
+        f"left out: {nodes}. All workers of a group use one kind of GPU, and most workers can run on "
+        f"{chosen or 'those without a name'}; --mixed-gpus uses all nodes"
     )

@@ -1,7 +1,7 @@
-"""The GPUs of this process: which it may see, and who they are, asked of the driver's management library (NVML).
+"""The GPUs of this process: which ones it may see, and their identities, from the driver's management library (NVML).
 
-NVML makes no CUDA context and takes no memory of a GPU, and it knows nothing of CUDA_VISIBLE_DEVICES: `visible` reads
-that as CUDA does. No GPU has run this module yet; what its tests prove is what is decided, with NVML played.
+NVML makes no CUDA context and takes no memory of a GPU, and it ignores CUDA_VISIBLE_DEVICES: `visible` reads that as
+CUDA does. No GPU has run this module yet; its tests prove the decisions, with a simulated NVML.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from typing import Any
 
 from raytf.errors import GpuError
 
-#: What says which GPUs a process may use, and in which order CUDA counts them.
+#: Environment variables: which GPUs a process may use, and the order in which CUDA counts them.
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 
-#: What CUDA and its libraries take of a GPU's memory for each process, about; and the least that is left for tensors.
-CONTEXT_MIB, _LEAST_MIB = 600, 256
+#: MiB of a GPU's memory that CUDA and its libraries take for each process, approximately.
+CONTEXT_MIB = 600
+#: MiB that are left for tensors at least.
+_LEAST_MIB = 256
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Who a GPU is.
+    """The identity of a GPU.
 
     Attributes:
-        uuid: unique in the world, such as GPU-5c1b9a0e-...; that of a part begins with MIG-.
+        uuid: unique in the world, such as GPU-5c1b9a0e-...; that of a part of a GPU begins with MIG-.
         name: its kind, such as NVIDIA L4.
         memory_bytes: all of its memory.
     """
@@ -37,15 +39,15 @@ class Gpu:
 
 
 def mine() -> list[Gpu]:
-    """The GPUs that this process may use, in TensorFlow's order; none where all are hidden or there is no driver.
+    """The GPUs that this process may use, in TensorFlow's order; empty if all are hidden or there is no driver.
 
-    Numbers in CUDA_VISIBLE_DEVICES are NVML's, since a worker's set-up has CUDA count by PCI bus as NVML does.
+    Numbers in CUDA_VISIBLE_DEVICES are NVML's, because a worker's set-up makes CUDA count by PCI bus as NVML does.
 
     Raises:
-        GpuError: there is a driver, and it does not say who they are.
+        GpuError: there is a driver, but it does not describe the GPUs.
     """
     if os.environ.get(VISIBLE) is not None and not visible(os.environ[VISIBLE]):
-        return []  # not even a look at the driver
+        return []  # without asking the driver
     with nvml() as library:
         return [] if library is None else [identity(library, handle) for handle in handles(library)]
 
@@ -56,7 +58,7 @@ def part_mib(memory_bytes: int, share: float) -> int:
 
 
 def visible(setting: str) -> list[str]:
-    """The numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES: those before the first one that is neither."""
+    """The numbers and UUIDs that CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid or repeated."""
     found: list[str] = []
     for part in (part.strip() for part in setting.split(",")):
         if not (part.isdigit() or part.startswith(("GPU-", "MIG-"))) or part in found:
@@ -67,13 +69,13 @@ def visible(setting: str) -> list[str]:
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """`pynvml` while its library is open.
+    """`pynvml` with its library opened.
 
-    Returns:
-        None where the machine has none.
+    Yields:
+        `pynvml`; None if the machine has no such library.
 
     Raises:
-        GpuError: a call inside of the `with` statement failed, with NVML's message.
+        GpuError: a call inside the `with` statement failed, with NVML's message.
     """
     import pynvml
 
@@ -105,7 +107,7 @@ def handles(library: Any) -> Sequence[Any]:
 
 
 def identity(library: Any, handle: Any) -> Gpu:
-    """Who a GPU is, of NVML's handle."""
+    """The identity of the GPU with this NVML handle."""
     uuid, name = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
     return Gpu(_text(uuid), _text(name), int(library.nvmlDeviceGetMemoryInfo(handle).total))
 

@@ -1,8 +1,8 @@
-"""Which GPUs a process sees: those that Ray gave it, and no others; and that those it was given are there.
+"""Makes a process see the GPUs that Ray gave it and no others, and checks that these are there.
 
-Ray leaves CUDA_VISIBLE_DEVICES alone where a worker has no GPU, and TensorFlow takes all memory of all GPUs that it
-sees. An empty CUDA_VISIBLE_DEVICES hides them, but TensorFlow still starts the driver to learn that there are none;
-where TF_ENABLED_DEVICE_TYPES has no GPU as TensorFlow is loaded, it does not.
+Ray leaves CUDA_VISIBLE_DEVICES alone if a worker has no GPU, and TensorFlow takes all memory of all GPUs that it sees.
+An empty CUDA_VISIBLE_DEVICES hides them, but TensorFlow still starts the driver to learn that there are none. It does
+not if TF_ENABLED_DEVICE_TYPES contains no GPU when TensorFlow is loaded.
 """
 
 from __future__ import annotations
@@ -19,47 +19,49 @@ from raytf.distributed.gpu import cuda_driver
 from raytf.distributed.gpu.nvml import ORDER, VISIBLE
 from raytf.errors import GpuError
 
-#: The kinds of device that TensorFlow registers as it is loaded (tensorflow/core/common_runtime/device_factory.cc).
+#: Kinds of device that TensorFlow registers while it is loaded (tensorflow/core/common_runtime/device_factory.cc).
 KINDS = "TF_ENABLED_DEVICE_TYPES"
-#: With these a process neither sees GPUs nor starts their driver.
+#: With these variables a process neither sees GPUs nor starts their driver.
 HIDDEN = {VISIBLE: "", KINDS: "CPU"}
 
 
 def given() -> list[str] | None:
-    """What Ray calls the GPUs that it gave to this process; None without Ray, where the environment stays as it is."""
+    """Ray's ids of the GPUs that it gave to this process; None without Ray, where the environment stays as it is."""
     if not ray.is_initialized():
         return None
     return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", ()))
 
 
 def heed(gpus: Sequence[str] | None, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Hide all GPUs from a process that was given none. To be called before TensorFlow makes an operation, best before
-    it is loaded.
+    """Hide all GPUs from a process that was given none.
+
+    Call it before TensorFlow makes an operation, and best before TensorFlow is loaded.
 
     Args:
-        gpus: as of `given`.
+        gpus: from `given`.
+        environ: the process's environment.
     """
     if gpus is None:
         return
     if gpus:
-        environ.setdefault(ORDER, "PCI_BUS_ID")  # as Ray and NVML count; CUDA's own is the fastest first
+        environ.setdefault(ORDER, "PCI_BUS_ID")  # as Ray and NVML count; CUDA's default is the fastest first
         return
     environ[VISIBLE] = ""
     if not has_tpu():
-        environ.setdefault(KINDS, HIDDEN[KINDS])  # of no effect where TensorFlow is loaded already
+        environ.setdefault(KINDS, HIDDEN[KINDS])  # has no effect if TensorFlow is already loaded
 
 
 def hide_unless_given() -> None:
-    """`heed` what Ray gave to this process."""
+    """Call `heed` for the GPUs that Ray gave to this process."""
     heed(given())
 
 
 @contextmanager
 def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """TensorFlow that is loaded inside of the `with` statement sees no GPU, unless CUDA_VISIBLE_DEVICES says which.
+    """TensorFlow that is loaded inside the `with` statement sees no GPU, unless CUDA_VISIBLE_DEVICES says which.
 
-    For a driver that did not load it itself: GPUs are Ray's to give, and TensorFlow would take all memory of all of
-    them. Nothing of it stays in the environment, which a Ray that this process starts later inherits.
+    For a driver that has not loaded TensorFlow itself: Ray hands out GPUs, and TensorFlow would take all memory of all
+    of them. The setting does not stay in the environment, which a Ray that this process starts later inherits.
     """
     hides = "tensorflow" not in sys.modules and VISIBLE not in environ and KINDS not in environ
     if hides:
@@ -72,14 +74,14 @@ def unseen(environ: MutableMapping[str, str] = os.environ) -> Iterator[None]:
 
 
 def share() -> float:
-    """Part of a GPU that Ray gave to this process, at most 1; 1 without Ray."""
+    """Part of a GPU that Ray gave to this process, at most 1; without Ray 1."""
     if not ray.is_initialized():
         return 1.0
     return min(1.0, float(ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)))
 
 
 def threads() -> int:
-    """CPUs of this process's node for each GPU, times those that it was given; 0 without Ray."""
+    """CPUs of this process's node per GPU of the node, times the GPUs that it was given; 0 without Ray."""
     if not ray.is_initialized():
         return 0
     context = ray.get_runtime_context()
@@ -92,7 +94,8 @@ def threads_of(cpus: float, gpus: float, own: float) -> int:
     """Threads for a process, so that a node's CPUs are divided as its GPUs are.
 
     Args:
-        cpus, gpus: of the node.
+        cpus: of the node.
+        gpus: of the node.
         own: GPUs that the process was given.
     """
     return max(1, int(cpus * own / max(gpus, own))) if own else 1
@@ -104,10 +107,14 @@ def has_tpu() -> bool:
 
 
 def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = cuda_driver.trouble) -> None:
-    """The driver works, in a process that was given GPUs.
+    """Check that the driver works, in a process that was given GPUs.
+
+    Args:
+        gpus: from `given`.
+        trouble: says what is wrong with the driver; empty if nothing is.
 
     Raises:
-        GpuError: it does not; names the node and what the driver says.
+        GpuError: it does not work; names the node and what the driver says.
     """
     wrong = trouble() if gpus else ""
     if wrong:
@@ -115,20 +122,20 @@ def demand_driver(gpus: Sequence[str] | None, trouble: Callable[[], str] = cuda_
 
 
 def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
-    """TensorFlow has found the GPUs that this process was given.
+    """Check that TensorFlow has found the GPUs that this process was given.
 
     Args:
-        gpus: as of `given`.
+        gpus: from `given`.
         found: TensorFlow's physical devices of the kind GPU.
 
     Raises:
-        GpuError: fewer; names the node and why, as far as that can be known.
+        GpuError: there are fewer; names the node and, if possible, why.
     """
     if not gpus or len(found) >= len(gpus):
         return
     lacking = cuda_driver.missing_libraries()
     why = cuda_driver.trouble() or (
-        f"TensorFlow cannot load {', '.join(lacking)}; `pip install 'raytf[gpu]'` on this node brings them"
+        f"TensorFlow cannot load {', '.join(lacking)}; `pip install 'raytf[gpu]'` on this node installs them"
         if lacking
         else "the driver works, and TensorFlow does not say why"
     )
@@ -136,7 +143,7 @@ def demand(gpus: Sequence[str] | None, found: Sequence[Any]) -> None:
 
 
 def missing(gpus: Sequence[str], found: int, why: str) -> GpuError:
-    """The error for GPUs that Ray gave and that are not there, as one line."""
+    """The error for GPUs that Ray gave and that are not there, in one line."""
     numbers = f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(gpus)}"
     address, node = here()
     return GpuError(
@@ -146,7 +153,7 @@ def missing(gpus: Sequence[str], found: int, why: str) -> GpuError:
 
 
 def here() -> tuple[str, str]:
-    """This process's node, for people, and Ray's id of it; the id is empty without Ray."""
+    """The name of this process's node for messages, and Ray's id of it; the id is empty without Ray."""
     if not ray.is_initialized():
         return "here", ""
     node = ray.get_runtime_context().get_node_id()

@@ -1,8 +1,8 @@
-"""The monitor's process: it hands each call to the role that it is for, and keeps what they know.
+"""The monitor's process: it passes each call to the role that is responsible, and stores their state.
 
-Its process may be killed. Ray starts another one under the same handle and sends again what was not answered, in any
-order; what the actor knew is in a memo that the driver holds. So nothing is lost and nobody needs to know, as long as
-a call that comes twice, or later than one that was made after it, does no harm here.
+Its process may be killed. Ray then starts another one under the same handle and sends unanswered calls again, in any
+order; the state of the actor is in a memory that the driver holds. So nothing is lost and callers need not know, as
+long as a call that arrives twice, or after a later one, does no harm here.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from raytf.driver.monitor.roster import Roster
 from raytf.runs.status import Status
 from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
-#: Between two notes in the memo of beats alone, which come again by themselves.
+#: Seconds between two stores of the state because of heartbeats alone, which are repeated anyway.
 _BEATS_SECONDS = 1.0
-#: Calls whose results are known in case they come again. Ray sends those that were unanswered when the process was
-#: killed after all that were made while there was none, which may be hundreds.
+#: Calls whose results are kept in case they are sent again. After a kill Ray sends the unanswered calls after all those
+#: made while there was no process, which may be hundreds.
 _CALLS = 1024
 
 
 def _changes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """What the method changes is in the memo before it returns; a call that comes again only has the same result."""
+    """Store what the method changes before it returns; if the call is sent again, only return the same result."""
 
     @functools.wraps(method)
     def call(self: Monitor, *args: Any) -> Any:
@@ -48,18 +48,18 @@ def _changes(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Monitor:
-    """An actor that rank 0 talks to and the driver reads; it dies with the driver.
+    """An actor that rank 0 reports to and the driver reads; it dies with the driver.
 
     Args:
-        attempts: names of the run's starts of worker groups so far.
-        clock, epoch: seconds of a clock that only goes forward, the same for all processes of the machine, and of the
-            epoch.
-        memo: of what this Monitor knows; one that an earlier one has left is taken over. By default nothing is kept.
-        call: names the call that is being answered; the same when it is sent again.
-        is_another: whether this one comes in the place of one that was killed.
+        attempts: names of the run's worker groups so far.
+        clock: seconds of a clock that only goes forward, the same for all processes of the machine.
+        epoch: Unix time in seconds.
+        memo: holds the state of this Monitor; state left by an earlier one is taken over. By default nothing is kept.
+        call: an id of the call that is being answered; the same when the call is sent again.
+        is_another: whether this Monitor replaces one that was killed.
 
     Raises:
-        OSError: it does, and cannot know what that one knew.
+        OSError: it replaces one, but cannot read its state.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Monitor:
     ) -> None:
         self._clock, self._epoch, self._memo, self._call = clock, epoch, memo, call
         self._kept_at = clock()
-        #: Of calls that may come again.
+        #: Results of calls that may be sent again, by the call's id.
         self._results: dict[str, Any] = {}
         self._outbox = Outbox()
         self._progress = Progress(attempts, clock())
@@ -83,13 +83,13 @@ class Monitor:
         known = None
         try:
             known = None if memo is None else memo.read()
-        except OSError:  # the driver is in a container of its own
+        except OSError:  # the driver is in another container
             if is_another():
                 raise
             self._memo = None
         if known is not None:
             self.__dict__ |= pickle.loads(known)
-            self._roster.forgive(clock())  # nobody could be heard meanwhile
+            self._roster.forgive(clock())  # no heartbeats arrived meanwhile
 
     def _keep(self) -> None:
         if self._memo is not None:
@@ -101,17 +101,18 @@ class Monitor:
 
     @_changes
     def update(self, status: Status) -> None:
-        """The status of the run, by rank 0."""
+        """Take the status of the run, from rank 0."""
         note = self._progress.update(status, self._clock())
         if note is not None:
             self.event(*note)
 
     @_changes
     def begin(self, attempt: str) -> tuple[list[str], int | None]:
-        """A worker group starts: all attempts before it, and the step of the newest checkpoint on storage, 0 for none.
+        """A worker group starts.
 
         Returns:
-            None as long as no group of this driver has looked.
+            All attempts before it, and the step of the newest checkpoint on storage: 0 if there is no checkpoint, None
+            until a group of this driver has looked.
         """
         return self._progress.begin(attempt, self._clock())
 
@@ -120,19 +121,19 @@ class Monitor:
         return self._progress.reached
 
     def is_there(self) -> bool:
-        """True, which only one that lives answers."""
+        """True; only a living Monitor answers."""
         return True
 
     # -- what the driver reads -----------------------------------------------------------------------------------------
 
     @_changes
     def say(self, message: str) -> None:
-        """A line for the user."""
+        """Take a line for the user."""
         self._outbox.say(message)
 
     @_changes
     def event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Something happened that the ledger must know; the time is that of this process's clock, for all."""
+        """Take an event for the ledger; its time is that of this process's clock, for all events."""
         now = self._clock()
         fields, said = self._progress.happened(kind, fields, self._roster.sightings(now), now)
         if said:
@@ -141,18 +142,19 @@ class Monitor:
 
     @_changes
     def measure(self, values: dict[str, float]) -> None:
-        """What only the driver knows and TensorBoard shows."""
+        """Take figures that only the driver knows and TensorBoard shows."""
         self._measured = values
 
     def measured(self) -> dict[str, float]:
-        """What the driver last measured."""
+        """The figures that the driver measured last."""
         return self._measured
 
     def read(self, told: int = 0, noted: int = 0) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
-        """The latest status, and messages and events that the reader has not got yet.
+        """The latest status, and messages and events that the reader does not have yet.
 
         Args:
-            told, noted: messages and events that it has, altogether; they are dropped here.
+            told: messages that it has, in total; they are dropped here.
+            noted: events that it has, in total; they are dropped here.
         """
         return self._progress.status, *self._outbox.read(told, noted)
 
@@ -160,7 +162,7 @@ class Monitor:
 
     @_changes
     def begin_group(self) -> int:
-        """A group of workers starts, of which nothing is asked yet; its number, which its beats carry."""
+        """A group of workers starts, without a request to save yet; returns its number, which its heartbeats carry."""
         self._parking.begin_group()
         return self._roster.begin_group()
 
@@ -169,32 +171,32 @@ class Monitor:
         return self._roster.group
 
     def beat(self, beat: HeartbeatState) -> None:
-        """A rank's sign of life."""
+        """Take a rank's heartbeat."""
         now = self._clock()
         self._roster.hear(beat, now)
         if now - self._kept_at >= _BEATS_SECONDS:
             self._keep()
 
     def sightings(self) -> list[LastHeartbeat]:
-        """The latest sign of life of each rank of the present group."""
+        """The latest heartbeat of each rank of the present group."""
         return self._roster.sightings(self._clock())
 
     @_changes
     def blame(self, finding: HangFinding) -> None:
-        """Who of the present group hangs. Its peers may say so too before it has ended."""
+        """Record who in the present group hangs. Its peers may report it, too, before the group has ended."""
         self._roster.blamed = finding
 
     def blamed(self) -> HangFinding | None:
-        """What `blame` said of the present group."""
+        """The finding that `blame` recorded for the present group."""
         return self._roster.blamed
 
     @_changes
     def set_noticed(self, ranks: dict[int, str]) -> None:
-        """Ranks of the present group whose nodes have notice -> Ray's ids of these nodes."""
+        """Record which ranks of the present group are on nodes with notice, with Ray's ids of these nodes."""
         self._roster.noticed = ranks
 
     def noticed(self) -> dict[int, str]:
-        """What `set_noticed` said last."""
+        """The ranks that `set_noticed` recorded last."""
         return self._roster.noticed
 
     # -- saving together: see Parking ----------------------------------------------------------------------------------
@@ -221,5 +223,5 @@ class Monitor:
         return self._parking.parked(ticket)
 
 
-#: What a process has of its own.
+#: Attributes that belong to one process, not to the stored state.
 _NOT_KEPT = ("_clock", "_epoch", "_memo", "_call", "_kept_at")

@@ -6,10 +6,11 @@ from typing import Any
 
 
 class Outbox:
-    """What the driver has not said that it has; and how many came before.
+    """What the driver has not confirmed yet, and how many items came before.
 
     Attributes:
-        told, noted: messages and events that the driver has, altogether.
+        told: messages that the driver has, in total.
+        noted: events that the driver has, in total.
     """
 
     def __init__(self) -> None:
@@ -19,18 +20,19 @@ class Outbox:
         self.noted = 0
 
     def say(self, message: str) -> None:
-        """A line for the user."""
+        """Add a line for the user."""
         self._messages.append(message)
 
     def book(self, row: dict[str, Any]) -> None:
-        """A row for the ledger."""
+        """Add a row for the ledger."""
         self._events.append(row)
 
     def read(self, told: int, noted: int) -> tuple[list[str], list[dict[str, Any]]]:
-        """Messages and events that the reader has not got yet.
+        """Messages and events that the reader does not have yet.
 
         Args:
-            told, noted: messages and events that it has, altogether; they are dropped here.
+            told: messages that it has, in total; they are dropped here.
+            noted: events that it has, in total; they are dropped here.
         """
         del self._messages[: max(0, told - self.told)]
         del self._events[: max(0, noted - self.noted)]

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 
 class Parking:
-    """The latest request that the ranks save and wait, and their answer to it. A ticket numbers each request."""
+    """The latest request that the ranks save and wait, and their answer. Each request has a number, its ticket."""
 
     def __init__(self) -> None:
         self._ticket = self._tickets = self._released = 0
         self._parked: bool | None = None
 
     def begin_group(self) -> None:
-        """A group starts, of which nothing is asked yet."""
-        # Not released: ranks of the last group that wait would train on until they are ended.
+        """A group starts, without a request yet."""
+        # Not released: ranks of the last group that wait would otherwise train on until they are ended.
         self._ticket = 0
 
     def park(self) -> int:
-        """Ask the ranks to save and wait, also those that wait already; a ticket for this request."""
+        """Ask the ranks to save and wait, even those that already wait; returns the ticket of this request."""
         self._released = self._tickets
         self._tickets += 1
         self._ticket, self._parked = self._tickets, None
         return self._ticket
 
     def release(self, ticket: int) -> None:
-        """There is nothing to wait for any more, unless somebody has asked again since the request of this ticket."""
+        """End the wait, unless there was another request after the one with this ticket."""
         if ticket == self._tickets:
             self._released, self._ticket = self._tickets, 0
 
     def is_released(self, ticket: int) -> bool:
-        """Whether ranks that wait because of a request are free to train on."""
+        """Whether ranks that wait because of a request may train on."""
         return ticket <= self._released
 
     def wanted(self) -> int:
-        """The ticket of the request to save and wait; 0 where there is none."""
+        """The ticket of the request to save and wait; 0 if there is none."""
         return self._ticket
 
     def answer(self, ticket: int, saved: bool) -> None:
-        """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are void."""
+        """The ranks wait, and could or could not save. Answers to old requests, perhaps of dead ranks, are ignored."""
         if ticket == self._ticket:
             self._parked = saved
 
@@ -44,6 +44,6 @@ class Parking:
         """The answer to a request.
 
         Returns:
-            None as long as there is none.
+            None until there is one.
         """
         return self._parked if ticket and ticket == self._ticket else None

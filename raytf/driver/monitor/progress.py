@@ -1,4 +1,4 @@
-"""How far a run is, and what its restarts cost: from the statuses of rank 0 and from what happens to the run."""
+"""How far a run is, and what its restarts cost, from the statuses of rank 0 and from the run's events."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from raytf.runs.restart_phases import RestartPhases, describe
 from raytf.runs.status import Status
 from raytf.training.beat import LastHeartbeat
 
-#: Seconds between two notes of the ledger about a run that trains.
+#: Seconds between two progress rows in the ledger while a run trains.
 PROGRESS_SECONDS = 5.0
 
 
 class Progress:
-    """A run so far.
+    """The progress of a run so far.
 
     Args:
-        attempts: names of the run's starts of worker groups so far.
-        now: seconds, as in all calls, of a clock that only goes forward.
+        attempts: names of the run's worker groups so far.
+        now: seconds of a clock that only goes forward, as in all calls.
 
     Attributes:
-        status: the latest of the present group; None as long as there is none.
+        status: the latest of the present group; None until there is one.
         reached: the latest global step that was ever reported.
     """
 
@@ -34,10 +34,10 @@ class Progress:
         self.reached = 0
 
     def update(self, status: Status, now: float) -> tuple[str, dict[str, Any]] | None:
-        """A status comes.
+        """Take a status.
 
         Returns:
-            Kind and fields of what to note in the ledger, now and then and at each change of phase.
+            Kind and fields of a row for the ledger, at each change of phase and every `PROGRESS_SECONDS`; else None.
         """
         before = self.status
         self.status, self._updated_at = status, now
@@ -53,8 +53,8 @@ class Progress:
         """A worker group starts.
 
         Returns:
-            All attempts before it; and the step of the newest checkpoint on storage, 0 for none, None as long as no
-            group of this driver has looked.
+            All attempts before it, and the step of the newest checkpoint on storage: 0 if there is no checkpoint, None
+            until a group of this driver has looked.
         """
         self._restart.joined(now)
         before = list(self._attempts)
@@ -64,14 +64,16 @@ class Progress:
     def happened(
         self, kind: str, fields: dict[str, Any], sightings: Sequence[LastHeartbeat], now: float
     ) -> tuple[dict[str, Any], str]:
-        """Something happened.
+        """Take an event.
 
         Args:
-            kind, fields: of the event.
-            sightings: the latest sign of life of each rank.
+            kind: of the event.
+            fields: of the event.
+            sightings: the latest heartbeat of each rank.
+            now: seconds of a clock that only goes forward.
 
         Returns:
-            The fields with what is known here; and a line for the user, empty for none.
+            The fields, completed with what is known here; and a line for the user, empty for none.
         """
         status = self.status
         fields = ({} if status is None else {"step": status.step, "stall": status.stall_seconds}) | fields
@@ -90,11 +92,11 @@ class Progress:
     def _failed(
         self, fields: dict[str, Any], status: Status | None, sightings: Sequence[LastHeartbeat], now: float
     ) -> None:
-        # The last sign of life of a group that trained; another one has none yet, or says so by its phase.
+        # Since the last status of a group that trained; a group that did not has no status, or its phase says so.
         is_training = status is not None and status.phase == "training"
         fields["silent"] = now - self._updated_at if is_training else 0.0
         if is_training:
-            # Ranks that survive say how far they came when they leave, the status only twice a second.
+            # Surviving ranks report how far they came when they leave; the status comes only twice a second.
             fields["step"] = max(fields["step"], *(sighting.beat.step for sighting in sightings), 0)
             self.reached = max(self.reached, fields["step"])
         self._restart.fault(now, fields["silent"])

@@ -1,4 +1,4 @@
-"""Who of the present group is alive, who hangs, and whose node will go."""
+"""Which ranks of the present group are alive, which hang, and which are on nodes with notice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
 
 class Roster:
-    """The ranks of the present group, as far as they were heard of.
+    """The ranks of the present group, as far as they have sent heartbeats.
 
     Attributes:
-        blamed: who hangs; None as long as nobody is blamed.
+        blamed: who hangs; None while no rank is blamed.
         noticed: ranks on nodes with notice -> Ray's ids of these nodes.
     """
 
@@ -21,22 +21,22 @@ class Roster:
 
     @property
     def group(self) -> int:
-        """The number of the present group, which its beats carry."""
+        """The number of the present group, which its heartbeats carry."""
         return self._beats.group
 
     def begin_group(self) -> int:
-        """A group starts, of which nothing is known yet; its number."""
+        """A group starts, of which nothing is known yet; returns its number."""
         self.blamed, self.noticed = None, {}
         return self._beats.begin()
 
     def hear(self, beat: HeartbeatState, now: float) -> None:
-        """A rank's sign of life."""
+        """Take a rank's heartbeat."""
         self._beats.hear(beat, now)
 
     def forgive(self, now: float) -> None:
-        """Nobody could be heard until now."""
+        """Do not count the time until now as silence: no heartbeats could arrive."""
         self._beats.forgive(now)
 
     def sightings(self, now: float) -> list[LastHeartbeat]:
-        """The latest sign of life of each rank."""
+        """The latest heartbeat of each rank."""
         return self._beats.sightings(now)

@@ -1,4 +1,4 @@
-"""One group with parameter servers: it is started, watched, and its workers are started again when they die."""
+"""One group with parameter servers: it is started and watched, and its workers are restarted when they die."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytf.training.job import TrainingJob
 
 #: Seconds in which all processes must have started: Python, TensorFlow and, on a new node, the job's files.
 _START_SECONDS = 300.0
-#: Seconds in which Ray tells that a server is dead which the coordinator has lost.
+#: Seconds in which Ray reports the death of a server that the coordinator has lost.
 _DEATH_SECONDS = 3.0
 
 
@@ -40,7 +40,10 @@ def start(job: TrainingJob, bundles: Any, workers: int, use_gpu: bool) -> Proces
     """Start the processes of a group.
 
     Args:
+        job: to train.
         bundles: the placement group: a bundle for the coordinator, one for each server, one for each worker.
+        workers: how many to start.
+        use_gpu: the workers compute on GPUs.
     """
     cluster, quiet = job.config.cluster, not job.config.run.verbose
     servers = job.config.strategy.ps or 1
@@ -66,16 +69,16 @@ class ParameterServerGroup:
 
     Args:
         job: to train.
-        processes: as `start` made them.
+        processes: from `start`.
         say: takes a line for the user.
     """
 
     def __init__(self, job: TrainingJob, processes: Processes, say: Callable[[str], None]):
         self._job, self._processes, self._say = job, processes, say
         self._cluster: dict[str, list[str]] = {}
-        #: What is waited for -> of which process it is; `again` is a worker that is started again.
+        #: Reference that is waited for -> kind and index of its process; kind `again` is a worker that is restarting.
         self._watched: dict[Any, tuple[str, int]] = {}
-        #: Workers that are dead now.
+        #: Indices of workers that are dead now.
         self._missing: set[int] = set()
 
     def train(self) -> dict[str, Any] | None:
@@ -85,8 +88,8 @@ class ParameterServerGroup:
             The run's result.
 
         Raises:
-            ProcessDiedError: one died without which the group cannot go on.
-            RaytfError, RayError: what the coordinator raised, or Ray.
+            ProcessDiedError: a process died without which the group cannot go on.
+            RaytfError, RayError: raised by the coordinator, or by Ray.
         """
         all_of = self._processes
         try:
@@ -121,7 +124,7 @@ class ParameterServerGroup:
     def _watch(self) -> dict[str, Any] | None:
         while True:
             done, _ = ray.wait(list(self._watched), num_returns=1, timeout=60)
-            # A process that died explains what the coordinator says of it.
+            # Deaths come first: they explain the coordinator's error.
             for reference in sorted(done, key=lambda r: self._watched[r][0] == "chief"):
                 kind, i = self._watched.pop(reference)
                 error = _error_of(reference)
@@ -137,7 +140,7 @@ class ParameterServerGroup:
                     raise self._explained(error)
 
     def _explained(self, error: Exception) -> Exception:
-        """Why the coordinator has failed: a server that died at the same time is why it lost one."""
+        """Why the coordinator failed: if a server died at the same time, its death is the reason."""
         if isinstance(error, ray.exceptions.RayActorError):
             return ProcessDiedError("the coordinator died")
         if isinstance(error, WorkerLostError) and self._watched:
@@ -165,7 +168,7 @@ class ParameterServerGroup:
                 self._say(worker_table.table(f"worker {i}, started again", [ray.get(reference)]))
             self._watched[workers[i].live.remote()] = ("worker", i)
             return
-        if isinstance(error, ray.exceptions.ActorUnavailableError):  # it died once more while it started
+        if isinstance(error, ray.exceptions.ActorUnavailableError):  # it died again while it started
             self._serve_again(i)
             return
         left = len(workers) - len(self._missing)
@@ -178,6 +181,6 @@ def _error_of(reference: Any) -> Exception | None:
     try:
         ray.get(reference)
     except (RaytfError, ray.exceptions.RayError) as error:
-        cause = getattr(error, "cause", None)  # without the traceback that Ray adds
+        cause = getattr(error, "cause", None)  # without the traceback that Ray adds to the text
         return cause if isinstance(cause, RaytfError) else error
     return None

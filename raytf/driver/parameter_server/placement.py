@@ -1,4 +1,4 @@
-"""Room for a group with parameter servers: as many workers as fit now, and a wait where that is too few."""
+"""Room for a group with parameter servers: as many workers as fit now, or a wait if that is too few."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from raytf.config.resources import HELPER, possible_workers
 from raytf.runs.events import Waiting
 from raytf.training.job import TrainingJob
 
-#: Seconds in which a placement group that fits must have come to be, and between two looks at a cluster that is too
-#: small, and two words about it.
-_PLACE_SECONDS, _WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 20.0, 0.5, 60.0
-#: Seconds in which Ray gives back what processes had that have ended.
+#: Seconds in which a placement group that fits must become ready.
+_PLACE_SECONDS = 20.0
+#: Seconds between two looks at a cluster that is too small.
+_WAIT_SECONDS = 0.5
+#: Seconds between two messages about that.
+_WAIT_MESSAGE_SECONDS = 60.0
+#: Seconds in which Ray frees the resources of processes that have ended.
 _FREE_SECONDS = 8.0
 
 
 @contextlib.contextmanager
 def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Iterator[tuple[Any, int]]:
-    """A placement group for as many workers as there is room for, and their number, while the `with` lasts."""
+    """A placement group for as many workers as there is room for, and their number, during the `with` statement."""
     told_at, began = float("-inf"), time.monotonic()
     least, most = job.config.cluster.worker_range
     each = {"CPU": job.config.cluster.cpus, **({"GPU": job.config.cluster.gpus_per_worker} if use_gpu else {})}
@@ -34,7 +37,7 @@ def placed(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> Itera
         bundles = _reserve(each, workers, helpers) if workers >= least else None
         if bundles is not None:
             break
-        if time.monotonic() - began < _FREE_SECONDS:  # what the last group had is free in a moment
+        if time.monotonic() - began < _FREE_SECONDS:  # the last group's resources are free in a moment
             time.sleep(_WAIT_SECONDS)
             continue
         if time.monotonic() - told_at >= _WAIT_MESSAGE_SECONDS:
@@ -61,10 +64,10 @@ def _release(bundles: Any) -> None:
 
 
 def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
-    """Room for a group.
+    """Reserve room for a group.
 
     Returns:
-        The placement group, or None where the room is not there after all.
+        The placement group, or None if the room is not there after all.
     """
     bundles = _bundles(each, workers, helpers)
     if bundles.wait(_PLACE_SECONDS):
@@ -74,17 +77,17 @@ def _reserve(each: dict[str, float], workers: int, helpers: int) -> Any:
 
 
 def _wait_for(each: dict[str, float], workers: int, helpers: int) -> None:
-    """Ask for room, which an autoscaler sees, until it is there or what is free has changed."""
+    """Ask for room, which an autoscaler sees, until it is there or the free resources have changed."""
     wish, before = _bundles(each, workers, helpers), _free()
     try:
         while not wish.wait(_WAIT_SECONDS) and _free() == before:
             pass
     finally:
         _release(wish)
-        time.sleep(_WAIT_SECONDS)  # until Ray has the room back
+        time.sleep(_WAIT_SECONDS)  # until Ray has freed the room
 
 
 def _free() -> list[dict[str, float]]:
-    """What each node has free; processor and GPU alone."""
+    """Each node's free CPUs and GPUs."""
     nodes = state.free_resources().values()
     return [{kind: node.get(kind, 0.0) for kind in ("CPU", "GPU")} for node in nodes]

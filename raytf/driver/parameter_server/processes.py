@@ -1,4 +1,4 @@
-"""The processes of a group with parameter servers: actors, and what runs in them."""
+"""The processes of a group with parameter servers: the actors, and what they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raytf.training.process_settings import ProcessSettings
 
 
 class GroupProcess:
-    """An actor: one process of the group. TensorFlow is imported while the others start.
+    """An actor: one process of the group. It imports TensorFlow while the others start.
 
     Args:
         threads: of TensorFlow within an operation.
@@ -29,8 +29,8 @@ class GroupProcess:
     def __init__(self, threads: int, quiet: bool):
         self._phases = Phases()
         self._threads = threads
-        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # a peer that is starting again is waited for
-        #: Told when somebody asks: of an actor that cannot be made, Ray passes on a text alone.
+        os.environ["GRPC_FAIL_FAST"] = "use_caller"  # wait for a peer that is restarting
+        #: Raised by the first call: if an actor's constructor raises, Ray passes on only the text.
         self._fault: GpuError | None = None
         try:
             process.load_tensorflow(ProcessSettings(quiet=quiet))
@@ -40,32 +40,36 @@ class GroupProcess:
         self._server: Any = None
 
     def address(self) -> str:
-        """HOST:PORT for its TensorFlow server, from now on.
+        """HOST:PORT for its TensorFlow server.
 
         Raises:
-            GpuError: this process has not the GPU that it was given.
+            GpuError: this process does not have the GPU that it was given.
         """
         if self._fault is not None:
             raise self._fault
         return train.free_address()
 
     def join(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
-        """Take a place in the cluster; what `--show-cluster` shows of this process.
+        """Take a place in the cluster.
 
         Args:
             cluster: HOST:PORT of each of `chief`, `ps` and `worker`.
-            job, index: the place in it.
+            job: this process's kind, one of these three.
+            index: of this process among those of its kind.
+
+        Returns:
+            What `--show-cluster` shows about this process.
         """
         process.settle_in()
         process.take_place(cluster, job, index)
         return worker_table.about_me(serves=True)
 
     def serve(self, cluster: dict[str, list[str]], job: str, index: int) -> dict[str, Any]:
-        """Join the cluster and begin to serve.
+        """Join the cluster and start to serve.
 
         Raises:
-            WorkerLostError: the address is that of another node, on which Ray did not start this process again.
-            GpuError: this process has not the GPU that it was given.
+            WorkerLostError: the address is on another node: Ray has not restarted this process on the same one.
+            GpuError: this process does not have the GPU that it was given.
         """
         from raytf.distributed import tf_server
 
@@ -78,7 +82,7 @@ class GroupProcess:
         return self.join(cluster, job, index)
 
     def live(self) -> None:
-        """Never returns."""
+        """Never return: the call ends with the process."""
         while True:
             time.sleep(3600)
 
@@ -101,7 +105,7 @@ class GroupProcess:
             scratch.end()
 
 
-# Three names, for `ps` and for Ray's dashboard.
+# Three names, which `ps` and Ray's dashboard show.
 class ParameterServer(GroupProcess):
     """Holds weights."""
 

@@ -1,4 +1,4 @@
-"""A run with parameter servers: one group after another, until one comes to the end."""
+"""A run with parameter servers: one group after another, until one finishes the run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ def run(job: TrainingJob, use_gpu: bool, say: Callable[[str], None]) -> dict[str
     """Train a job with parameter servers to its end.
 
     Args:
+        job: to train.
+        use_gpu: the workers compute on GPUs.
         say: takes a line for the user.
 
     Returns:
         Its result.
 
     Raises:
-        RaytfError: another attempt would end alike.
+        RaytfError: another attempt would fail in the same way.
     """
 
     def attempt() -> dict[str, Any] | None:

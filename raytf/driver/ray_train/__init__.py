@@ -1,1 +1,1 @@
-"""Ray Train, filled in for TensorFlow: the backend, the scaling policy, the failure policy and warm workers."""
+"""Ray Train adapted to TensorFlow: the backend, the scaling policy, the failure policy and warm workers."""

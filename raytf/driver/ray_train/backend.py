@@ -36,12 +36,12 @@ class _MwmsBackend(Backend):
         try:
             self._set_up(worker_group, backend_config)
         except ray.exceptions.RayError as error:
-            # Ray Train takes a group that fails from here on for a whole one: it would drop it without an end, and the
-            # CPUs of its placement group would be lost to the run.
+            # Ray Train considers a group that fails after this point complete: it would drop the group without ending
+            # it, and the CPUs of its placement group would be lost to the run.
             train.drop(worker_group)
             cause = getattr(error, "cause", None)
             if isinstance(cause, GpuError):
-                # Of others Ray Train makes no second attempt.
+                # Ray Train makes no second attempt after other errors.
                 raise train.WorkerGroupStartupFailedError(cause) from None
             raise
 

@@ -18,18 +18,18 @@ from raytf.training.beat import LastHeartbeat
 from raytf.training.monitor_client import MonitorClient
 
 Answer = TypeVar("Answer")
-#: Seconds for an answer of the monitor.
+#: Seconds to wait for an answer of the monitor.
 _ANSWER_SECONDS = 10.0
 
 
 class FailurePolicy(DefaultFailurePolicy):
-    """Ray Train's retry budgets, and what a Supervisor decides beyond; it tells user and ledger what failed.
+    """Ray Train's retry budgets, and the Supervisor's decisions; tells user and ledger what failed.
 
     Args:
         failure_config: Ray Train's.
         monitor: the driver's.
-        run_uri: the run's folder, to which stacks of frozen workers are written; None looks for none.
-        supervisor: of the run; the scaling policy has the same.
+        run_uri: the run's folder, to which stacks of frozen workers are written; None to not look for frozen workers.
+        supervisor: of the run, shared with the scaling policy.
     """
 
     def __init__(self, failure_config: Any, monitor: MonitorClient, run_uri: str | None, supervisor: Supervisor):
@@ -42,7 +42,7 @@ class FailurePolicy(DefaultFailurePolicy):
         none: list[LastHeartbeat] = []
         sightings = _or_else(none, monitor.sightings)
         hung = self._frozen(error)
-        if hung is not None:  # the driver raises what Ray has, and it must say who hung
+        if hung is not None:  # the driver raises Ray's error, which must say who hung
             error.worker_failures = hung.worker_failures
         self._reached = _or_else(self._reached, monitor.reached)
         scene = Scene(self._reached, {s.beat.rank: s.beat.node for s in sightings}, _or_else({}, monitor.noticed))
@@ -57,7 +57,7 @@ class FailurePolicy(DefaultFailurePolicy):
         return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE
 
     def _frozen(self, error: Any) -> WorkerGroupError | None:
-        """What to say instead, where all that is known is that ranks have lost a peer, and the peer is frozen."""
+        """The error to raise instead if ranks only report the loss of a peer, and that peer is frozen."""
         errors = worker_errors(error)
         unknown = all(isinstance(e, WorkerLostError) for e in errors.values())
         if self._run_uri is None or not errors or not unknown:
@@ -68,7 +68,7 @@ class FailurePolicy(DefaultFailurePolicy):
 
 
 def _or_else(otherwise: Answer, question: Callable[[float], Answer]) -> Answer:
-    """An answer of the monitor, or what to take where there is none."""
+    """An answer of the monitor, or a default if there is none."""
     try:
         return question(_ANSWER_SECONDS)
     except ray.exceptions.RayError:

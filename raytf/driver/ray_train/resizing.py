@@ -1,29 +1,29 @@
-"""When a run changes its number of workers: a decision of time and counts alone. No Ray and no TensorFlow here."""
+"""When a run changes its number of workers: a decision from time and counts alone. No Ray and no TensorFlow here."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
 
-#: Seconds without a further change of the cluster before a run follows one: nodes that were asked for together come
+#: Seconds without a further change of the cluster before a run follows one: nodes that were requested together arrive
 #: together, and a node that comes and goes is not worth a restart.
 SETTLE_SECONDS = 4.0
 
 
-#: Seconds after which a run follows a cluster that still changes.
+#: Seconds after which a run follows a cluster that keeps changing.
 PATIENCE_SECONDS = 8.0
 
 
-#: Seconds before a node with notice goes at which a run that cannot leave it saves once more.
+#: A run that cannot leave a node with notice saves once more this many seconds before the node goes.
 LAST_SAVE_SECONDS = 10.0
 
 
 class ResizeDecision(enum.Enum):
-    """What to do with a group of workers that trains well."""
+    """What to do with a worker group that trains well."""
 
     KEEP = "keep"
     PARK = "park"  # ask all ranks to save the present step and to wait
-    RELEASE = "release"  # the reason to park is gone, or it was to save alone: train on
+    RELEASE = "release"  # the reason to park is gone, or it was only to save: train on
     RESIZE = "resize"  # all ranks have saved: replace the group by one of the new size
 
 
@@ -33,11 +33,11 @@ class ClusterView:
 
     Attributes:
         now: seconds, of any clock that only goes forward.
-        workers: that run.
-        possible: that the cluster can run now, without nodes that are about to go; at most the most wanted.
+        workers: that the run has.
+        possible: workers that the cluster can run now, without nodes that are about to go; at most the maximum.
         leaving: whether a node of the run was given notice.
-        parked: True when all ranks have saved and wait, False when they could not save, None while neither is known.
-        deadline: when the first of the nodes with notice goes, by the same clock; None where nobody knows.
+        parked: True when all ranks have saved and wait, False when they could not save, None until either is known.
+        deadline: when the first of the nodes with notice goes, by the same clock; None if that is not known.
     """
 
     now: float
@@ -49,15 +49,15 @@ class ClusterView:
 
 
 class Resizer:
-    """Follows the cluster without haste: once a change has lasted, and at most once in this many seconds.
+    """Follows the cluster's changes: only once a change has lasted, and at most once in `every_seconds`.
 
-    Notice for a node of the run is followed at once, since the node goes anyway. Where the nodes that stay are too few,
-    the run saves at once and again shortly before the end, and trains on meanwhile: capacity may come. What cannot be
-    planned, the loss of a node without notice, is told with `started`, and counts: a node that goes and comes back
-    within the interval costs one restart, not two.
+    Notice for a node of the run is followed at once, since the node goes anyway. If the nodes that stay are too few,
+    the run saves at once and again shortly before the end, and trains on meanwhile: new nodes may come. What cannot be
+    planned, the loss of a node without notice, is reported with `started` and counts as a change: a node that goes and
+    comes back within the interval costs one restart, not two.
 
     Args:
-        fewest: workers below which there is no run.
+        fewest: workers that a run needs at least.
         every_seconds: between two planned changes.
     """
 
@@ -68,18 +68,18 @@ class Resizer:
         self._seen: int | None = None
         self._seen_at = self._differs_at = self._failed_at = float("-inf")
         self._parking = False
-        #: The last save for the sake of a notice that could not be followed.
+        #: When the run last saved because of a notice that it could not follow.
         self._saved_at: float | None = None
 
     def started(self, workers: int, now: float) -> None:
-        """A group of this many workers starts, for whatever reason."""
+        """A group of this many workers starts, for any reason."""
         if self._workers is not None and workers != self._workers:
             self._changed_at = now
         self._workers, self._seen, self._differs_at, self._parking = workers, None, now, False
         self._saved_at = None
 
     def decide(self, view: ClusterView) -> ResizeDecision:
-        """The next move; each is answered before the next one is asked for, or the view says otherwise."""
+        """The next move. Carry it out before asking for the next one; if it failed, the view says so."""
         if view.possible != self._seen:
             self._seen, self._seen_at = view.possible, view.now
         has_room = view.possible >= self._fewest
@@ -102,7 +102,7 @@ class Resizer:
             return ResizeDecision.RELEASE
         settled = view.now - self._seen_at >= SETTLE_SECONDS or view.now - self._differs_at >= PATIENCE_SECONDS
         lasting = settled and view.now - self._changed_at >= self._every
-        # Training goes on between two tries to save, else a run on failing storage would only try.
+        # Training goes on between two attempts to save; otherwise a run on failing storage would do nothing else.
         rested = view.now - self._failed_at >= SETTLE_SECONDS
         if rested and ((wanted and (lasting or view.leaving)) or (is_stuck and self._is_save_due(view))):
             self._parking = True

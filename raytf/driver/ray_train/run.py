@@ -1,4 +1,4 @@
-"""A run by Ray Train: one controller, and another one where it dies while the run makes progress."""
+"""A run with Ray Train: one controller, and another one if it dies while the run makes progress."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
     """Train a job to its end.
 
     Args:
+        job: to train.
         run: its folder.
         resources: of each worker.
 
@@ -33,7 +34,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
         Its result.
 
     Raises:
-        RaytfError: the controller's failure policy made no further attempt, or controllers die again and again.
+        RaytfError: the controller's failure policy made no further attempt, or controllers keep dying.
         RayError: Ray failed.
     """
 
@@ -44,7 +45,7 @@ def run(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Any:
 
 
 def _fit(trainer: Trainer) -> Any:
-    """Run a trainer; what it raises is for people, or a ControllerDiedError."""
+    """Run a trainer; its errors are for the user, or a ControllerDiedError."""
     try:
         return trainer.fit()
     except ray.train.TrainingFailedError as error:
@@ -53,10 +54,10 @@ def _fit(trainer: Trainer) -> Any:
         raise found.error from None
     except ray.exceptions.RayActorError as error:
         if not error.actor_init_failed:
-            # Its workers end with it; what they had would stay reserved as long as this driver lives.
+            # Its workers end with it, but what was reserved for them would stay reserved until this driver ends.
             remove_abandoned()
             raise ControllerDiedError(one_line(error, 200)) from None
-        # It did not die: it could not begin, and would not the next time.
+        # It did not die: it could not start, and would not the next time.
         why = [line for line in str(error).splitlines() if line.strip()][-1]
         raise ClusterError(
             f"Ray Train could not start on the cluster's head: {one_line(why, 500)}. The head needs the job's "
@@ -107,10 +108,10 @@ def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
 
 
 def _threads(config: TrainConfig, on_gpu: bool) -> int | None:
-    """Of TensorFlow for each worker.
+    """TensorFlow's threads in each worker.
 
     Returns:
-        None for what its node has for each GPU.
+        None for the node's CPUs per GPU.
     """
     cluster = config.cluster
     if on_gpu and cluster.cpus_per_worker is None and not config.compute.exact:

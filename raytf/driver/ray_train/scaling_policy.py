@@ -25,16 +25,18 @@ from raytf.driver.supervision.watchdog import Watchdog
 from raytf.runs import events
 from raytf.training.monitor_client import MonitorClient
 
-#: Seconds in which Ray hears that the resources of a group that has ended are free.
+#: Seconds in which Ray learns that the resources of a group that has ended are free.
 _FREE_SECONDS = 1.0
 
 
-#: Seconds between two looks at a cluster that cannot give the fewest workers yet, and between two words about it.
-_WAIT_SECONDS, _WAIT_MESSAGE_SECONDS = 0.25, 60.0
+#: Seconds between two looks at a cluster that cannot give the fewest workers yet.
+_WAIT_SECONDS = 0.25
+#: Seconds between two messages about that.
+_WAIT_MESSAGE_SECONDS = 60.0
 
 
 def remove_abandoned() -> None:
-    """Give back what placement groups of this job hold whose controller died: Ray would, when the driver ends."""
+    """Remove this job's placement groups whose controller died: Ray would only do it when the driver ends."""
     for group in state.abandoned_placement_groups():
         remove_placement_group(group)
 
@@ -48,8 +50,8 @@ class PolicyContext:
         monitor: the driver's.
         uri: the run's folder.
         flags: of the cluster.
-        supervisor: of the run; the failure policy has the same.
-        keeps_kind: of GPU, once there is one.
+        supervisor: of the run, shared with the failure policy.
+        keeps_kind: keep the first kind of GPU that a group has.
     """
 
     name: str
@@ -61,12 +63,12 @@ class PolicyContext:
 
 
 class ScalingPolicy(train.ElasticScalingPolicy):
-    """Ray Train's elastic policy, with a save before each planned change and an own look at which nodes are alive.
+    """Ray Train's elastic policy, with a save before each planned change and its own check of which nodes are alive.
 
-    Ray's tears the group down in the middle of a step, up to a minute after the cluster has changed, and after the loss
-    of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first (`Resizer`
-    decides when), nodes with notice are left out, and so are those whose raylet does not answer and those on which
-    workers fail again and again (`NodeExclusion` decides which). Workers on GPUs have one kind of them (`kinds`). A
+    Ray's policy tears the group down in the middle of a step, up to a minute after the cluster has changed, and after
+    the loss of a node it plans with that node until the cluster has noticed. Here the ranks save and wait first
+    (`Resizer` decides when). Left out are nodes with notice, those whose raylet does not answer, and those on which
+    workers fail again and again (`NodeExclusion` decides which). Workers on GPUs all have the same kind (`kinds`). A
     group that hangs is ended (`Watchdog`).
 
     Args:
@@ -78,16 +80,17 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         super().__init__(scaling_config)
         self._run, self._run_monitor, flags = run, run.monitor, run.flags
         self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
-        #: Made in the controller's process.
+        #: Created in the controller's process.
         self._watchdog: Watchdog | None = None
         self._excluded = frozenset[str]()
-        #: Nodes of stragglers to replace.
+        #: Nodes of stragglers that should be replaced.
         self._slow: list[str] = []
         self._ticket = 0
-        #: Nodes reserved for the run; and all that are alive and have no notice.
+        #: Nodes reserved for the run that can be used.
         self._nodes: list[str] = []
+        #: All nodes that are alive and have no notice.
         self._staying: set[str] = set()
-        #: Nodes with notice -> Unix time in ms at which they go, 0 where nobody knows.
+        #: Nodes with notice -> Unix time in ms at which they go, 0 if that is not known.
         self._leaving: dict[str, int] = {}
         #: The present group's ranks on nodes with notice -> the node.
         self._noticed: dict[int, str] = {}
@@ -95,15 +98,16 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._told_at = float("-inf")
         resources = train.resources_of_worker(scaling_config)
         self._has_one_kind = bool(resources.get("GPU")) and not flags.mixed_gpus
-        #: The kind of GPU of the present group and of the next one, and whether that stays; nodes with other kinds.
+        #: The kind of GPU of the present group and of the next one.
         self._kind: str | None = None
         self._next_kind: str | None = None
+        #: Nodes with other kinds of GPU.
         self._other_kinds = frozenset[str]()
         self._supply = WarmSupply(resources, run.monitor.say) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
-        # What a controller that was killed has reserved stays reserved for three minutes, unless it is asked for under
-        # the same name again. A run has one controller, since it has one owner.
+        # What a killed controller has reserved stays reserved for three minutes, unless it is requested again under the
+        # same name. A run has only one controller, since it has only one owner.
         super().after_controller_start(types.SimpleNamespace(run_id=self._run.name))
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
@@ -125,7 +129,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
                     f"waiting: the cluster can run {possible} workers now, and at least "
                     f"{self.scaling_config.min_workers} are wanted"
                 )
-            time.sleep(_WAIT_SECONDS)  # Ray's controller would ask again at once, for ever
+            time.sleep(_WAIT_SECONDS)  # otherwise Ray's controller asks again at once, for ever
             return train.NoopDecision()
         return self._resize(possible)
 
@@ -145,7 +149,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             self._supply.keep(worker_group_state.workers, self._staying)
         workers = worker_group_state.num_workers
         nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
-        mine, end = set(nodes.values()), self._heed(nodes)
+        mine, end = set(nodes.values()), self._follow_notices(nodes)
         replaced = mine & set(self._slow) - set(self._nodes)
         view = ClusterView(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
         match self._resizer.decide(view):
@@ -162,8 +166,12 @@ class ScalingPolicy(train.ElasticScalingPolicy):
                 return self._resize(possible)
         return train.NoopDecision()
 
-    def _heed(self, nodes: dict[int, str]) -> float | None:
-        """Tell the monitor of ranks whose nodes have notice; when the first of these goes, monotonic, if known."""
+    def _follow_notices(self, nodes: dict[int, str]) -> float | None:
+        """Tell the monitor which ranks are on nodes with notice.
+
+        Returns:
+            When the first of these nodes goes, by the monotonic clock; None if that is not known.
+        """
         now, unix = time.monotonic(), time.time()
         ends = {n: now + at / 1000 - unix if at else None for n, at in self._leaving.items() if n in nodes.values()}
         found = {rank: node for rank, node in nodes.items() if node in ends and rank not in self._noticed}
@@ -171,7 +179,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             end = ends[node]
             self._run_monitor.book(events.Drain(node, None if end is None else round(end - now, 1)))
         if found:
-            self._noticed |= found  # as long as the group lives: a dead node drains no more
+            self._noticed |= found  # for the life of the group: a dead node is not draining any more
             self._run_monitor.set_noticed(self._noticed)
         return min((end for end in ends.values() if end is not None), default=None)
 
@@ -186,8 +194,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
 
     def _wait_until_free(self, workers: int) -> None:
-        # What the last group had is free a moment after its end. A placement group that is asked for sooner takes
-        # longer, since Ray tries again ever more seldom.
+        # What the last group had is free a moment after its end. A placement group that is requested sooner takes
+        # longer, since Ray retries less and less often.
         each, deadline = train.resources_of_worker(self.scaling_config), time.monotonic() + _FREE_SECONDS
         while time.monotonic() < deadline:
             free = state.free_resources()
@@ -200,28 +208,28 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         return self._get_resize_decision(workers)
 
     def _get_num_workers_for_resource_request(self) -> int:
-        # What is reserved on a node that is about to go is asked for once more, elsewhere.
+        # What is reserved on unusable nodes is requested once more, on other nodes.
         return self.scaling_config.max_workers + self._unusable_workers
 
     def _look_at_workers(self, worker_group_state: Any) -> None:
-        """End a group that hangs, by raising what says so, and note who is slow."""
+        """Note who is slow; if the group hangs, end it by raising the watchdog's error."""
         assert self._watchdog is not None
         for straggler in self._watchdog.look(worker_group_state.workers):
             if self._run.flags.replace_stragglers and straggler.node not in self._slow:
                 self._slow.append(straggler.node)
 
     def _count_possible_workers(self, reserved_resources: Any) -> int:
-        each = train.resources_of_worker(self.scaling_config)  # Ray's count of parts of a GPU is that of floats
+        each = train.resources_of_worker(self.scaling_config)  # for parts of a GPU, Ray's own count has rounding errors
         room = sum(fitting(has, each) for has in reserved_resources.values())
         return min(room, self.scaling_config.max_workers)
 
     def _choose(self, usable: dict[str, Any], nodes: Mapping[str, Any]) -> set[str]:
-        """Nodes to use, out of those that can be: without those that fail, those whose GPUs are of another kind than
-        most, and slow ones that can be replaced.
+        """Choose nodes: without those that fail, those with another kind of GPU than most, and slow ones that can be
+        replaced.
 
         Args:
-            usable: what is reserved on each.
-            nodes: what Ray tells of each.
+            usable: node -> what is reserved on it.
+            nodes: node -> its entry in `ray.nodes()`.
         """
         unwanted = self._run.supervisor.exclusion.excluded(usable, time.monotonic())
         known = {node: kinds.of_node(nodes[node]) for node in usable}
@@ -253,14 +261,14 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._other_kinds = others
 
     def _look(self, knock: bool, known: dict[str, bool] | None = None) -> int | None:
-        """Workers that the cluster can run on nodes that stay, at most the most wanted.
+        """How many workers the cluster can run on nodes that stay, at most the maximum asked for.
 
         Args:
-            knock: see whether each node's raylet answers; Ray takes up to a minute to miss one.
-            known: which of them did a moment ago, in a second look after what is asked for has changed.
+            knock: check whether each node's raylet answers; Ray takes up to a minute to notice a dead one.
+            known: which raylets answered a moment ago, for a second look after the resource request has changed.
 
         Returns:
-            None where Ray is silent.
+            None if Ray does not answer.
         """
         try:
             reserved = ray.get(
@@ -281,7 +289,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         usable = {node: resources for node, resources in reserved.items() if answers.get(node) and node in staying}
         chosen = self._choose(usable, staying)
         usable = {node: resources for node, resources in usable.items() if node in chosen}
-        # In the place of nodes with other GPUs no more are asked for: those might be of any kind, without an end.
+        # No more nodes are requested for those with other GPUs: the new ones might be of any kind, without end.
         lost = [n for n in reserved if n not in usable and n not in self._other_kinds]
         lost += [n for n in self._slow if n in usable]
         unusable = self._count_possible_workers({n: reserved[n] for n in lost})
@@ -301,5 +309,5 @@ def _why_to_park(view: ClusterView, is_slow: bool, fewest: int) -> str:
             f"{fewest} are wanted: saving, and training on until it goes"
         )
     why = "a node is about to go" if view.leaving else f"the cluster can run {view.possible}"
-    why = "a node is slow, and another one is there" if is_slow else why
+    why = "a node is slow, and another one is available" if is_slow else why
     return f"{why}: saving, to go on with {view.possible} instead of {view.workers} workers"

@@ -1,4 +1,4 @@
-"""Ray Train's TensorflowTrainer with raytf's scaling policy, and what it tears down at the end."""
+"""Ray Train's TensorflowTrainer with raytf's policies, and how it ends workers that hang."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.training.monitor_client import MonitorClient
 
-#: Seconds in which a worker may end by itself; Ray would wait 5 s for each that hangs.
+#: Seconds that all workers have to end by themselves; Ray would wait 5 s for each one that hangs.
 _END_SECONDS = 0.5
 
 
-#: Ray Train's callbacks that are not wanted: the first would change the workers' folder, while a job's relative paths
+#: Ray Train's callbacks that are left out: the first would change the workers' folder, while a job's relative paths
 #: mean those of the driver; the second starts a process with Ray Data for each group, which raytf does not use; the
-#: third starts one that cannot know without Ray's dashboard whether a controller lives: see `remove_abandoned`.
+#: third starts one that cannot tell without Ray's dashboard whether a controller lives: see `remove_abandoned`.
 _LEFT_OUT = ("WorkingDirectorySetupCallback", "DatasetsCallback", "PlacementGroupCleanerCallback")
 
 
@@ -30,11 +30,12 @@ class Trainer(TensorflowTrainer):
 
     Args:
         train_loop: run by each worker.
-        run: names the run on this cluster.
+        run: name of the run on this cluster.
         monitor: the driver's.
         run_uri: the run's folder.
         flags: of the cluster.
-        keeps_kind: of GPU: another kind would compute other bits than the run promises.
+        keeps_kind: keep one kind of GPU: another kind would not compute the promised bits.
+        **kwargs: Ray Train's own arguments.
     """
 
     def __init__(
@@ -61,7 +62,10 @@ class Trainer(TensorflowTrainer):
         return super()._initialize_and_run_controller(**kwargs)
 
     def _register_sigint_handler(self, controller: Any) -> None:
-        """None: Ray's would end the workers before they can save, and the driver with exit code 0; see `stopping`."""
+        """Do nothing: Ray's handler would end the workers before they can save, and the driver with exit code 0.
+
+        See `raytf.driver.graceful_stop`.
+        """
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()
@@ -69,7 +73,7 @@ class Trainer(TensorflowTrainer):
 
 
 class HungWorkerTeardown(WorkerGroupCallback):
-    """Ends the workers that hang before Ray waits for them."""
+    """Ends workers that hang, before Ray waits for them."""
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         answers = {worker.actor.shutdown.remote(): worker.actor for worker in worker_group.get_workers()}

@@ -16,8 +16,10 @@ from raytf.errors import one_line
 from raytf.runs.events import short
 from raytf.training import warm_pool
 
-#: Seconds between two questions to a node: while it lacks processes, and when it has them; and to wait for an answer.
-_SOON_SECONDS, _LATER_SECONDS, _ANSWER_SECONDS = 2.0, 60.0, 30.0
+#: Seconds between two requests to a node that lacks processes, and to one that has them.
+_SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
+#: Seconds to wait for an answer before asking again.
+_ANSWER_SECONDS = 30.0
 
 
 class Schedule:
@@ -34,13 +36,13 @@ class Schedule:
         self._waiting: set[str] = set()
 
     def restart(self) -> None:
-        """There is a new group: nothing is known of any node."""
+        """Forget what is known about all nodes, as there is a new group."""
         self._asked.clear()
         self._ready.clear()
         self._waiting.clear()
 
     def due(self, nodes: list[str]) -> list[str]:
-        """Those to ask now; they are taken as asked."""
+        """The nodes to ask now; they count as asked from now on."""
         now, found = self._clock(), []
         for node in nodes:
             patience = (
@@ -53,19 +55,19 @@ class Schedule:
         return found
 
     def answered(self, node: str, ready: bool) -> None:
-        """A node has said whether it has all that it needs."""
+        """A node has reported whether it has all the processes that it needs."""
         self._waiting.discard(node)
         (self._ready.add if ready else self._ready.discard)(node)
 
 
 def spare_nodes(room: dict[str, int], group: dict[str, int]) -> dict[str, int]:
-    """Nodes that may take the place of one of a group's, and how many workers each would run.
+    """Nodes that may replace one of a group's nodes, and how many workers each would run.
 
-    Enough of them for the workers of the node that runs most; the others stay as they are.
+    They have room for the workers of the node that runs the most; further nodes are left alone.
 
     Args:
-        room: workers that fit into what is free now on each living node, in Ray's order.
-        group: workers on each of its nodes.
+        room: node -> workers that fit into its free resources, in Ray's order.
+        group: node -> workers that it runs.
     """
     wanted, found = max(group.values(), default=0), {}
     for node, fits in room.items():
@@ -80,7 +82,7 @@ class WarmSupply:
 
     Args:
         resources: of each worker.
-        say: told, once for each node, why it has none.
+        say: takes a line for the user, once for each node, on why it has no warm processes.
     """
 
     def __init__(self, resources: dict[str, float], say: Callable[[str], None]):
@@ -93,21 +95,21 @@ class WarmSupply:
         self._told: set[str] = set()
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
-        """Look after it; call it often while a group trains. Waits for nothing, and what fails is told once.
+        """Supply what is missing; call this often while a group trains. Never waits; a failure is reported once.
 
         Args:
             workers: Ray Train's.
-            staying: nodes that live and are not about to go.
+            staying: nodes that are alive and not about to go.
         """
         try:
             self._keep(workers, staying)
-        except Exception as error:  # training needs none of this
+        except Exception as error:  # training works without it
             self._say_once("run", f"no warm processes are started now: {type(error).__name__}: {one_line(error, 200)}")
 
     def _keep(self, workers: list[Any], staying: set[str]) -> None:
         group = [worker.actor for worker in workers]
         if group != self._group:
-            # Spare nodes wait until the group trains, too: all nodes may be on one machine.
+            # Spare nodes also wait until the group trains: all nodes may be on one machine.
             self._group, self._answers, self._runtime_env, self._has_helper = group, {}, "", False
             self._schedule.restart()
         self._collect()
@@ -128,7 +130,7 @@ class WarmSupply:
         return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
 
     def _start_helper(self) -> None:
-        # Each group has an actor of Ray Train beside it, on the controller's node; the next one's finds a process too.
+        # Each group has one of Ray Train's actors on the controller's node; the next group's finds a warm process, too.
         context, node = ray.get_runtime_context(), worker_process.worker_node()
         env = context.get_runtime_env_string()
         raylets.prestart(
@@ -143,7 +145,7 @@ class WarmSupply:
             node = self._answers.pop(ref)
             try:
                 answer: warm_pool.WarmAnswer = ray.get(ref)
-            except ray.exceptions.RayError:  # it died, and the group will be replaced
+            except ray.exceptions.RayError:  # the worker died, and the group will be replaced
                 continue
             if answer.runtime_env and not self._has_helper:
                 self._start_helper()

@@ -1,1 +1,1 @@
-"""Who is alive, what has failed, and what follows: beats, evidence, hangs, stragglers and retries."""
+"""Who is alive, what has failed, and what to do about it: heartbeats, evidence, hangs, stragglers and retries."""

@@ -1,4 +1,4 @@
-"""Trying again: one attempt after another, until one succeeds or the supervisor says that it is enough."""
+"""One attempt after another, until one succeeds or the supervisor makes no further one."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from raytf.errors import ClusterError
 from raytf.training.monitor_client import MonitorClient
 
 Outcome = TypeVar("Outcome")
-#: Seconds for an answer of the monitor.
+#: Seconds to wait for an answer of the monitor.
 _ANSWER_SECONDS = 30.0
 
 
 class Budget:
-    """Counts the attempts that the user allows after a failure.
+    """Counts the attempts that the user allows after failures.
 
     Args:
-        failures: the most that may be tried again; negative for any number.
+        failures: after how many failures to try again; negative for any number.
     """
 
     def __init__(self, failures: int):
         self._most, self._used = failures, 0
 
     def __call__(self) -> bool:
-        """Whether there is one left, which is used then."""
+        """Whether another attempt is allowed, which is then counted."""
         self._used += 1
         return self._most < 0 or self._used <= self._most
 
@@ -39,17 +39,20 @@ def until_done(
     has_budget: Callable[[], bool],
     say: Callable[[str], None],
 ) -> Outcome:
-    """What the first attempt returns that succeeds.
+    """Repeat the attempt until it succeeds.
 
     Args:
-        attempt: raises what ends it.
-        of: errors that end an attempt; any other one ends the run.
+        attempt: raises the error that ends it.
+        of: errors that end an attempt; any other error ends the run.
         monitor: is told of each failure, for the ledger.
         has_budget: whether the user allows another attempt.
         say: takes a line for the user.
 
+    Returns:
+        What the successful attempt returns.
+
     Raises:
-        RaytfError: another attempt would end alike.
+        RaytfError: another attempt would fail in the same way.
         RayError: the monitor does not answer, so this process has lost Ray.
     """
     supervisor = Supervisor()

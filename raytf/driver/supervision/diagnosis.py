@@ -1,4 +1,4 @@
-"""What failed, out of what Ray, Ray Train or raytf raised; and what a person reads of it if that was the end."""
+"""What failed, judged by what Ray, Ray Train or raytf raised; and the error that the user sees if the run ends."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ DiedWithNode = Callable[[ray.exceptions.RayActorError], bool]
 
 
 class ProcessDiedError(RaytfError):
-    """A process without which its group cannot go on has died, and the driver knows which: the message says so."""
+    """A process has died without which its group cannot go on; the message says which one."""
 
     retryable = True
 
 
 class ControllerDiedError(RaytfError):
-    """The process of Ray Train's controller died; the message is what Ray says of it."""
+    """The process of Ray Train's controller died; the message is Ray's."""
 
     retryable = True
 
@@ -44,8 +44,8 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
     """What failed.
 
     Args:
-        error: Ray Train's, Ray's or raytf's, as it comes out of an attempt.
-        died_with_node: asks Ray.
+        error: of Ray Train, Ray or raytf, as an attempt raised it.
+        died_with_node: asks Ray whether a process died because its node did.
     """
     if not isinstance(error, TrainingFailedError):
         return _of_process(_unwrapped(error))
@@ -67,7 +67,7 @@ def diagnose(error: BaseException, died_with_node: DiedWithNode = ask_ray) -> Fa
 
 
 def worker_errors(error: BaseException) -> dict[int, BaseException]:
-    """What was raised or happened in each worker, out of what Ray Train wrapped it in, by rank."""
+    """The error of each worker, without Ray Train's wrapping, by rank."""
     found: dict[int, BaseException] = {}
     if isinstance(error, WorkerGroupError):
         for rank, failure in sorted(error.worker_failures.items()):
@@ -75,7 +75,7 @@ def worker_errors(error: BaseException) -> dict[int, BaseException]:
     return found
 
 
-# -- what failed in a group of Ray Train's: each looks for one thing, and the first that finds it says it --------------
+# -- what failed in a group of Ray Train: each function looks for one thing, and the first that finds it decides -------
 
 _Errors = Mapping[int, BaseException]
 
@@ -84,7 +84,7 @@ def _final(errors: _Errors, dead: list[int]) -> Failure | None:
     for rank, error in errors.items():
         if isinstance(error, RaytfError) and not error.retryable and not (dead and isinstance(error, JobError)):
             return replace(_of_job(error), ranks=(rank,))
-        # Otherwise: a dying peer can make TensorFlow raise anything.
+        # A JobError does not count if a peer has died: a dying peer can make TensorFlow raise anything.
     return None
 
 
@@ -135,9 +135,9 @@ def _any_other(errors: _Errors) -> Failure:
 
 
 def _at_start(error: BaseException, died_with_node: DiedWithNode) -> Failure:
-    """What kept a group from training: it has no ranks yet."""
+    """What kept a group from training; it has no ranks yet."""
     inner = error.controller_failure if isinstance(error, ControllerError) else error
-    # Of a process that was there and died before its group trained; not of one that could not begin.
+    # A process that had started and died before its group trained; not one that could not start.
     died = inner if isinstance(inner, ray.exceptions.RayActorError) else inner.__cause__
     if isinstance(died, ray.exceptions.RayActorError) and not died.actor_init_failed:
         text = "workers were lost (a worker process died while its group started)"
@@ -153,7 +153,7 @@ def _cause_of_death(dead: list[BaseException], died_with_node: DiedWithNode) -> 
 
 
 def _gpu_errors(error: BaseException, errors: _Errors) -> list[GpuError]:
-    """What is said of GPUs by the ranks of a group, or by a process that did not become a rank for that; the surest."""
+    """Errors about GPUs, from the ranks of a group or from a process that could not become a rank; the surest ones."""
     failure = error.controller_failure if isinstance(error, ControllerError) else None
     told = [e for e in (*errors.values(), *getattr(failure, "args", ())) if isinstance(e, GpuError)]
     return [e for e in told if not e.is_doubtful] or told
@@ -167,7 +167,7 @@ def _lost(error: BaseException) -> str:
 
 
 def _of_process(error: BaseException) -> Failure:
-    """Of an error without ranks: of a group with parameter servers, or of Ray under a driver."""
+    """The failure from an error without ranks: of a group with parameter servers, or of Ray under a driver."""
     text = one_line(error, 200).rstrip(".")
     own = error if isinstance(error, RaytfError) else None
     missing = _missing_module(error)
@@ -201,13 +201,13 @@ def _of_job(error: RaytfError) -> Failure:
 
 
 def _unwrapped(error: BaseException) -> BaseException:
-    """Without what Ray makes of an error of another process: a class of both, with the traceback in its text."""
+    """The original error of another process, which Ray wraps in a class of both, with the traceback in its text."""
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else None
     return error if cause is None else cause
 
 
 def _missing_module(error: BaseException) -> ClusterError | None:
-    """What to say where a process could not load the job for lack of a module."""
+    """The error to show if a process could not load the job because a module is missing."""
     inner = _unwrapped(error)
     if isinstance(inner, ray.exceptions.RaySystemError):  # an argument could not be loaded
         inner = inner.client_exc
@@ -220,8 +220,8 @@ def _missing_module(error: BaseException) -> ClusterError | None:
 
 
 def _last_word(error: BaseException, errors: _Errors) -> RaytfError:
-    """What a person reads when a run of Ray Train ends with an error."""
-    # What one rank found wrong makes the others lose it; they say so, and that is not the cause.
+    """The error that the user sees when a run of Ray Train ends."""
+    # If one rank finds something wrong, the others lose it and report that, which is not the cause.
     for inner in sorted(errors.values(), key=lambda e: getattr(e, "retryable", False)):
         if isinstance(inner, RaytfError):
             return inner

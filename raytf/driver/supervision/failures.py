@@ -1,4 +1,4 @@
-"""A failure: why an attempt ended, as all that decide about the next one see it. No Ray here."""
+"""A failure: why an attempt ended, in the form that all later decisions use. No Ray here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Cause(enum.StrEnum):
     WORKER_DIED = "worker_died"
     NODE_LOST = "node_lost"
     HANG = "hang"
-    GPU = "gpu"  # one is missing, broken or taken
-    PEER_LOST = "peer_lost"  # ranks lost another one, and nobody knows why
+    GPU = "gpu"  # a GPU is missing, broken or taken
+    PEER_LOST = "peer_lost"  # ranks lost another one, for an unknown reason
     REPLICAS = "replicas"  # the ranks' weights differ
     STORAGE = "storage"
     START = "start"  # the group did not come up
     CONTROLLER_DIED = "controller_died"  # Ray Train's
     OTHER = "other"
-    ERROR = "error"  # the job's own code, or what would come again whatever is done
+    ERROR = "error"  # the job's own code, or an error that would come again in any case
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,18 @@ class Failure:
     """The end of an attempt.
 
     Attributes:
-        text: for people, without a full stop.
-        signature: type and text of the job's error; empty for anything else.
-        step: at which the job's error came; None before training began.
+        cause: why the attempt ended.
+        text: for the user, without a full stop.
+        signature: type and text of the job's error; empty for any other failure.
+        step: at which the job's error occurred; None before training started.
         is_final: the same code would fail in the same way again.
         is_wait: nothing failed, Ray has only found no place for the workers in time.
-        is_launch: a GPU could not do what it was told: the node's fault, or the code's if another node's cannot either.
+        is_launch: a GPU failed to run a kernel: the node's fault, or the code's if it fails on another node, too.
         ranks: to blame.
-        gpu_nodes: Ray's ids of nodes whose GPUs failed, where that is the cause.
+        gpu_nodes: Ray's ids of nodes whose GPUs failed, if that is the cause.
         dead: ranks whose processes Ray knows to be dead.
-        is_peer_missed: whether that a peer is lost is all that the other ranks say, of those that say anything.
-        error: what a person reads if the run ends with this failure.
+        is_peer_missed: the ranks that report anything only report the loss of a peer.
+        error: that the user sees if the run ends with this failure.
     """
 
     cause: Cause

@@ -1,8 +1,8 @@
-"""Which rank makes no progress: a decision of beats, evidence and time alone. No Ray and no TensorFlow here.
+"""Which rank makes no progress: a decision from heartbeats, evidence and time. No Ray and no TensorFlow here.
 
-Every rank beats once a second and says what it does. A rank that beats no more is looked at from outside before it is
-blamed. Among those that beat, work that takes too long is to blame; ranks that only wait for others never are, unless
-all of them wait.
+Every rank sends a heartbeat once a second that says what it does. A rank whose heartbeats stop is examined from outside
+before it is blamed. Among ranks with heartbeats, one whose own work takes too long is to blame; ranks that only wait
+for others never are, unless all of them wait.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ from dataclasses import dataclass
 
 from raytf.training.beat import USUAL, Activity, HangFinding, HeartbeatState, LastHeartbeat
 
-#: Of the user's limit: what is over then leaves time for the beat, the look and the message.
+#: Share of the user's limit after which a hang is found, which leaves time for heartbeat, examination and message.
 _EARLY = 0.85
 
 
-#: Of that: silence after which a rank is looked at from outside.
+#: Share of that: silence after which a rank is examined from outside.
 _QUIET = 0.5
 
 
-#: Silence after which one that is known to be stopped is blamed; somebody may stop a process for a moment.
+#: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed.
 _STOPPED_SECONDS = 5.0
 
 
-#: Calls of the usual length that a call may take, and steps.
+#: A call may take this many times its usual length, or this many usual steps.
 _CALLS, _STEPS = 3, 20
 
 
-#: Seconds between two looks after which it is the one who looks that was held up.
+#: Seconds between two looks from which on the watching process itself must have been held up.
 _GAP_SECONDS = 5.0
 
 
-#: Most that the limit grows where the same step hangs again and again.
+#: The limit grows at most this many times if the same step hangs again and again.
 _MOST_PATIENCE = 16.0
 
 
-#: Of the limit: silence of all ranks at once after which they are blamed all the same.
+#: Factor of the limit: when all ranks are silent at once, they are only blamed after this time.
 _ALL_SILENT = 10.0
 
 
-#: Ranks there wait for others.
+#: In these activities ranks wait for others.
 _WAITING = frozenset({Activity.STEP, Activity.COLLECTIVE, Activity.TRANSFER, Activity.REPORT})
 
 
+#: Factors of the limit for activities without a usual length, and for callbacks.
 _FACTOR, _CALLBACK_FACTOR = 20.0, 10.0
 
 
@@ -66,67 +67,67 @@ _IN_WORDS = {
 
 
 class HangEvidence(enum.StrEnum):
-    """What is found on a rank's node."""
+    """What an examination finds on a rank's node."""
 
     STOPPED = "stopped"  # the process was stopped by a signal
-    SILENT_NODE = "silent node"  # the node takes a connection, or not even that, and says nothing
-    GONE = "gone"  # there is no such process, or the node refuses connections; Ray will tell
+    SILENT_NODE = "silent node"  # the node does not answer, even if it accepts a connection
+    GONE = "gone"  # there is no such process, or the node refuses connections; Ray will report that
     BUSY = "busy"  # it computes, or waits for a disk
-    IDLE = "idle"  # it lives and does nothing
+    IDLE = "idle"  # it is alive and does nothing
 
 
 class Heartbeats:
-    """The latest beat of each rank of the present group."""
+    """The latest heartbeat of each rank of the present group."""
 
     def __init__(self) -> None:
         self.group = 0
         self._latest: dict[int, tuple[HeartbeatState, float]] = {}
 
     def begin(self) -> int:
-        """A new group starts, and what is heard of older ones from now on is void; its number."""
+        """A new group starts; heartbeats of older groups are ignored from now on. Returns the group's number."""
         self.group += 1
         self._latest = {}
         return self.group
 
     def hear(self, beat: HeartbeatState, now: float) -> None:
-        """A beat comes, at a time of a clock that only goes forward; after a rank's last word only one that is late."""
+        """Take a heartbeat, at a time of a clock that only goes forward. Those after a rank's last one are ignored."""
         before = self._latest.get(beat.rank)
         if beat.group == self.group and (before is None or before[0].activity is not Activity.DONE):
             self._latest[beat.rank] = beat, now
 
     def forgive(self, now: float) -> None:
-        """Nobody could be heard until now, which is not the ranks' fault."""
+        """Do not count the time until now as silence: no heartbeats could arrive, through no fault of the ranks."""
         self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}
 
     def sightings(self, now: float) -> list[LastHeartbeat]:
-        """By rank."""
+        """The latest heartbeats and their ages, by rank."""
         return [LastHeartbeat(beat, now - at) for _, (beat, at) in sorted(self._latest.items())]
 
 
 @dataclass(frozen=True)
 class HangReport:
-    """A look at a group: who hangs, if anyone; and ranks of which evidence is wanted."""
+    """The result of a look at a group: who hangs, if anyone, and which ranks must be examined."""
 
     finding: HangFinding | None = None
     suspects: frozenset[int] = frozenset()
 
 
 class HangDetector:
-    """Decides from beats who hangs.
+    """Decides from heartbeats who hangs.
 
     A rank that waits for data, computes or waits in a collective may take as long as `seconds`, 20 usual steps or three
-    usual calls, whichever is most. What has no usual length (compiling, callbacks, validation, saving, restoring) has
-    ten or twenty times `seconds`, without anything that counts as progress, such as a batch of the validation. Where a
-    step hangs at which the run has hung before, it is given twice the time, since a source that really is that slow
-    would else never be got over.
+    usual calls, whichever is longest. Activities without a usual length (compiling, callbacks, validation, saving,
+    restoring) may take ten or twenty times `seconds` without progress, such as a batch of the validation. If a step
+    hangs at which the run has hung before, it gets twice the time: otherwise a run would never get past a source that
+    really is that slow.
 
     Args:
-        seconds: within which a hang is found; 0 never finds one.
+        seconds: within which a hang is found; 0 to never find one.
     """
 
     def __init__(self, seconds: float):
         self._seconds = seconds
-        #: Of the limit, for steps up to the one at which the run has hung.
+        #: Factor of the limit, for steps up to the one at which the run has hung.
         self._patience, self._hung_step = 1.0, -1
         self._step = 0
         self._looked_at: float | None = None
@@ -134,11 +135,11 @@ class HangDetector:
 
     @property
     def limit(self) -> float:
-        """Seconds without progress that are let pass now, where steps are short."""
+        """Seconds without progress that are allowed now if steps are short."""
         return self._seconds * _EARLY * (self._patience if self._step <= self._hung_step else 1.0)
 
     def allowed(self, beat: HeartbeatState) -> float:
-        """Seconds that a rank may spend without progress in what it does."""
+        """Seconds that a rank may spend in its activity without progress."""
         if beat.activity in USUAL:
             return max(self.limit, max(_STEPS, _CALLS * beat.call_steps) * beat.step_seconds)
         return self.limit * (_CALLBACK_FACTOR if beat.activity is Activity.CALLBACK else _FACTOR)
@@ -148,11 +149,11 @@ class HangDetector:
 
         Args:
             now: seconds, of any clock that only goes forward.
-            sightings: of the ranks of one group.
-            evidence: what was found where a rank was looked at because of an earlier answer; by rank.
+            sightings: the latest heartbeats of the group's ranks.
+            evidence: by rank, what was found on ranks that an earlier report asked to examine.
         """
         if self._looked_at is None or now - self._looked_at > _GAP_SECONDS:
-            self._forgiven_at = now  # whoever looks was held up, and so may have been the beats
+            self._forgiven_at = now  # this process was held up, so heartbeats may have been, too
         self._looked_at = now
         if not self._seconds:
             return HangReport()
@@ -185,13 +186,13 @@ class HangDetector:
                 case HangEvidence.SILENT_NODE:
                     after, text = 0.0, "its node does not answer"
                 case HangEvidence.BUSY:
-                    after, text = self.allowed(beat), "computes without a sign of life"
+                    after, text = self.allowed(beat), "computes, but sends no heartbeats"
                 case HangEvidence.IDLE:
-                    after, text = self.limit, "lives without a sign of life"
+                    after, text = self.limit, "is alive, but sends no heartbeats"
                 case _:
-                    after, text = self.limit, "gives no sign of life"
+                    after, text = self.limit, "sends no heartbeats"
             if all_silent and found is not HangEvidence.STOPPED:
-                # Rather nobody hears them: the network of the driver, or its machine.
+                # More likely the driver's network or machine loses the heartbeats.
                 after = max(after, self.limit * (2.0 if found is HangEvidence.SILENT_NODE else _ALL_SILENT))
             if age > after:
                 blamed.append(beat)
@@ -226,11 +227,12 @@ class HangDetector:
 def blamed_for_loss(
     sightings: Collection[LastHeartbeat], answered: Collection[int], seconds: float
 ) -> list[HeartbeatState]:
-    """Ranks to look at when the others have lost a peer: those that neither said so nor beat in the last seconds.
+    """Ranks to examine when the others have lost a peer: those without a report and without a recent heartbeat.
 
     Args:
-        answered: ranks of which something is known: an error of theirs, or their death.
-        seconds: of silence.
+        sightings: the latest heartbeats of the group's ranks.
+        answered: ranks whose error or death is known.
+        seconds: of silence that make a rank suspect.
     """
     there = [s for s in sightings if s.beat.activity is not Activity.DONE]
     return [s.beat for s in there if s.beat.rank not in answered and s.age > seconds]

@@ -1,4 +1,4 @@
-"""Looking at worker processes from outside: do they run, and where are they? Nothing here waits for a dead node."""
+"""Looking at worker processes from outside: do they run, and what do they do? Nothing here waits for a dead node."""
 
 from __future__ import annotations
 
@@ -27,19 +27,25 @@ from raytf.errors import one_line
 from raytf.training.beat import HeartbeatState
 from raytf.training.heartbeat import STACKS_SIGNAL
 
-#: Seconds over which a process's use of the CPU is measured, and the share of one from which it is busy.
+#: Seconds over which a process's use of the CPU is measured, and the share of a CPU from which on it is busy.
 _WATCH_SECONDS, _BUSY_SHARE = 0.5, 0.1
+#: Seconds for a run of py-spy.
 _PY_SPY_SECONDS = 4.0
+#: Seconds for a process to write its own stacks.
 _SIGNAL_SECONDS = 2.0
-#: A keeper that is asked to look at processes, or to end them, has so long until a task is sent as well.
-_KEEPER_SECONDS, _END_SECONDS = 3.0, 1.0
+#: Seconds that a keeper has to look at processes before a task is sent as well.
+_KEEPER_SECONDS = 3.0
+#: The same where it is asked to end them.
+_END_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class RankInspection:
-    """What was found of a rank: evidence, None where there is none; its Python stacks, or why there are none.
+    """What was found about a rank.
 
     Attributes:
+        evidence: None if there is none.
+        stacks: its Python stacks, or why there are none.
         is_whole: nothing more is to come.
     """
 
@@ -51,13 +57,13 @@ class RankInspection:
 class Inspector:
     """Looks at ranks on their nodes, in the background.
 
-    On the node of this process by itself; on others by the run's keeper, and by a task, whose process has to start
-    first, where there is none or it does not answer soon. Evidence of this node is there before the stacks, which take
-    longer.
+    On this process's own node it looks itself; on others it asks the run's keeper, and starts a task, whose process has
+    to start first, if there is no keeper or it does not answer soon. Evidence on this node is available before the
+    stacks, which take longer.
 
     Args:
         run_uri: the run's folder.
-        beats: of the ranks.
+        beats: the ranks' heartbeats.
     """
 
     def __init__(self, run_uri: str, beats: Sequence[HeartbeatState]):
@@ -76,7 +82,7 @@ class Inspector:
         self._here.start()
         self._elsewhere = {node: [(b.rank, b.pid, b.stacks) for b in there] for node, there in by_node.items()}
         self._waiting: dict[Any, str] = {}
-        #: Nodes for which no task has been sent yet, and when that is due.
+        #: Nodes to which no task has been sent yet, and when that is due.
         self._untasked, self._tasks_at = set(self._elsewhere), time.monotonic() + _KEEPER_SECONDS
         for node, processes in self._elsewhere.items():
             keeper = memory_keeper.keeper_on(run_uri, node)
@@ -90,7 +96,7 @@ class Inspector:
         return not self._waiting and not self._here.is_alive()
 
     def collect(self, seconds: float = 0.0) -> dict[int, RankInspection]:
-        """What is known by now of each rank, after this many seconds at most."""
+        """What is known about each rank, after waiting this many seconds at most."""
         deadline = time.monotonic() + seconds
         while self._waiting:
             if time.monotonic() >= self._tasks_at:
@@ -117,7 +123,7 @@ class Inspector:
             return
         try:
             self._found |= ray.get(answer)
-        except ray.exceptions.RayError:  # the keeper or the node went meanwhile
+        except ray.exceptions.RayError:  # the keeper or the node is gone
             if node in self._untasked:
                 self._send_task(node)
             return
@@ -134,17 +140,17 @@ class Inspector:
 
     def _unseen(self, beat: HeartbeatState) -> RankInspection:
         if beat.node in self._dead or self._answers.get(beat.node) is NodeReply.REFUSES:
-            return RankInspection(HangEvidence.GONE, "its node has gone")
+            return RankInspection(HangEvidence.GONE, "its node is gone")
         if self._answers.get(beat.node) is NodeReply.SILENT:
             return RankInspection(HangEvidence.SILENT_NODE, "its node does not answer")
-        return RankInspection(None, "its node has not answered in time")
+        return RankInspection(None, "its node did not answer in time")
 
     def _knock(self, node: dict[str, Any]) -> None:
         self._answers |= raylets.ask([node])
 
 
 def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
-    """SIGKILL to ranks, stopped ones too; waits a second at most."""
+    """Send SIGKILL to ranks, stopped ones too; waits a second at most."""
     own = _own_node()
     asked: dict[Any, HeartbeatState] = {}
     for beat in beats:
@@ -156,7 +162,7 @@ def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
             _by_task(beat.node, kill, beat.pid)
     if asked:
         for answer in ray.wait(list(asked), num_returns=len(asked), timeout=_END_SECONDS)[0]:
-            with contextlib.suppress(ray.exceptions.RayError):  # the keeper has died, and has ended nobody
+            with contextlib.suppress(ray.exceptions.RayError):  # the keeper has died without ending the rank
                 ray.get(answer)
                 del asked[answer]
     for beat in asked.values():
@@ -164,7 +170,7 @@ def end(run_uri: str, beats: Sequence[HeartbeatState]) -> None:
 
 
 def stopped_here(beats: Sequence[HeartbeatState]) -> list[int]:
-    """Ranks on the node of this process whose processes were stopped by a signal; does not wait."""
+    """Ranks on this process's node whose processes were stopped by a signal; does not wait."""
     own = _own_node()
     return [beat.rank for beat in beats if beat.node == own and _is_stopped(beat.pid)]
 
@@ -188,7 +194,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def kill(pid: int) -> None:
-    """End a process of this machine at once (SIGKILL); one that is gone already is not an error."""
+    """End a process of this machine at once (SIGKILL); a process that is already gone is not an error."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -197,7 +203,7 @@ def look(processes: list[tuple[int, int, int]]) -> dict[int, RankInspection]:
     """Look at processes of this machine.
 
     Args:
-        processes: rank, process number, and descriptor of the file for stacks, of each.
+        processes: rank, pid, and file descriptor for stacks, of each process.
     """
     with ThreadPoolExecutor(max(1, len(processes))) as pool:
         return dict(pool.map(_look_at, processes))
@@ -206,11 +212,11 @@ def look(processes: list[tuple[int, int, int]]) -> dict[int, RankInspection]:
 def _look_at(process: tuple[int, int, int]) -> tuple[int, RankInspection]:
     rank, pid, file = process
     evidence = state(pid)
-    return rank, RankInspection(evidence, "it has gone" if evidence is HangEvidence.GONE else stacks(pid, file))
+    return rank, RankInspection(evidence, "its process is gone" if evidence is HangEvidence.GONE else stacks(pid, file))
 
 
 def state(pid: int) -> HangEvidence:
-    """What a process does, from half a second of it."""
+    """What a process does, judged by watching it for half a second."""
     try:
         process = psutil.Process(pid)
         status = process.status()
@@ -229,11 +235,11 @@ def state(pid: int) -> HangEvidence:
 
 
 def stacks(pid: int, file: int) -> str:
-    """The Python stacks of a process, by py-spy, else by the process itself; or why there are none.
+    """The Python stacks of a process, by py-spy or else by the process itself; or why there are none.
 
     Args:
         pid: of a process of this machine.
-        file: descriptor to which it writes them on `STACKS_SIGNAL`; -1 for none.
+        file: descriptor to which it writes its stacks on `STACKS_SIGNAL`; -1 for none.
     """
     text, problem = _py_spy(pid)
     if text:
@@ -242,12 +248,12 @@ def stacks(pid: int, file: int) -> str:
 
 
 def _py_spy(pid: int) -> tuple[str, str]:
-    # Not in PATH where the environment is not activated.
+    # The environment's own folder is not in PATH if it is not activated.
     program = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', '')}")
     if program is None:
         return "", "py-spy is not installed"
     problem = ""
-    # Read while it runs on, a process may seem to lack threads, so it is paused; what is stopped, py-spy cannot pause.
+    # Without a pause py-spy may miss threads, so it pauses the process, unless the process is already stopped.
     is_stopped = state(pid) is HangEvidence.STOPPED
     for options in ((), ("--nonblocking",), ("--nonblocking",))[is_stopped:]:
         try:

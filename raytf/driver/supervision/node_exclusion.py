@@ -1,21 +1,21 @@
-"""Which nodes a run does without: those on which workers fail again and again, and slow ones. No Ray here."""
+"""Which nodes a run avoids: those on which workers fail again and again, and slow ones. No Ray here."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-#: Faults of a node that exclude it, and seconds after which a fault is forgotten.
+#: Faults that exclude a node, and seconds after which a fault is forgotten.
 FAULTS, MEMORY_SECONDS = 3, 3600.0
-#: How many times those of the usual node they must be.
+#: An excluded node must have this many times the faults of the median of the other nodes.
 _MORE = 3.0
 
 
 class NodeExclusion:
     """Counts the faults of nodes.
 
-    A node is excluded after three faults within an hour, unless the other nodes have faults too: then it is not the
-    node. It comes back when its faults are an hour old.
+    A node is excluded after three faults within an hour, unless the other nodes have faults too: then the node is not
+    the reason. It comes back when its faults are an hour old.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class NodeExclusion:
         return sum(now - at < MEMORY_SECONDS for at in self._faults.get(node, ()))
 
     def excluded(self, nodes: Collection[str], now: float) -> list[str]:
-        """Those of the nodes to do without, the worst first."""
+        """The nodes to avoid, the worst first."""
         counts = {node: self.count(node, now) for node in nodes}
         out = []
         for node, count in counts.items():
@@ -44,24 +44,28 @@ class NodeExclusion:
 
 
 class KernelFailures:
-    """Kernels that failed, by node: on one node it may be the GPU, on a second one within an hour it is the code."""
+    """Kernels that failed, by node: on one node it may be the GPU; on a second one within an hour, it is the code."""
 
     def __init__(self) -> None:
         self._failed_at: dict[str, float] = {}
 
     def failed(self, nodes: Collection[str], now: float) -> bool:
-        """Note that kernels failed on these nodes; whether that is so on two nodes by now."""
+        """Note that kernels failed on these nodes; returns whether they have now failed on two nodes."""
         self._failed_at |= dict.fromkeys(nodes, now)
         return sum(now - at < MEMORY_SECONDS for at in self._failed_at.values()) > 1
 
 
 def without(nodes: Iterable[str], unwanted: Sequence[str], least: int, count: Callable[[set[str]], int]) -> set[str]:
-    """Nodes that stay when those unwanted are left out, one after another, as long as enough workers can run.
+    """Leave out unwanted nodes, one after another, as long as enough workers can run.
 
     Args:
+        nodes: all of them.
         unwanted: nodes, the most unwanted first.
         least: workers that must be possible.
-        count: workers that some nodes can run.
+        count: how many workers a set of nodes can run.
+
+    Returns:
+        The nodes that stay.
     """
     kept = set(nodes)
     for node in unwanted:

@@ -7,26 +7,28 @@ from dataclasses import dataclass
 
 from raytf.driver.supervision.failures import Cause, Failure
 
-#: Failures in a row without a new step after which a run stops: the next one would end alike. Deaths do not count.
+#: Failures in a row without a new step after which a run stops: the next would be the same. Deaths do not count.
 FRUITLESS_FAILURES = 5
-#: Of Ray Train's controllers: what kills three of them will kill the fourth.
+#: The same for deaths of Ray Train's controllers: what kills three of them will kill the fourth.
 FRUITLESS_CONTROLLERS = 3
-#: Errors of the job in a row without a new step after which it stops, though they differ.
+#: Errors of the job in a row without a new step after which a run stops, even if they differ.
 FRUITLESS_ERRORS = 3
 #: Seconds before the second attempt in a row without a new step, doubled for each further one, and the most.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-#: The most after deaths: where faults are frequent, each second of a pause is one in which the next one can come.
+#: The most after deaths: if faults are frequent, each second of a pause is one in which the next fault can come.
 LONGEST_DEATH_PAUSE = 10.0
-#: Steps by which two attempts may see the same error apart: it shows at the end of a call of several steps.
+#: Steps by which two attempts may differ in where they see the same error: it shows at the end of a call of several.
 _SAME_STEP = 32
 
 
 @dataclass(frozen=True)
 class RetryVerdict:
-    """What to do: another attempt after this many seconds, or none.
+    """What to do after a failure.
 
     Attributes:
-        why: for people.
+        retry: whether to make another attempt.
+        pause: seconds before it.
+        why: for the user.
     """
 
     retry: bool
@@ -37,9 +39,9 @@ class RetryVerdict:
 class Retry:
     """Decides after each failure of one run.
 
-    Infrastructure is tried again and again, after a pause that doubles while the run makes no new step. The job's own
-    code is tried once more, since a callback may depend on the weather, but not where it raises the same at the same
-    step again, nor where the run has not made a single step.
+    Failures of infrastructure are retried again and again, after a pause that doubles while the run makes no new step.
+    An error of the job's own code is retried once, since a callback may depend on outside conditions, but not if it
+    raises the same at the same step again, nor if the run has not made a single step.
     """
 
     def __init__(self) -> None:
@@ -51,6 +53,7 @@ class Retry:
         """What to do after a failure.
 
         Args:
+            failure: what failed.
             reached: latest global step that the run has ever reached.
         """
         if failure.is_final:
@@ -73,7 +76,7 @@ class Retry:
         pause = 0.0 if self._failures == 1 else min(most, FIRST_PAUSE * 2.0 ** min(self._failures - 2, 32))
         again = "starting another one" if is_controller else "starting again"
         if pause:
-            again += f" in {pause:.0f} s, the failure number {self._failures} without a new step"
+            again += f" in {pause:.0f} s, failure number {self._failures} without a new step"
         return RetryVerdict(True, pause, f"{failure.text}; {again}")
 
     def _after_error(self, failure: Failure, is_new: bool) -> RetryVerdict:
@@ -84,7 +87,7 @@ class Retry:
         if last is not None and _is_same(last, failure):
             return RetryVerdict(False, 0.0, f"{failure.text}, the same as before at the same step")
         if self._errors >= FRUITLESS_ERRORS:
-            return RetryVerdict(False, 0.0, f"{failure.text}, the error number {self._errors} without a new step")
+            return RetryVerdict(False, 0.0, f"{failure.text}, error number {self._errors} without a new step")
         return RetryVerdict(True, 0.0, f"the job's own code failed ({failure.text}); trying it once more")
 
 

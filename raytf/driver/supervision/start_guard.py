@@ -1,4 +1,4 @@
-"""Watching a worker group while it starts: Ray Train waits without end for a worker that was stopped by then."""
+"""Watches a worker group while it starts: Ray Train waits for ever for a worker that was stopped during that time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from raytf.runs.events import Hang
 from raytf.training.beat import Activity, HeartbeatState
 from raytf.training.monitor_client import MonitorClient
 
-#: Seconds before the first look, and between two of them; a worker must be found stopped in two in a row.
-_FIRST_SECONDS, _LOOK_SECONDS = 10.0, 5.0
-#: Ray Train's class of workers.
+#: Seconds before the first look.
+_FIRST_SECONDS = 10.0
+#: Seconds between two looks; a worker must be found stopped in two in a row.
+_LOOK_SECONDS = 5.0
+#: Name of Ray Train's class of workers.
 _WORKER = "RayTrainWorker"
 
 
 class StartGuard:
-    """Ends workers that were stopped while their group starts, in a thread of its own, until `over`.
+    """Ends workers that were stopped while their group starts, in its own thread, until `over` is called.
 
-    Ray Train's controller waits for them meanwhile, and takes their end for a failed start, which it tries again.
+    Ray Train's controller waits for them meanwhile, and treats their end as a failed start, which it tries again.
 
     Args:
         monitor: the driver's.
@@ -38,7 +40,7 @@ class StartGuard:
         threading.Thread(target=self._guard, daemon=True, name="raytf-start-guard").start()
 
     def over(self) -> None:
-        """The group has started, or could not."""
+        """Stop watching: the group has started, or could not."""
         self._over.set()
 
     def _guard(self) -> None:
@@ -55,7 +57,7 @@ class StartGuard:
                 before = {(beat.node, beat.pid) for beat in stopped}
 
     def _workers(self) -> list[HeartbeatState]:
-        """The job's workers that live; they have no ranks yet, so they are numbered."""
+        """The job's living workers; they have no ranks yet, so they are numbered."""
         job = ray.get_runtime_context().job_id
         actors = state.living_actors(job)
         places = [(a["Address"]["NodeID"], a["Address"]["IPAddress"], a["Pid"]) for a in actors if _is_worker(a)]

@@ -1,7 +1,8 @@
-"""Which rank is slower than its peers: a decision of measurements. No Ray and no TensorFlow here.
+"""Which rank is slower than its peers: a decision from measurements. No Ray and no TensorFlow here.
 
-Ranks wait for the slowest one in each step, so the time of a step tells nothing of who that is. Each rank measures now
-and then how long it takes for one logical shard alone, all at once, and how long it has waited for its records.
+Ranks wait for the slowest one in each step, so the time of a step does not show who that is. Each rank therefore
+measures now and then, all at the same time, how long it takes for one logical shard alone, and how long it has waited
+for its records.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from dataclasses import dataclass
 
 from raytf.training.beat import HeartbeatState
 
-#: Times the usual rank from which one is slow, and below which it is so no more.
+#: A rank is slow from this many times its peers' median on, and has recovered below the second number.
 SLOW, RECOVERED = 1.5, 1.25
-#: Measurements that are averaged without the longest, the fewest that say something, and how often in a row a rank must
-#: be slow by them.
-_WINDOW, _LEAST, _PERSISTENT = 6, 4, 3
+#: Measurements that are averaged, without the longest one.
+_WINDOW = 6
+#: The fewest measurements that say anything.
+_LEAST = 4
+#: How many times in a row a rank must be slow.
+_PERSISTENT = 3
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,10 @@ class Straggler:
     """A rank that is slow.
 
     Attributes:
-        ratio: its seconds for a shard to those of the median of its peers.
+        rank: of the worker.
+        node: Ray's id of its node.
+        address: IP address of its node.
+        ratio: its seconds for a shard, divided by the median of its peers.
     """
 
     rank: int
@@ -44,7 +51,7 @@ class Stragglers:
         self._named: set[int] = set()
 
     def look(self, beats: Sequence[HeartbeatState]) -> list[Straggler]:
-        """Take the latest beat of each rank; those that are found to be slow now and were not before."""
+        """Take the latest heartbeat of each rank; returns ranks that are found slow now and were not before."""
         if len(beats) < 2 or len(beats) < beats[0].world_size:
             return []
         before = self._before
@@ -75,7 +82,7 @@ class Stragglers:
 
 
 def _median_without(in_order: Sequence[float], one: float) -> float:
-    """The median of sorted numbers, at least two, but for one of them."""
+    """The median of at least two sorted numbers, without one of them."""
     left, place = len(in_order) - 1, bisect.bisect_left(in_order, one)
 
     def at(i: int) -> float:
@@ -85,7 +92,7 @@ def _median_without(in_order: Sequence[float], one: float) -> float:
 
 
 def _shard_seconds(before: HeartbeatState, beat: HeartbeatState) -> float:
-    """What a shard costs a rank: computing it, and waiting for its records."""
+    """Seconds that a shard costs a rank: for computing it, and for waiting for its records."""
     computing = (beat.probe_seconds - before.probe_seconds) / (beat.probes - before.probes)
     steps = beat.step - before.step
     waiting = (beat.input_seconds - before.input_seconds) / (steps * beat.shards) if steps > 0 else 0.0

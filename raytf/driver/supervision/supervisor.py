@@ -1,7 +1,7 @@
-"""What follows from a failure, decided in one place for all that train: Ray Train's policies and parameter servers.
+"""What to do after a failure, decided in one place, for Ray Train's policies and for parameter servers.
 
-A `Supervisor` is told what failed (`diagnose`) and what is known of the run, and decides whether it is tried again,
-when, and on which nodes; and what the ledger and the user are told of it.
+A `Supervisor` gets what failed (`diagnose`) and what is known about the run. It decides whether to try again, when, and
+on which nodes; and what to tell the ledger and the user about it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from raytf.runs.events import FaultEvent, short
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known of a run when an attempt has failed.
+    """What is known about a run when an attempt has failed.
 
     Attributes:
         reached: the latest global step that was ever reported.
-        nodes: of the group's ranks, Ray's ids.
-        noticed: ranks on nodes with notice -> these nodes.
+        nodes: rank -> Ray's id of its node.
+        noticed: rank on a node with notice -> Ray's id of the node.
     """
 
     reached: int = 0
@@ -39,9 +39,9 @@ class Decision:
 
     Attributes:
         retry: whether to try again.
-        pause: seconds before.
+        pause: seconds to wait before that.
         fault: for the ledger.
-        said: a line for the user; empty where the error itself says all.
+        said: a line for the user; empty if the error itself says everything.
     """
 
     retry: bool
@@ -53,14 +53,14 @@ class Decision:
 class Supervisor:
     """Decides after each failure of one run.
 
-    Copies of it that are sent to one process are one there: Ray Train sends each of its policies by itself.
+    Copies of it that are sent to the same process become one object there: Ray Train sends each policy separately.
 
     Args:
         clock: seconds, of any clock that only goes forward.
 
     Attributes:
-        exclusion: nodes to do without.
-        resumes_at: by the clock, when the next attempt may begin.
+        exclusion: which nodes to avoid.
+        resumes_at: when the next attempt may start, by the clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -72,12 +72,12 @@ class Supervisor:
         self._reached = 0
 
     def decide(self, failure: Failure, scene: Scene, has_budget: Callable[[], bool] = lambda: True) -> Decision:
-        """What follows from the end of an attempt.
+        """What to do after the end of an attempt.
 
         Args:
             failure: what failed.
-            scene: what is known of the run.
-            has_budget: whether the user allows one more attempt, which is counted with the question.
+            scene: what is known about the run.
+            has_budget: whether the user allows one more attempt; asking counts it.
         """
         if is_preemption(failure, scene.noticed.keys()):
             return self._go_on(0.0, _preemption(scene.noticed), Cause.NODE_LOST)
@@ -100,7 +100,7 @@ class Supervisor:
     def _go_on(self, pause: float, fault: FaultEvent, cause: Cause, said: str = "") -> Decision:
         now = self._clock()
         self.resumes_at = now + pause
-        # A node that went as announced, or on which the job's own code failed, has done nothing wrong.
+        # A node that went as announced, or on which the job's own code failed, is not at fault.
         if not fault.preemption and cause is not Cause.ERROR:
             self.exclusion.fault(fault.nodes, now)
         return Decision(True, pause, fault, said or f"{fault.failure}; starting again")
@@ -109,7 +109,7 @@ class Supervisor:
         return _of_this_process, (self._name,)
 
 
-#: Those that were sent to this process.
+#: Supervisors that were sent to this process, by name.
 _received: dict[str, Supervisor] = {}
 
 
@@ -121,13 +121,14 @@ def blamed(failure: Failure, of_ranks: Mapping[int, str]) -> list[str]:
     """Nodes to blame: those of the ranks to blame, and those whose GPU failed.
 
     Args:
-        of_ranks: Ray's ids of the nodes of ranks.
+        failure: what failed.
+        of_ranks: rank -> Ray's id of its node.
     """
     return sorted({of_ranks[rank] for rank in failure.ranks if rank in of_ranks} | failure.gpu_nodes)
 
 
 def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailures, now: float) -> Failure:
-    """A failure as it is, or the job's own where kernels have failed on these nodes and on another one."""
+    """The failure unchanged, or an error of the job if kernels have failed on these nodes and on another one."""
     if not failure.is_launch or not launches.failed(nodes, now):
         return failure
     text = f"{failure.text}. That has happened on another node's GPU as well: it is the job's own code"
@@ -135,11 +136,12 @@ def judge_launch(failure: Failure, nodes: Collection[str], launches: KernelFailu
 
 
 def is_preemption(failure: Failure, noticed: Collection[int]) -> bool:
-    """Whether the loss of workers is that of nodes which had notice, and so not a failure.
+    """Whether workers were lost because their nodes had notice, which does not count as a failure.
 
-    The survivors miss a peer before Ray knows which one has died; the node with notice is then taken to be the one.
+    The survivors miss a peer before Ray knows which one has died; then it is assumed to be on the node with notice.
 
     Args:
+        failure: what failed.
         noticed: ranks on nodes with notice.
     """
     if failure.cause is Cause.ERROR or not noticed:

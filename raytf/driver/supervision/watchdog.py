@@ -1,4 +1,4 @@
-"""Watching a worker group from Ray Train's controller: who hangs is named with all stacks, and the group ends."""
+"""Watches a worker group from Ray Train's controller: names ranks that hang, with all stacks, and ends the group."""
 
 from __future__ import annotations
 
@@ -22,24 +22,30 @@ from raytf.storage.storage import Storage
 from raytf.training.beat import Activity, HangFinding, HeartbeatState, LastHeartbeat
 from raytf.training.monitor_client import MonitorClient, Question
 
-#: Seconds between two questions for the beats, between two examinations, and for the stacks of all.
-_ASK_SECONDS, _EXAMINE_SECONDS, _STACKS_SECONDS = 1.0, 5.0, 10.0
-#: Silence of a rank, when the others have lost a peer, after which it is looked at; and seconds for that.
-_LOSS_SILENCE_SECONDS, _LOSS_SECONDS = 3.0, 8.0
-#: For the stacks of one that is stopped; those of the others are not waited for.
+#: Seconds between two requests for the heartbeats.
+_ASK_SECONDS = 1.0
+#: Seconds between two examinations.
+_EXAMINE_SECONDS = 5.0
+#: Seconds to wait for the stacks of all ranks.
+_STACKS_SECONDS = 10.0
+#: Seconds of silence after which a rank is examined if the others have lost a peer.
+_LOSS_SILENCE_SECONDS = 3.0
+#: Seconds for that examination.
+_LOSS_SECONDS = 8.0
+#: Seconds to wait for the stacks of a stopped rank; those of the others are not waited for.
 _STOPPED_STACKS_SECONDS = 4.0
 #: Characters of a rank's stacks in an event, and frames in a message.
 _EVENT_CHARACTERS, _FRAMES = 8000, 4
-#: What does not end in time when Ray Train asks it to, and can be killed.
+#: States in which a process does not end in time when Ray Train asks it to, but can be killed.
 _KILLABLE = (HangEvidence.STOPPED, HangEvidence.IDLE, HangEvidence.BUSY)
-#: Whose frames tell a user little.
+#: Libraries whose frames tell a user little.
 _LIBRARIES = ("tensorflow", "keras", "ray", "concurrent")
 FOLDER = "hangs"
 
 
 @dataclass
 class _Group:
-    """What is known of the present group; times are those of `time.monotonic`."""
+    """What is known about the present group; times are those of `time.monotonic`."""
 
     began: float
     question: Question[list[LastHeartbeat]] | None = None
@@ -58,8 +64,8 @@ class Watchdog:
 
     Args:
         monitor: the driver's.
-        run: folder of the run, where stacks are written.
-        seconds: within which a hang is found; 0 for never.
+        run: the run's folder, to which stacks are written.
+        seconds: within which a hang is found; 0 to never find one.
     """
 
     def __init__(self, monitor: MonitorClient, run: str, seconds: float):
@@ -69,7 +75,7 @@ class Watchdog:
         self._guard: StartGuard | None = None
 
     def begin(self) -> None:
-        """A group starts; to be called before its workers do."""
+        """A group starts; call this before its workers start."""
         self.over()
         number = self._monitor.begin_group(30)
         self._group = _Group(time.monotonic())
@@ -83,13 +89,16 @@ class Watchdog:
             self._guard = None
 
     def look(self, workers: Sequence[Any]) -> list[Straggler]:
-        """Look at a group that runs, without waiting for anything; new stragglers, of which user and ledger are told.
+        """Look at a group that runs, without waiting for anything.
 
         Args:
             workers: Ray Train's, by rank.
 
+        Returns:
+            New stragglers, which user and ledger are told about.
+
         Raises:
-            WorkerGroupError: a rank hangs, and the group must end; with a HangError for each rank to blame.
+            WorkerGroupError: a rank hangs, and the group must end; contains a HangError for each rank to blame.
         """
         self.over()
         now, group = time.monotonic(), self._group
@@ -128,7 +137,7 @@ class Watchdog:
         return slow
 
     def _hear(self, now: float) -> bool:
-        """Ask for sightings now and then; whether there are new ones."""
+        """Request heartbeats now and then; returns whether there are new ones."""
         group = self._group
         if group.question is None:
             if now - group.asked_at >= _ASK_SECONDS:
@@ -154,16 +163,18 @@ class Watchdog:
 
 
 def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> WorkerGroupError | None:
-    """Who is frozen, when the others say that they have lost a peer. Takes seconds.
+    """Find out who is frozen when the others report that they have lost a peer. Takes seconds.
 
     Args:
-        answered: ranks of which something is known: an error of theirs, or their death.
+        monitor: the driver's.
+        run: the run's folder.
+        answered: ranks whose error or death is known.
 
     Returns:
-        None where nobody is.
+        The error to raise; None if no rank is frozen.
     """
     sightings, known = monitor.sightings(5), monitor.blamed(5)
-    if known is not None:  # the watchdog was about to end the group, and is only later than the peers
+    if known is not None:  # the watchdog was about to end the group, but the peers were faster
         return conclude(monitor, run, known, Inspector(run, [s.beat for s in sightings]).collect(_LOSS_SECONDS))
     suspects = blamed_for_loss(sightings, answered, _LOSS_SILENCE_SECONDS)
     if not suspects:
@@ -181,7 +192,7 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
         is_enough = bool(blamed) and _is_enough(blamed, found, waited)
         is_over = examination.is_complete or waited >= _LOSS_SECONDS or is_enough
         if not blamed and (is_over or all(found[beat.rank].evidence is not None for beat in suspects)):
-            return None  # dead rather than frozen, and Ray has only not said so yet
+            return None  # dead rather than frozen; Ray has not reported it yet
     ages = {s.beat.rank: s.age for s in sightings}
     evidence = found[blamed[0].rank].evidence
     assert evidence is not None
@@ -191,7 +202,7 @@ def explain_loss(monitor: MonitorClient, run: str, answered: Sequence[int]) -> W
 
 
 def _is_enough(blamed: Sequence[HeartbeatState], found: dict[int, RankInspection], waited: float) -> bool:
-    """Whether ranks to blame are known to be stopped, and the rest is not worth waiting for: their end is."""
+    """Whether all ranks to blame are known to be stopped, and it is not worth waiting longer for the other stacks."""
     if any(found[beat.rank].evidence is not HangEvidence.STOPPED for beat in blamed):
         return False
     return waited >= _STOPPED_STACKS_SECONDS or all(found[beat.rank].is_whole for beat in blamed)
@@ -205,11 +216,11 @@ def _blame(monitor: MonitorClient, finding: HangFinding) -> None:
 def conclude(
     monitor: MonitorClient, run: str, finding: HangFinding, found: dict[int, RankInspection]
 ) -> WorkerGroupError:
-    """Write down the stacks, tell user and ledger, and end the ranks to blame; what to raise then."""
+    """Write down the stacks, tell user and ledger, and end the ranks to blame; returns the error to raise."""
     name = f"{FOLDER}/{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-step-{finding.beats[0].step}.txt"
     said = describe(finding)
     text = "\n\n".join(f"== rank {rank}\n{about.stacks}" for rank, about in sorted(found.items()))
-    # Storage may be what hangs.
+    # In a thread, since storage may be what hangs.
     threading.Thread(target=_write, args=(monitor, run, name, f"{said}\n\n{text}\n"), daemon=True).start()
     first = finding.beats[0]
     frames = innermost(found[first.rank].stacks, first.activity) if first.rank in found else ""
@@ -238,14 +249,14 @@ def conclude(
 
 
 def describe(finding: HangFinding) -> str:
-    """Who hangs, where and how long, in a line."""
+    """Who hangs, where, and for how long, in one line."""
     who = ", ".join(f"rank {b.rank} on node {b.address} (pid {b.pid})" for b in finding.beats)
     have = "has" if len(finding.beats) == 1 else "have"
     return f"{who} {have} made no progress for {finding.seconds:.0f} s at step {finding.beats[0].step}: {finding.text}"
 
 
 def innermost(stacks: str, activity: Activity) -> str:
-    """Where a thread is, out of what py-spy says of all: the one that reads records, else the one that trains."""
+    """Where a thread is, from py-spy's output: the thread that reads records, or else the one that trains."""
     thread = "raytf-input" if activity is Activity.INPUT else "TrainingThread"
     found = re.search(rf'^Thread [^\n]*"{thread}[^\n]*\n((?:    [^\n]*\n?)+)', stacks, re.MULTILINE)
     frames = [line.strip() for line in found.group(1).splitlines()] if found else []

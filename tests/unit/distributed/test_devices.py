@@ -13,7 +13,7 @@ GB = 10**9
     [
         (20 * GB, True, []),
         (4 * GB, False, ["(4.2 GB, and 4.0 GB are free): training waits while it is copied"]),
-        (None, False, ["nobody knows how much is free"]),
+        (None, False, ["it is not known how much is free"]),
     ],
 )
 def test_a_device_is_asked_once_for_the_whole_state(free, may, told):

@@ -32,7 +32,7 @@ HOT = replace(FIT, slow=0x41)
         (replace(FIT, slow=0x80), 1.0, "power supply", True),
         (replace(FIT, slow=0x04), 1.0, None, None),  # the usual power cap
         (TAKEN, 1.0, "10.0 GiB of its 24.0 GiB are free, and 21.6 GiB should be: another process holds the rest", True),
-        (replace(TAKEN, processes=None), 1.0, "nobody says who has the rest", True),
+        (replace(TAKEN, processes=None), 1.0, "it is not known what holds the rest", True),
         (TAKEN, 0.4, None, None),
         (TAKEN, 0.5, "10.8 GiB should be", True),
         (replace(FIT, free_bytes=18 * GIB, display_bytes=5 * GIB), 1.0, None, None),

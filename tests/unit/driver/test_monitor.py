@@ -1,4 +1,4 @@
-"""The driver's ear: what it makes of what workers and controller say, and what is left of it when it is killed."""
+"""The monitor: what it makes of what workers and controller report, and what is left of it when it is killed."""
 
 from contextlib import ExitStack
 

@@ -37,7 +37,7 @@ def test_a_ray_of_this_machine_has_no_room_for_more_workers_than_its_memory(stra
 def test_a_result_that_cannot_be_read_is_made_again_or_the_run_refused(tmp_path, text):
     run, said = Storage(str(tmp_path)), []
     run.put("result.json", text)
-    with pytest.raises(DamagedFileError, match="no checkpoint to make it from again"):
+    with pytest.raises(DamagedFileError, match="no checkpoint to make it again from"):
         preflight.finished(run, 5, said.append)
     save(run, 5)
     assert preflight.finished(run, 5, said.append) is None
