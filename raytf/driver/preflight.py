@@ -210,7 +210,7 @@ def compare_batch(before: dict[str, str], config: TrainConfig, records: int, pre
     if difference:
         raise RunMismatchError(
             f"run {config.run.run!r} in storage was made with other settings: {difference}. "
-            "Give them as they were, or choose another --run name."
+            "Use the same settings as before, or choose another --run name."
         )
 
 

@@ -25,7 +25,8 @@ from raytf.distributed.group import Ranks
 from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
 
-#: Callbacks that change no weights, so the weights need not be compared before and after their hooks.
+#: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
+#: user derives from one of them may.
 _HARMLESS = (
     keras.callbacks.History,
     keras.callbacks.CSVLogger,
@@ -99,7 +100,7 @@ class Callbacks:
             self._hooks = keras.callbacks.CallbackList(self._list, model=model, **params)
             self._settings = [_settings_of(c) for c in self._list]
             steering = float(any(_steers_on_batches(c) for c in self._list))
-        self._risky = any(not isinstance(c, _HARMLESS) for c in self._list)
+        self._risky = any(type(c) not in _HARMLESS for c in self._list)
         self._steering = bool(self._agree(steering)) if self.active else False
         #: Whether some callback overrides a batch hook; False on all ranks but rank 0.
         self.has_batch_hooks = any(_has_batch_hooks(c) for c in self._list)
@@ -139,7 +140,7 @@ class Callbacks:
             own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
             plain: dict[str, Any] = {}
             for name, value in own.items():
-                if name in ("params", "_model", "model") or (name in settings and settings[name] in (value, _NEVER)):
+                if name in ("params", "_model", "model") or (name in settings and _is_unchanged(settings[name], value)):
                     continue
                 if isinstance(value, (np.integer, np.floating)):
                     plain[name] = value.item()
@@ -155,7 +156,9 @@ class Callbacks:
         """Restore what `state` returned; a callback that did not exist then keeps its current state."""
         for i, callback in enumerate(self._list):
             key = f"callback/{i:03d}/{type(callback).__name__}"
-            own = dict(values.get(key, {}))
+            if key not in values:
+                continue
+            own = dict(values[key])
             for name, value in own.items():
                 if isinstance(value, dict) and set(value) == {"arrays"}:
                     own[name] = [arrays[f"{key}/{name}/{j:05d}"] for j in range(value["arrays"])]
@@ -226,7 +229,12 @@ def _has_batch_hooks(callback: keras.callbacks.Callback) -> bool:
 
 
 def _steers_on_batches(callback: keras.callbacks.Callback) -> bool:
-    return _has_batch_hooks(callback) and not isinstance(callback, _PASSIVE_ON_BATCHES)
+    return _has_batch_hooks(callback) and type(callback) not in _PASSIVE_ON_BATCHES
+
+
+def _is_unchanged(before: Any, now: Any) -> bool:
+    """Whether a value is still the setting that it was; an array, which has no single answer to `==`, never is."""
+    return before is _NEVER or before is now or (_is_plain(now) and before == now)
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 
 import keras
+import numpy as np
 import pytest
 
 from raytf.errors import JobError, ModelError
@@ -69,6 +70,89 @@ def test_reduce_on_plateau_remembers_its_wait(tmp_path):
     for epoch, loss in enumerate([0.98, 0.97], start=2):
         second.run("on_epoch_end", epoch, {"loss": loss})
     assert float(second._model.optimizer.learning_rate) == pytest.approx(0.01)
+
+
+class Best(keras.callbacks.Callback):
+    """Keeps what is an array later, and what is one from the start."""
+
+    def __init__(self, start=0.0):
+        super().__init__()
+        self.best, self.start, self.history = None, start, []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.best = self.start = np.arange(3.0) + epoch
+        self.history = [self.best]
+
+
+def test_values_that_become_arrays_are_no_reason_to_fail(tmp_path):
+    running = callbacks(lambda files: [Best()], tmp_path)
+    running.run("on_epoch_end", 1, {"loss": 1.0})
+    values, arrays = running.state()
+    (own,) = values.values()
+    assert set(own) == {"history"}
+    assert [array.tolist() for array in arrays.values()] == [[1.0, 2.0, 3.0]]
+
+
+class Picky(keras.callbacks.Callback):
+    """Takes a state that is whole, as `get_state` gives it."""
+
+    count = 0
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.count += 1
+
+    def get_state(self):
+        return {"count": self.count}
+
+    def set_state(self, state):
+        self.count = state["count"]
+
+
+def test_a_callback_that_is_new_since_the_checkpoint_keeps_its_state(tmp_path):
+    running = callbacks(lambda files: [keras.callbacks.History()], tmp_path)
+    new = Picky()
+    after = callbacks(lambda files: [keras.callbacks.History(), new], tmp_path, 1)
+    after.load_state(*running.state())
+    assert new.count == 0
+    after.run("on_epoch_end", 1, {"loss": 1.0})
+    later = Picky()
+    callbacks(lambda files: [keras.callbacks.History(), later], tmp_path, 2).load_state(*after.state())
+    assert later.count == 1
+
+
+class Steering(keras.callbacks.TensorBoard):
+    """Derived from one that changes nothing, and changes the weights."""
+
+    def set_model(self, model):
+        self._model = model
+
+    def on_train_begin(self, logs=None):
+        pass
+
+    def on_train_end(self, logs=None):
+        pass
+
+    def on_epoch_end(self, epoch, logs=None):
+        for weight in self._model.weights:
+            weight.assign(weight + 1)
+
+
+class Asked(Alone):
+    """One rank, which notes whether weights were sent to the others."""
+
+    def __init__(self):
+        self.sent = 0
+
+    def broadcast(self, arrays):
+        self.sent += 1
+        return list(arrays)
+
+
+def test_a_class_derived_from_a_harmless_callback_may_change_weights(tmp_path):
+    group = Asked()
+    made = Callbacks(lambda files: [Steering(str(tmp_path))], model(), group, print, str(tmp_path), {"epochs": 9}, None)
+    made.run("on_epoch_end", 0, {"loss": 1.0})
+    assert group.sent == 1
 
 
 def test_paths_are_those_of_the_new_attempt(tmp_path):
