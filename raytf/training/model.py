@@ -130,8 +130,13 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weig
     return _keras.compute_loss(model, x, y, predicted, sample_weight, training)
 
 
+def overrides_loss(model: keras.Model) -> bool:
+    """Whether the model has a `compute_loss` of its own."""
+    return _overrides(model, "compute_loss")
+
+
 def _has_own_loss(model: keras.Model) -> bool:
-    return _keras.compiled_loss(model) is not None or _overrides(model, "compute_loss")
+    return _keras.compiled_loss(model) is not None or overrides_loss(model)
 
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:
