@@ -132,6 +132,7 @@ class MicroBatch:
             with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided as called:
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
+                models.check_added(model, scope.losses)
                 if self._sums and not called:
                     extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
                     extra = tf.add_n(extras) if extras else 0.0
