@@ -53,6 +53,24 @@ def scaled(model: keras.Model, divided: Sequence[int], factors: tf.Tensor) -> It
         yield
 
 
+@contextlib.contextmanager
+def divided_by(model: keras.Model, part: tf.Tensor) -> Iterator[list[Any]]:
+    """Have the compiled losses be divided by a number.
+
+    Returns:
+        Those that have been called, which a `compute_loss` of the model's own need not do.
+    """
+    called: list[Any] = []
+
+    def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any) -> Any:
+        called.append(loss)
+        value = loss(y_true, y_pred, sample_weight)
+        return value / tf.cast(part, value.dtype)
+
+    with _replaced(model, [call] * count(model)):
+        yield called
+
+
 def places(model: keras.Model) -> tuple[int, ...]:
     """Indices of the compiled losses that are divided by data, as `note` has stored them."""
     return vars(model).get("_raytf_divided", ())

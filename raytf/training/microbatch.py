@@ -121,14 +121,19 @@ class MicroBatch:
         model = self.model
         x, y, sample_weight = tree.unflatten(self._template, leaves)
         mapping = self._mapping(weights, states, seeds)
-        divided = contextlib.nullcontext() if factors is None else loss_division.scaled(model, self.divided, factors)
+        divided: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if factors is not None:
+            divided = loss_division.scaled(model, self.divided, factors)
+        elif self._sums and models.overrides_loss(model):  # which may scale all that it is made of, and add more
+            divided = loss_division.divided_by(model, part)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
-            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided:
+            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided as called:
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
-                if self._sums:
+                models.check_added(model, scope.losses)
+                if self._sums and not called:
                     extras = [tf.reduce_sum(tf.cast(e, loss.dtype)) for e in model.losses]
                     extra = tf.add_n(extras) if extras else 0.0
                     loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then the sum

@@ -129,8 +129,32 @@ def compute_loss(model: keras.Model, x: Any, y: Any, predicted: Any, sample_weig
     return _keras.compute_loss(model, x, y, predicted, sample_weight, training)
 
 
+def check_added(model: keras.Model, collected: list[Any]) -> None:
+    """Refuse a tensor that two layers add to the loss: a stateless scope counts each copy of it for both of them.
+
+    Args:
+        collected: the losses of the scope in which the model was called.
+
+    Raises:
+        ModelError: there is one.
+    """
+    if not collected:
+        return
+    added = {id(loss) for loss in collected}
+    if sum(id(loss) in added for loss in model.losses) > len(collected):
+        raise ModelError(
+            "two layers add the same tensor to the loss, as self.add_loss(self.inner.losses) does. The model's loss "
+            "has what inner layers add without that: leave it out, or add 1.0 * loss, which is another tensor."
+        )
+
+
+def overrides_loss(model: keras.Model) -> bool:
+    """Whether the model has a `compute_loss` of its own."""
+    return _overrides(model, "compute_loss")
+
+
 def _has_own_loss(model: keras.Model) -> bool:
-    return _keras.compiled_loss(model) is not None or _overrides(model, "compute_loss")
+    return _keras.compiled_loss(model) is not None or overrides_loss(model)
 
 
 def _adds_loss(model: keras.Model, x: Any) -> bool:

@@ -79,6 +79,20 @@ def rich() -> keras.Model:
     return model
 
 
+class Penalty(layers.Layer):
+    def call(self, h):
+        self.add_loss(keras.ops.mean(h**2))
+        return h
+
+
+def added() -> keras.Model:
+    """With what layers and regularizers add to the loss."""
+    hidden = layers.Dense(16, "relu", kernel_regularizer="l2", activity_regularizer="l1")
+    model = keras.Sequential([keras.Input((12,)), hidden, Penalty(), layers.Dense(4)])
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 #: Twice the model's own rate, after a warm-up from that.
 LAW = RateLaw(2.0, 8)
 
@@ -111,6 +125,32 @@ def make(factory: Callable[[], Any], shards: int, batch: int = 32) -> tuple[Any,
 
 def values(model: keras.Model) -> list[np.ndarray]:
     return [np.array(keras.ops.convert_to_numpy(v)) for v in [*model.weights, *model.optimizer.variables]]
+
+
+def added_losses(servers: Servers, steps: int) -> dict[str, Any]:
+    """How a model of `added` differs from one that Keras trains on the same batches; for both kinds of steps."""
+    told = {}
+    for name in ("sync", "async"):
+        mirror, pipeline, plan = make(added, 4)
+        keras.utils.set_random_seed(3)
+        theirs = added()
+        own = (servers, mirror, plan, pipeline.template, pipeline.leaf_specs, False)
+        step = SyncStep(*own, parts=2, workers=3) if name == "sync" else AsyncStep(*own, workers=3)
+        losses = []
+        for s in range(steps):
+            call = pipeline.submit(s, s + 1).result()
+            row = step.submit(call).result().rows[0]
+            x, y = (
+                np.concatenate([part[:n] for part, n in zip(leaf[0], call.counts, strict=True)]) for leaf in call.leaves
+            )
+            losses.append(abs(row[0] - theirs.fit(x, y, batch_size=len(x), verbose=0).history["loss"][0]))
+        step.state.pull()
+        pairs = zip(mirror.trainable_weights, theirs.trainable_weights, strict=True)
+        told[name] = {
+            "loss": float(max(losses)),
+            "weights": max(float(np.abs(a.numpy() - b.numpy()).max()) for a, b in pairs),
+        }
+    return told
 
 
 def main() -> None:
@@ -166,6 +206,8 @@ def main() -> None:
         pairs = zip(values(mirror), values(plain), strict=True)
         told["difference in 64 bits"] = max(float(np.abs(a - b).max()) for a, b in pairs)
         told["steps"] = steps
+
+        told["added"] = added_losses(Servers(strategy, coordinator, 2), steps)
 
         mirror, pipeline, plan = make(counter, 1)
         own = (Servers(strategy, coordinator, 2), mirror, plan, pipeline.template, pipeline.leaf_specs, False)

@@ -125,6 +125,56 @@ class WithoutSuper(Subclassed):
         return [self.tracker]
 
 
+class CallsAgain(Subclassed):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        again = self(x, training=training)  # for Keras, what layers add is then that of this call
+        return super().compute_loss(x, y, y_pred, sample_weight, training) + ops.mean((again - y) ** 2)
+
+
+class Scaled(Subclassed):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return 3 * super().compute_loss(x, y, y_pred, sample_weight, training)
+
+
+def summed(kind: type[keras.Model]) -> Callable[[], keras.Model]:
+    """With a loss that is a sum over the batch."""
+    return lambda: subclass(kind, loss=keras.losses.MeanSquaredError(reduction="sum"))()
+
+
+class OfWeights(layers.Layer):
+    """Adds losses of its weight alone, in a list."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, h):
+        self.add_loss([ops.sum(self.scale**2), 0.5 * ops.mean(ops.abs(self.scale))])
+        return h * self.scale
+
+
+class AddingCell(layers.SimpleRNNCell):
+    def call(self, sequence, states, training=False):
+        output, after = super().call(sequence, states, training=training)
+        self.add_loss(ops.mean(output**2))
+        return output, after
+
+
+def outside_of_a_call() -> keras.Model:
+    """Keras forgets what is added outside of `call`."""
+    model = plain(adds(mean_square))()
+    model.add_loss(ops.sum(model.layers[0].kernel ** 2))
+    return model
+
+
+def sequences(*middle: Callable[[], layers.Layer]) -> Callable[[], keras.Model]:
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((7, 2)), *(m() for m in middle), layers.Dense(1)])
+        model.compile(sgd(), "mse")
+        return model
+
+    return make
+
+
 def subclass(kind: type[keras.Model], **compiled: Any) -> Callable[[], keras.Model]:
     def make() -> keras.Model:
         model = kind()
@@ -291,6 +341,31 @@ CASES = {
     "Masking before an RNN": Case(masking, (MASKED, STEPS_OF_TOKENS)),
     "masks for one output of two": Case(two_of_tokens, (TOKENS, {"each": STEPS_OF_TOKENS, "all": Y[:, :1]})),
     "masks in compute_loss": Case(tokens_twice, (TOKENS, STEPS_OF_TOKENS)),
+}
+
+
+PARTS = {"activity_regularizer": "l2", "kernel_regularizer": "l2", "return_sequences": True}
+SEQUENCES = (RNG.normal(size=(RECORDS, 7, 2)).astype("float32"), STEPS_OF_TOKENS)
+CASES |= {
+    "add_loss of weights, in a list": Case(plain(OfWeights)),
+    "add_loss outside of a call": Case(outside_of_a_call),
+    "a function regularizes": Case(
+        plain(lambda: layers.Dense(4, activity_regularizer=lambda h: 0.1 * ops.sum(ops.abs(h))))
+    ),
+    "compute_loss calls the model again": Case(subclass(CallsAgain, loss="mse")),
+    "compute_loss scales": Case(subclass(Scaled, loss="mse")),
+    "compute_loss scales sums": Case(summed(Scaled)),
+    "compute_loss adds to sums": Case(summed(WithSuper)),
+    "add_loss in TimeDistributed": Case(sequences(lambda: layers.TimeDistributed(AddsLoss(mean_square))), SEQUENCES),
+    "regularizers in TimeDistributed": Case(
+        sequences(lambda: layers.TimeDistributed(layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2"))),
+        SEQUENCES,
+    ),
+    "an RNN": Case(sequences(lambda: layers.LSTM(4, **PARTS, recurrent_regularizer="l2")), SEQUENCES),
+    "an RNN in both directions": Case(sequences(lambda: layers.Bidirectional(layers.GRU(4, **PARTS))), SEQUENCES),
+    "a cell of an unrolled RNN": Case(
+        sequences(lambda: layers.RNN(AddingCell(4), return_sequences=True, unroll=True)), SEQUENCES
+    ),
 }
 
 

@@ -37,6 +37,12 @@ def test_synchronous_aggregation_equals_a_plain_step_on_the_same_batches(told: d
     assert found["difference"] < 5e-4  # of weights and of Adam's moments, which divide by small numbers
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_what_layers_add_to_the_loss_counts_as_in_keras(told: dict[str, Any], kind: str):
+    assert told["added"][kind]["loss"] < 2e-6
+    assert told["added"][kind]["weights"] < 2e-6
+
+
 def test_what_differs_after_many_steps_is_rounding_alone(told: dict[str, Any]):
     assert told["difference in 64 bits"] < 1e-9
 
