@@ -138,9 +138,8 @@ class MicroBatch:
                     extra = tf.add_n(extras) if extras else 0.0
                     loss = (loss - extra) / tf.cast(part, loss.dtype) + extra  # the weighted mean is then the sum
                 objective = loss
-                if (
-                    loss.shape.rank
-                ):  # reduction=None: Keras shows the mean of such a loss, and its gradient is the sum's
+                if loss.shape.rank:
+                    # reduction=None: Keras shows the mean of such a loss, and its gradient is that of the sum.
                     objective = tf.reduce_sum(loss) / tf.cast(part, loss.dtype)
                     loss = tf.reduce_mean(loss)
                 size = tf.shape(leaves[0])[0]
