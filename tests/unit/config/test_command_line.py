@@ -147,11 +147,16 @@ def test_an_interrupt_says_how_to_go_on(run):
     ("act", "number"), [("wait", signal.SIGTERM), ("wait", signal.SIGHUP), ("begin-ray", signal.SIGTERM)]
 )
 def test_a_signal_ends_a_command_as_an_interrupt_does_with_a_code_of_its_own(run, act, number):
-    started = subprocess.Popen([*run.command, "--act", act], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Where the tests run under nohup, or behind a shell's `&`, it would ignore signals as they do.
+    command = ["env", f"--default-signal={number.name.removeprefix('SIG')}", *run.command, "--act", act]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with started:
-        assert started.stdout.readline() == b"ready\n"
-        started.send_signal(number)
-        _, said = started.communicate(timeout=60)
+        try:
+            assert started.stdout.readline() == b"ready\n"
+            started.send_signal(number)
+            _, said = started.communicate(timeout=60)
+        finally:
+            started.kill()
     text = f"told to stop ({number.name}); the same command goes on from the last checkpoint.\n"
     assert (started.returncode, said.decode()) == (128 + number, text)
 
