@@ -65,7 +65,7 @@ def test_the_jobs_own_exception_keeps_its_traceback(start_there, tmp_path: Path)
 
 
 def test_a_callback_that_raises_ends_the_run_with_its_name(start_there, tmp_path: Path):
-    run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 1)
+    run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2)
     line = refused(run, code=1)
     assert "a callback's on_epoch_end raised RuntimeError: the callback broke" in line
     assert "trying it once more" in run.output
@@ -94,7 +94,6 @@ def test_gpus_that_are_not_there(start_there, tmp_path: Path):
     assert "no node of this cluster has a GPU" in refused(run)
 
 
-@pytest.mark.slow  # test_finished.py has other differences, and what cannot be exact is a changed setting of a run, too
 def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(start_there, tmp_path: Path):
     flags = ("--storage", tmp_path, "--workers", 1, "--global-batch-size", 64)
     start_there(EVERYTHING, *flags, "--epochs", 1).wait()
@@ -111,12 +110,12 @@ def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(sta
     assert "restored step 16" in accepted
 
 
-def test_two_live_runs_of_one_name(start_there, tmp_path: Path):
-    flags = ("--data", "digits", "--workers", 1, "--storage", tmp_path, "--run", "a", "--epochs", 2000)
-    first = start_there(MNIST_JOB, *flags)
+def test_two_live_runs_of_one_name(start, tmp_path: Path):
+    flags = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--epochs", 2000)
+    first = start(MNIST_JOB, *flags)
     first.until((tmp_path / "a" / "lease.json").exists)
     began = time.monotonic()
-    line = refused(start_there(MNIST_JOB, *flags), EXIT_AGAIN)
+    line = refused(start(MNIST_JOB, *flags), EXIT_AGAIN)
     assert f"is in use by process {first.process.pid}" in line
     assert time.monotonic() - began < 30
     assert first.process.poll() is None
