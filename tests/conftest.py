@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import socket
@@ -38,6 +39,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.option.markexpr:
         has_path = config.args_source != pytest.Config.ArgsSource.TESTPATHS
         config.option.markexpr = "not slow and not jobs" + ("" if has_path else " and not gate")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage less often, and not in what was imported: tests that trace graphs take a tenth less time."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

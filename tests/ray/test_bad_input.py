@@ -46,6 +46,7 @@ def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[st
         assert word in line, line
 
 
+@pytest.mark.slow  # tests/tf/test_exact.py names such layers
 def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start_there, tmp_path: Path):
     flags = ("--fault", "noise", "--workers", 1, "--storage", tmp_path, "--steps", 4)
     line = refused(start_there(FAULTY, *flags, "--exact"))
@@ -190,6 +191,7 @@ def test_disk_full_while_saving_does_not_stop_training(start, start_there, tmp_p
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.slow  # tests/laws/test_hostile_runs.py opens folders that are worse
 def test_a_hostile_folder_is_gone_on_from_or_refused_in_a_line(start_there, tmp_path: Path):
     """What is small is replaced, the newest checkpoint that is whole is taken, and what leads elsewhere is refused."""
     flags = ("--workers", 1, "--global-batch-size", 16, "--checkpoint-every-steps", 20)

@@ -68,14 +68,9 @@ class Run:
             for kind in kinds:
                 begun = job.step or 0
                 job.until(lambda: self._trains(job, begun + BETWEEN))  # noqa: B023
-                if kind != "driver":
-                    job.until(lambda: self.find(kind, job), PATIENCE)  # noqa: B023
+                job.until(lambda: self.find(kind, job), PATIENCE)  # noqa: B023
                 reached, at = job.step or 0, time.monotonic()
-                if kind == "driver":
-                    job.kill()
-                    job = self.start()
-                else:
-                    self.find(kind, job)[0].kill()
+                self.find(kind, job)[0].kill()
                 deadline = at + PATIENCE
                 while (job.step or 0) <= reached:
                     assert time.monotonic() < deadline, f"{kind}: no new step\n{job.output}"
@@ -120,7 +115,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result_of(run.folder / "a")["weights_sha256"]
 
 
-OWN = ("worker", "keeper", "monitor", "warm process", "controller", "driver")
+#: Without the driver, which test_lost_ray.py and test_endings.py kill.
+OWN = ("worker", "keeper", "monitor", "warm process", "controller")
 
 
 def test_each_kind_of_process_of_a_job_with_a_ray_of_its_own(tmp_path: Path, weights: str):

@@ -66,7 +66,7 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
         job = begin(*lasting)
         # Steps of its own: a group that has only restored has nothing to save.
         job.until(lambda: (job.step or 0) >= restored_step(job) + 5 and (job.status or {})["phase"] == "training")
-        if number is signal.SIGHUP:
+        if number is signal.SIGTERM:
             other = begin(*lasting)
             seen[exit_codes.AGAIN] = shown(other)
             assert "is in use by process" in other.output
@@ -79,23 +79,24 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
         seen[exit_codes.of_code(code)] = code
         return job
 
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-        job = told(number, True)
-        assert "the same command goes on from the last checkpoint" in job.output.splitlines()[-1]
-        assert not (tmp_path / "a" / "lease.json").exists()
+    job = told(signal.SIGTERM, True)
+    assert "the same command goes on from the last checkpoint" in job.output.splitlines()[-1]
+    assert not (tmp_path / "a" / "lease.json").exists()
     told(signal.SIGKILL, False)
+    # Before it trains; test_stopping.py sends these to drivers whose workers have something to save.
+    for number in (signal.SIGHUP, signal.SIGINT):
+        early = begin(*lasting)
+        early.until(lambda: "run a in " in early.output)  # noqa: B023
+        early.process.send_signal(number)
+        code = shown(early)
+        seen[exit_codes.of_code(code)] = code
+        assert not (tmp_path / "a" / "lease.json").exists()
     crashed = begin(*lasting)
     crashed.until(lambda: "run a in " in crashed.output)
     crashed.process.send_signal(signal.SIGSEGV)
     seen[exit_codes.CRASHED] = shown(crashed)
 
     seen[exit_codes.UNREAD] = shown(begin(*lasting, "--help", "|"))
-    early = begin(*lasting)
-    early.until(lambda: "run a in " in early.output)
-    early.process.send_signal(signal.SIGTERM)
-    assert shown(early) == exit_codes.TERMINATED.code, early.output
-    assert not (tmp_path / "a" / "lease.json").exists()
-
     unread = begin(*quick, "|")
     seen[exit_codes.FINISHED] = shown(unread)
     assert result_of(tmp_path / "a")["steps"] == STEPS, unread.output

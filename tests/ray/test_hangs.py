@@ -20,6 +20,7 @@ TRAINING = re.compile(r"train \(raytf/training/loop\.py|loop\.py\", line \d+ in 
 
 def flags(tmp_path: Path, *more: object) -> list[object]:
     fixed = ["--storage", tmp_path, "--run", "a", "--global-batch-size", 64, "--steps-per-call", 1]
+    fixed += ["--no-warm-workers"]
     return [*fixed, "--checkpoint-every-seconds", 1, "--status-file", tmp_path / "status.json", *more]
 
 

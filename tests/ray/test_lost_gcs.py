@@ -72,7 +72,7 @@ def head() -> Iterator[Head]:
 
 def test_a_gcs_that_comes_back(start, head: Head, tmp_path: Path):
     flags = ("--global-batch-size", 16, "--epochs", 400, "--patience", 500, "--checkpoint-every-steps", 100)
-    run = start(EVERYTHING, *flags, "--storage", tmp_path, "--run", "a", **head.env)
+    run = start(EVERYTHING, *flags, "--no-warm-workers", "--storage", tmp_path, "--run", "a", **head.env)
     run.until(lambda: manifests(tmp_path / "a")[-1:] >= [100])
     head.restart_gcs(5.0)
     there = manifests(tmp_path / "a")[-1]

@@ -94,9 +94,9 @@ def test_one_two_and_three_workers_learn_the_same_on_mnist(start_there, tmp_path
         np.testing.assert_allclose(losses[workers], losses[1], rtol=1e-4)
 
 
-def test_a_model_with_everything_learns_the_same_on_one_two_and_three_workers(start_there, tmp_path: Path):
+def test_a_model_with_everything_learns_the_same_on_one_and_three_workers(start_there, tmp_path: Path):
     runs = {}
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         flags = ("--workers", workers, "--global-batch-size", 64, "--epochs", 3)
         output = start_there(EVERYTHING, *flags, "--storage", tmp_path, "--run", f"w{workers}").wait()
         assert [line for line in output.splitlines() if line.startswith("callback:")] == [
@@ -106,9 +106,8 @@ def test_a_model_with_everything_learns_the_same_on_one_two_and_three_workers(st
     first, steps = runs[1]
     # 1003 records, 64 a step: the last step of an epoch has 43 of them, no shard more than one more than another.
     assert (first["steps"], first["samples"]) == (48, 3009)
-    for workers in (2, 3):
-        result, other = runs[workers]
-        np.testing.assert_allclose(other["loss"], steps["loss"], rtol=1e-4)
-        for name, value in first["metrics"].items():
-            assert abs(result["metrics"][name] - value) < 1e-4, name
-        assert result["world_sizes"] == [workers]
+    result, other = runs[3]
+    np.testing.assert_allclose(other["loss"], steps["loss"], rtol=1e-4)
+    for name, value in first["metrics"].items():
+        assert abs(result["metrics"][name] - value) < 1e-4, name
+    assert result["world_sizes"] == [3]

@@ -46,7 +46,8 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             "--run": "a",
             "--status-file": status,
         }
-        command = [sys.executable, str(EVERYTHING), *(str(x) for flag in flags.items() for x in flag)]
+        command = [sys.executable, str(EVERYTHING), "--no-warm-workers"]
+        command += [str(x) for flag in flags.items() for x in flag]
         env = environment(**cluster.env)
         with Job(command, tmp_path / "log", env, status_file=status) as job:
             # An epoch has 63 steps; its end writes files of callbacks, which storage will not have.

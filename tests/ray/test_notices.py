@@ -91,7 +91,7 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
     folder, status = tmp_path / "a", tmp_path / "status.json"
     command = [sys.executable, str(law.JOB), "--data", "digits", "--model", "batchnorm", "--global-batch-size", "64"]
     command += ["--pause", "0.1", "--epochs", "24", "--storage", str(tmp_path), "--run", "a"]
-    command += ["--status-file", str(status), "--workers", "1:2", "--max-failures", "0"]
+    command += ["--status-file", str(status), "--workers", "1:2", "--max-failures", "0", "--no-warm-workers"]
     # Nothing is saved and nothing changes but for a notice.
     command += ["--checkpoint-every-seconds", "3600", "--resize-every-seconds", "3600"]
     with MetadataServer() as metadata, ElasticCluster() as cluster:

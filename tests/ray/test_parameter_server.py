@@ -46,9 +46,9 @@ def step_of(run: Job, status: Path) -> int:
 
 def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job], tmp_path: Path, mnist_dir: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
-    flags = ("--data", mnist_dir, *SERVERS, "--ps", 1, "--workers", 2, "--epochs", 2, "--global-batch-size", 64)
+    flags = ("--data", mnist_dir, *SERVERS, "--ps", 1, "--workers", 2, "--epochs", 2, "--global-batch-size", 128)
     flags += ("--show-cluster", "--status-file", status)
-    flags += ("--checkpoint-every-steps", 134, "--storage", tmp_path, "--run", "a")
+    flags += ("--checkpoint-every-steps", 67, "--storage", tmp_path, "--run", "a")
     run = start(MNIST_JOB, *flags)
 
     run.until(lambda: step_of(run, status) >= 100, PATIENCE)
@@ -65,7 +65,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert all(f" {task} " in run.output for task in ("chief 0", "ps 0", "worker 0", "worker 1"))
     run.until(lambda: ", started again" in run.output)  # the table of the one that is back comes after that line
 
-    run.until(lambda: manifests(folder)[-1:] >= [402], PATIENCE)
+    run.until(lambda: manifests(folder)[-1:] >= [201], PATIENCE)
     saved = manifests(folder)[-1]
     (server,) = run.processes("ParameterServer")
     server.kill()
@@ -75,7 +75,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert attempts(folder)[1]["from_step"] >= saved
 
     # At the end of the first epoch, which is in what is restored.
-    run.until(lambda: manifests(folder)[-1:] >= [938], PATIENCE)
+    run.until(lambda: manifests(folder)[-1:] >= [469], PATIENCE)
     saved = manifests(folder)[-1]
     step, updates = counted(folder)
     assert updates >= step, "updates were lost before the checkpoint"
@@ -87,20 +87,20 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
 
     result = result_of(folder)
     assert result["metrics"]["test_accuracy"] >= 0.97
-    assert (result["steps"], result["restarts"]) == (2 * 938, 2)
+    assert (result["steps"], result["restarts"]) == (2 * 469, 2)
     assert result["samples"] == 2 * 60_000
     assert [entry["epoch"] for entry in result["history"]] == [0, 1]
     # At least once: only what was with a worker that died may have been applied twice.
     assert 0 <= result["repeated_updates"] <= 4 * 32
     assert counted(folder) == (result["steps"], result["updates"])
     steps = raytf.read_steps(str(folder))
-    assert steps["step"].tolist() == list(range(1, 2 * 938 + 1))
+    assert steps["step"].tolist() == list(range(1, 2 * 469 + 1))
     assert f"a resume restores step {result['steps']}" in raytf_command("verify", folder)
     shown = json.loads(raytf_command("show", folder, "--json"))
     assert (shown["state"], len(shown["restarts"])) == ("finished", 2)
     wait_until(lambda: not run.processes("Parameter"), "all processes have ended", 30)
 
-    refused = start(MNIST_JOB, *flags[:2], "--epochs", 3, "--global-batch-size", 64, *flags[-6:])
+    refused = start(MNIST_JOB, *flags[:2], "--epochs", 3, "--global-batch-size", 128, *flags[-6:])
     assert refused.ended() == 2
     assert "was made with --strategy parameter-server, and this command has a synchronous strategy" in refused.output
 

@@ -75,7 +75,8 @@ def test_a_run_outlives_its_driver_and_its_head(tmp_path: Path):
             os.kill(driver(folder), signal.SIGKILL)
             first = manifests(folder)[-1]
             # Of the next driver's group: the workers of the one that was killed may live on for a moment, and save.
-            job.until(lambda: len(attempts(folder)) == 2 and manifests(folder)[-1] > first, PATIENCE)
+            job.until(lambda: len(attempts(folder)) == 2, PATIENCE)
+            job.until(lambda: manifests(folder)[-1] > attempts(folder)[1]["from_step"], PATIENCE)
             print(f"a new checkpoint {time.monotonic() - began:.1f} s after the driver was killed")
 
             # With the driver, the workers and what they had in memory; and what started the driver.

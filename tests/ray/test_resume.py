@@ -158,6 +158,7 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start_the
     assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 253))
 
 
+@pytest.mark.slow  # tests/tf/test_callbacks.py restores each callback's state
 def test_early_stopping_keeps_its_memory_over_a_restart(start_there, tmp_path: Path):
     flags = ("--global-batch-size", 64, "--patience", 1, "--workers", 1, "--storage", tmp_path)
     start_there(EVERYTHING, *flags, "--run", "whole", "--epochs", 40, "--keep", 1, "--keep-best", "val_loss").wait()

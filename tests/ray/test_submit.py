@@ -31,7 +31,7 @@ def submission(dashboard: str | None, folder: Path, *flags: object, submit: Sequ
     working = folder / "project"
     working.mkdir(exist_ok=True)
     (working / "mnist.py").write_text(MNIST_JOB.read_text())
-    job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--storage", str(folder)]
+    job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--no-warm-workers", "--storage", str(folder)]
     return [*submit, str(dashboard), "--working-dir", str(working), "--", *job, *map(str, flags)]
 
 
