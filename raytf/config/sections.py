@@ -207,8 +207,9 @@ class BatchSection:
     global_batch_size: Annotated[int, Ge(1), Identity()] = 128
     """Examples in one step, over all workers together."""
     logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
-    """Equal parts of a global batch; each is one micro-batch of one worker. Default: as many as the run has already,
-    else a power of two, at least 4 and at least the most workers."""
+    """Parts of a global batch, of which each is one micro-batch of one worker; where they do not divide it, some have
+    one example more. Default: as many as the run has already, else a power of two, at least 4 and at least the most
+    workers."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
 

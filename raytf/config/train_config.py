@@ -126,8 +126,8 @@ class TrainConfig:
 
     @property
     def micro_batch_size(self) -> int:
-        """Examples in one logical shard of a full global batch."""
-        return self.batch.global_batch_size // self.logical_shards
+        """Examples in the largest logical shard of a full global batch."""
+        return -(-self.batch.global_batch_size // self.logical_shards)
 
     @property
     def storage_uri(self) -> str:
@@ -198,13 +198,13 @@ class TrainConfig:
                 f"Give at least {most} shards or at most {shards} workers."
             )
         size = self.batch.global_batch_size
-        if size % shards:
+        if size % shards and self.strategy.has_servers:
             near = max(shards, round(size / shards) * shards)
             fitting = [v for v in range(most, size + 1) if size % v == 0]
             other = f", or --logical-shards {fitting[0]}" if fitting else ""
             raise ConfigError(
-                f"--global-batch-size {size} cannot be cut into {shards} equal logical shards. "
-                f"Use --global-batch-size {near}{other}."
+                f"--global-batch-size {size} cannot be cut into {shards} equal logical shards, which "
+                f"--strategy parameter-server needs. Use --global-batch-size {near}{other}."
             )
 
     @property

@@ -3,7 +3,8 @@
 An epoch of N records goes like this. The source's blocks are permuted; the records, block after block, form one
 sequence; the sequence is cut into V ranges whose lengths differ by at most one, a range for each logical shard; each
 range is shuffled within windows of bounded length. Step s of the epoch takes records [s*b, (s+1)*b) of every range,
-where b = G/V. All steps are full but the last.
+where b = G/V. All steps are full but the last. If V does not divide G, shard v takes b(v) = floor((v+1)*G/V) -
+floor(v*G/V) records of each step, and its range is as long in proportion.
 
 The remainder rule: when N is not a multiple of G the last step of an epoch is smaller. It takes what is left of
 each range, 0 to b records a shard, at most one more in one shard than in another, and its loss is the mean over the

@@ -31,7 +31,7 @@ class CallBatch:
     Attributes:
         start, stop: global steps [start, stop), K of them.
         leaves: each [K, L, b, ...]; arrays, or what the pipeline's `send` makes of them.
-        counts: [L] int32 records in each shard; less than b only where K is 1.
+        counts: [L] int32 records in each shard; of a full step, fewer than b only where V does not divide G.
         full: whether every shard of every worker is full.
         seeds: [K, L, S, 2] int32.
         records: records of all workers in these steps.
@@ -139,24 +139,25 @@ class Pipeline:
 
     def _gather(self, start: int, stop: int) -> CallBatch:
         epoch, inside = self.plan.locate(start)
-        order, b, steps = self._epoch_order(epoch), self.plan.micro_batch_size, stop - start
+        order, steps = self._epoch_order(epoch), stop - start
         full = self.plan.is_full(inside)
         local = self.plan.counts(inside, self.shards).astype(np.int32)
         shard_steps = np.arange(start, stop)
         model_seeds = self._seeds(self._seed, shard_steps, np.array(self.shards, np.int64), self._seeds_per_shard + 1)
         records = self.plan.records_of(inside) * steps  # of one that is not full there is one step
-        if full and self._augment is None:
+        if full and self.plan.is_even and self._augment is None:
             flat = self._full_rows(order, inside, steps)
             self._check_labels(flat, start)
-            shape = steps, len(self.shards), b
+            shape = steps, len(self.shards), self.plan.micro_batch_size
             shaped = [leaf.reshape(*shape, *leaf.shape[1:]) for leaf in self._with_class_weight(flat)]
         else:
             # [L][K*b]: consecutive steps of a shard are consecutive positions of its range.
-            ids = [order.records(v, inside * b, (inside + steps) * b) for v in self.shards]
+            sizes = self.plan.sizes
+            ids = [order.records(v, inside * sizes[v], (inside + steps) * sizes[v]) for v in self.shards]
             flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
             self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
-        self._read_ahead(order, (inside + steps) * b)
+        self._read_ahead(order, inside + steps)
         return CallBatch(start, stop, self.send(shaped), local, full, model_seeds[:, :, :-1], records)
 
     def _full_rows(self, order: EpochOrder, inside: int, steps: int) -> list[np.ndarray]:
@@ -187,11 +188,12 @@ class Pipeline:
             ids[:, i] = order.records(v, first * b, stop * b).reshape(-1, b)
         return _Rows(order, first, stop, self.source.take(ids.reshape(-1)))
 
-    def _read_ahead(self, order: EpochOrder, position: int) -> None:
-        """Have the source read, in its own threads, what the shards will want after the present window."""
+    def _read_ahead(self, order: EpochOrder, step: int) -> None:
+        """Have the source read, in its own threads, what the shards will want after the window of a step."""
         if self._expect is not None:
             most = _AHEAD_BYTES // (max(1, record_bytes(self.source.spec)) * len(self.shards))
-            self._expect(np.concatenate([order.coming(v, position, most) for v in self.shards]))
+            sizes = self.plan.sizes
+            self._expect(np.concatenate([order.coming(v, step * int(sizes[v]), most) for v in self.shards]))
 
     def _check_labels(self, leaves: list[np.ndarray], step: int) -> None:
         if self._classes is None or not len(leaves[0]):

@@ -24,10 +24,12 @@ def imbalance(shards: int, world_size: int) -> float:
 class StepPlan:
     """Where global steps lie in epochs, for N records, global batches of G and V logical shards.
 
+    Where V does not divide G, some shards have one record more than others in each step.
+
     Attributes:
         records: N, at least 1.
         global_batch_size: G.
-        shards: V, a divisor of G.
+        shards: V.
     """
 
     records: int
@@ -36,7 +38,23 @@ class StepPlan:
 
     @property
     def micro_batch_size(self) -> int:
-        return self.global_batch_size // self.shards
+        """Records in the largest shard of a full step: G/V, rounded up."""
+        return -(-self.global_batch_size // self.shards)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shards of a full step have the same number of records."""
+        return self.global_batch_size % self.shards == 0
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """[V+1] records of a full step that the shards before each one have."""
+        return np.arange(self.shards + 1, dtype=np.int64) * self.global_batch_size // self.shards
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """[V] records in each shard of a full step; 0 in some if V is larger than G."""
+        return np.diff(self._ends)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -45,12 +63,12 @@ class StepPlan:
     @property
     def full_steps(self) -> int:
         """Steps of an epoch in which every shard is full."""
-        return self.records // self.shards // self.micro_batch_size
+        return self.records // self.global_batch_size
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """[V+1] where each shard's range of the epoch's sequence begins."""
-        return np.arange(self.shards + 1, dtype=np.int64) * self.records // self.shards
+        """[V+1] where each shard's range of the epoch's sequence begins; ranges are as long as parts of a step."""
+        return self._ends * self.records // self.global_batch_size
 
     def locate(self, step: int) -> tuple[int, int]:
         """(epoch, step within it) of a global step, all counted from 0."""
@@ -59,8 +77,8 @@ class StepPlan:
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
         """Records that each of some shards has at this step; by default of all."""
         low, high = (0, self.shards) if shards is None else (shards.start, shards.stop)
-        taken = step_in_epoch * self.micro_batch_size
-        return np.clip(np.diff(self.bounds[low : high + 1]) - taken, 0, self.micro_batch_size)
+        sizes = self.sizes[low:high]
+        return np.clip(np.diff(self.bounds[low : high + 1]) - step_in_epoch * sizes, 0, sizes)
 
     def records_of(self, step_in_epoch: int) -> int:
         """Records that all shards have at this step."""

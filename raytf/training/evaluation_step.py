@@ -17,6 +17,7 @@ from raytf.training.microbatch import (
     ShardBatch,
     ShardSum,
     fixed_values,
+    full_counts,
     shard_divisors,
     shard_factors,
     spread_shards,
@@ -76,9 +77,10 @@ class EvalStep:
 
     def _divisors_of_steps(self, leaves, seeds):
         count = len(self.micro.divided)
+        counts, _ = full_counts(self._plan, self._shards)
 
         def one(k: tf.Tensor) -> tf.Tensor:
-            return shard_divisors(self.micro, [leaf[k] for leaf in leaves], seeds[k], None, self.micro.values())
+            return shard_divisors(self.micro, [leaf[k] for leaf in leaves], seeds[k], counts, self.micro.values())
 
         told = tf.TensorSpec([len(self._shards), count], tf.float32)
         return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
@@ -88,9 +90,10 @@ class EvalStep:
 
     def _full_steps(self, leaves, seeds, totals):
         fixed = fixed_values(self._devices, self.micro)  # an evaluation changes nothing, so this is the whole model
+        counts, total = full_counts(self._plan, self._shards)
 
         def body(k, rows):
-            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], None, 0, fixed, totals[k])
+            return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], counts, total, fixed, totals[k])
 
         start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
         steps = tf.shape(seeds)[0]

@@ -328,6 +328,13 @@ def spread_shards(
         return devices.add(summed), tf.concat(rows, 0)
 
 
+def full_counts(plan: StepPlan, shards: range) -> tuple[tf.Tensor | None, int]:
+    """What `ShardBatch` has as counts and total for a full step of some shards."""
+    if plan.is_even:
+        return None, 0
+    return tf.constant(plan.sizes[shards.start : shards.stop], tf.int32), plan.global_batch_size
+
+
 def shard_divisors(
     micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
 ) -> Any:

@@ -30,6 +30,7 @@ from raytf.training.microbatch import (
     ShardBatch,
     ShardSum,
     fixed_values,
+    full_counts,
     shard_divisors,
     shard_factors,
     spread_shards,
@@ -257,10 +258,11 @@ class TrainStep:
         losses = tf.TensorArray(tf.float32, steps, element_shape=[])
         finite = tf.TensorArray(tf.bool, steps, element_shape=[])
         fixed = fixed_values(self._devices, self.micro)
+        counts, total = full_counts(self._plan, self._shards)
 
         def body(k, losses, rates, finite, *_):
             rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
-            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, None, 0, fixed)
+            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, counts, total, fixed)
             return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum, kept
 
         start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags), self._nothing_kept())

@@ -49,8 +49,9 @@ def orders(plan: StepPlan, order_of: Callable[[int, int], EpochOrder]) -> World:
             def read(start: int, stop: int) -> Batches:
                 epoch, inside = plan.locate(start)
                 order = known.setdefault(epoch, order_of(world_size, epoch))
-                b, steps, out = plan.micro_batch_size, stop - start, {}
+                steps, out = stop - start, {}
                 for shard in own:
+                    b = int(plan.sizes[shard])
                     ids = order.records(shard, inside * b, (inside + steps) * b).tolist()
                     out |= {(start + k, shard): ids[k * b : (k + 1) * b] for k in range(steps)}
                 return out
@@ -109,8 +110,8 @@ def check_run(plan: StepPlan, world: World, stretches: Sequence[Stretch], epochs
     for epoch in range(epochs):
         steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
         sizes = [[len(seen[s, v]) for v in range(plan.shards)] for s in steps]
-        assert sizes[:-1] == [[plan.micro_batch_size] * plan.shards] * (len(steps) - 1)
-        assert max(sizes[-1]) - min(sizes[-1]) <= 1
+        assert sizes[:-1] == [plan.sizes.tolist()] * (len(steps) - 1)
+        assert max(sizes[-1]) - min(sizes[-1]) <= (1 if plan.is_even else 2)
         records = sorted(r for s in steps for v in range(plan.shards) for r in seen[s, v])
         assert records == list(range(plan.records)), f"epoch {epoch} has not every record exactly once"
     return seen

@@ -107,7 +107,7 @@ def test_flags_have_no_prefixes(run):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--act", "check", "--global-batch-size", "130"], "error: --global-batch-size 130"),
+        (["--act", "check", "--global-batch-size", "0"], "error: --global-batch-size 0"),
         (["--act", "check", "--workers", "x"], "error: --workers x"),
         (["--act", "storage"], "error: no space"),
     ],

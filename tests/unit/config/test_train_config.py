@@ -9,6 +9,7 @@ import pytest
 from raytf.config.train_config import MIN_LOGICAL_SHARDS, TrainConfig
 from raytf.errors import ConfigError
 
+SYNC_SERVERS = {"strategy": "parameter-server", "sync_replicas": True}
 #: settings -> words of the message.
 REFUSED = [
     ({"epochs": 1, "steps": 1}, ["--epochs", "--steps", "exclude"]),
@@ -16,10 +17,10 @@ REFUSED = [
     ({"steps": -5}, ["--steps -5", "1 or more"]),
     ({"global_batch_size": 0}, ["--global-batch-size 0", "1 or more"]),
     (
-        {"global_batch_size": 130},
+        {"global_batch_size": 130, **SYNC_SERVERS},
         ["--global-batch-size 130", "4 equal", "--global-batch-size 128", "--logical-shards 2"],
     ),
-    ({"global_batch_size": 3, "workers": "2"}, ["--global-batch-size 3", "Use --global-batch-size 4"]),
+    ({"global_batch_size": 3, "workers": "2", **SYNC_SERVERS}, ["--global-batch-size 3", "Use --global-batch-size 4"]),
     ({"logical_shards": 0}, ["--logical-shards 0", "1 or more"]),
     ({"logical_shards": 2, "workers": "1:4"}, ["--logical-shards 2", "4 workers", "at least 4"]),
     ({"seed": -1}, ["--seed -1", "0 or more"]),
@@ -199,8 +200,10 @@ def test_storage_uri(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "shards"), [(130, 4), (3, 4), (1, 4), (7, 5), (1000, 7)])
-def test_the_advice_for_a_batch_works(size, shards):
+def test_any_batch_can_be_cut_but_for_parameter_servers_and_their_advice_works(size, shards):
     config = TrainConfig.of(global_batch_size=size, logical_shards=shards, workers="1")
+    config.check()
+    config = config.replace(strategy="parameter-server", sync_replicas=True)
     with pytest.raises(ConfigError) as refused:
         config.check()
     advice = re.findall(r"--(global-batch-size|logical-shards) (\d+)", str(refused.value).partition("Use ")[2])
