@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("runs", "list the runs of a storage: state, steps, metric, size"),
     "show": ("show", "what became of a run, and where its time went"),
     "report": ("report", "draw a run as a page: timeline, restarts, ledger"),
+    "run": ("run", "run a Keras program as it is, with its training on workers"),
     "tune": ("tune", "try values of a job's flags, each in a run of its own, and keep the best"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
     "data": ("data", "convert data to TFRecord or Parquet, and find what is damaged in them"),

@@ -18,7 +18,7 @@ from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
-from raytf.driver import inputs, preflight
+from raytf.driver import inputs, keras_arguments, preflight
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import connected
 from raytf.driver.graceful_stop import saved_before, saving_first
@@ -33,8 +33,9 @@ from raytf.runs.lease import Lease, check_owner
 from raytf.runs.status import StatusFile
 from raytf.storage.storage import Storage
 from raytf.training import finished_run, run_identity
-from raytf.training.job import Sources, TrainingJob
+from raytf.training.job import Sources, TrainingJob, UserCode, is_function
 from raytf.training.monitor_client import MonitorClient
+from raytf.training.parcel import Parcel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,33 +58,55 @@ class _Session:
 
 
 def fit(
-    model: Callable[[], Any],
-    train: Any,
+    model: Any,
+    x: Any = None,
+    y: Any = None,
     *,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    callbacks: Any = None,
+    validation_split: float = 0.0,
+    validation_data: Any = None,
+    shuffle: bool = True,
+    class_weight: dict[int, float] | None = None,
+    sample_weight: Any = None,
+    validation_freq: int = 1,
+    train: Any = None,
     validation: Any = None,
     test: Any = None,
     config: TrainConfig | None = None,
-    callbacks: Any = None,
-    class_weight: dict[int, float] | None = None,
     augment: Augment | None = None,
-    validation_freq: int = 1,
 ) -> Result:
     """Train a Keras model on Ray workers; resume where an earlier call with the same run name stopped.
 
+    Takes what `keras.Model.fit` takes. A flag of `config` that is not at its default wins over `batch_size` and
+    `epochs`, which win over defaults; a line says which argument was overruled.
+
     Args:
-        model: a function without arguments that returns a compiled keras.Model. Runs on every worker.
-        train: a Source; a tuple (x, y) or (x, y, sample_weight) of arrays, nested dicts or lists of arrays; a data set
-            with `len()` and `[i]`, see MappingSource; or a Ray Dataset, which is written once to `data/` in the run's
-            folder and read from there, see RayDataSource.
-        validation: likewise; evaluated at the end of every `validation_freq` epochs.
-        test: likewise; evaluated once at the end.
-        config: all settings.
+        model: a compiled keras.Model, which travels to the workers with its weights, the state of its optimizer and the
+            classes of the program, and has the trained weights afterwards; or a function without arguments that returns
+            one, which runs on every worker.
+        x: inputs: an array, a nested dict or list of them, a tensor or a table of pandas. Or data with their targets: a
+            Source; a tuple (x, y) or (x, y, sample_weight); a data set with `len()` and `[i]`, see MappingSource; or a
+            Ray Dataset, which is written once to `data/` in the run's folder and read from there, see RayDataSource.
+        y: targets, if they are not in x.
+        batch_size: records of a step, over all workers together. Default: that of `config`; without one, 32 if x has
+            arrays, else 128.
+        epochs: passes over the data.
         callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
             which ends up as `files/` in the run's folder. They run on rank 0.
-        class_weight: weight of each class, as in Keras.
+        validation_split: part of the arrays that is held out for validation, the last records.
+        validation_data: as x, or a tuple (x, y) or (x, y, sample_weight); evaluated at the end of every
+            `validation_freq` epochs.
+        shuffle: whether each epoch has an order of its own.
+        class_weight: weight of each class.
+        sample_weight: weight of each record.
+        validation_freq: epochs between validations.
+        train, validation: other names for x and validation_data.
+        test: as validation_data; evaluated once at the end.
+        config: all settings.
         augment: a function ((x, y, sample_weight), seed) -> (x, y, sample_weight) of tensors, called for each
             micro-batch with an int32 seed [2] that is a function of the run's seed, the step and the shard.
-        validation_freq: epochs between validations.
 
     Returns:
         What the run produced, also if it had already finished.
@@ -91,10 +114,17 @@ def fit(
     Raises:
         RaytfError: says in one line what is wrong and how to fix it.
     """
-    config = config or TrainConfig()
+    x, validation = (
+        _one_of("x", x, "train", train),
+        _one_of("validation_data", validation_data, "validation", validation),
+    )
+    config, overruled = keras_arguments.settings(config, batch_size, epochs, keras_arguments.is_plain(x))
+    if x is not None:
+        x, held_out = keras_arguments.training_data(x, y, sample_weight, validation_split)
+        validation = _one_of("validation_data", validation, "validation_split", held_out)
     own = precision.of_process()
-    _refuse(config, own, model, train, validation, validation_freq)
-    given = inputs.RunData.of(train, validation, test)
+    _refuse(config, own, model, x, validation, validation_freq)
+    given = inputs.RunData.of(x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test))
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()
@@ -106,21 +136,33 @@ def fit(
     config = _with_shards_of(stored, config)
     plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
     job = TrainingJob(
-        model=model,
+        code=Parcel(UserCode(model, callbacks, augment)),
         config=config,
         sources=None,
         monitor=MonitorClient(None),
         run_uri=run.uri,
         plan=plan,
         total_steps=config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch,
-        callbacks=callbacks,
         class_weight=class_weight,
-        augment=augment,
+        shuffle=shuffle,
         validation_freq=validation_freq,
         precision=own,
     )
+    for line in overruled:
+        print(line, flush=True)
     document = _finish(job, sources, stored, run, status_file)
     return result_of(run, document, model)
+
+
+def _one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
+    """The value of two arguments of which at most one may be given.
+
+    Raises:
+        DataError: both are.
+    """
+    if value is not None and other_value is not None:
+        raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
+    return value if other_value is None else other_value
 
 
 def _refuse(
@@ -136,16 +178,25 @@ def _refuse(
     if config.strategy.has_servers:
         precision.check_for_servers(chosen.policy)
     if train is None:
-        raise DataError("there is no training data: fit(model, train=...) got None.")
+        raise DataError("there is no training data: fit(model, x) got None.")
     if validation_freq < 1:
         raise DataError(f"validation_freq is {validation_freq}. Expected 1 or more.")
     best = config.checkpoints.keep_best
     if validation is None and best is not None and MetricObjective.of(best).metric.startswith("val_"):
         raise ConfigError(f"--keep-best {best}: there is no validation data. Give some, or a metric of training.")
-    if not callable(model) or hasattr(model, "compile"):
+    if is_function(model):
+        return
+    if not hasattr(model, "compile"):
         raise ModelError(
-            f"fit(model, ...) got a {type(model).__name__}. Expected a function without arguments that returns a "
-            "compiled keras.Model: every worker builds its own."
+            f"fit(model, ...) got a {type(model).__name__}. Expected a compiled keras.Model, or a function without "
+            "arguments that returns one."
+        )
+    if not getattr(model, "compiled", False):
+        raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before fit.")
+    if config.strategy.has_servers:
+        raise ModelError(
+            "--strategy parameter-server makes variables in pieces on servers, which an object cannot bring. Give fit "
+            "a function that returns the model, or leave the strategy out."
         )
 
 
@@ -256,7 +307,7 @@ def _check_sendable(job: TrainingJob) -> None:
     except Exception as error:
         raise ConfigError(
             f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
-            "(open files, locks, models) inside the model or callbacks function."
+            "(open files, locks, data sets of TensorFlow) inside the model or callbacks function."
         ) from error
 
 

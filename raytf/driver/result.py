@@ -9,6 +9,7 @@ from typing import Any
 from raytf import _process
 from raytf.distributed.gpu import visibility
 from raytf.storage.storage import Storage
+from raytf.training.job import is_function
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Result:
         path: the run's folder.
         weights_sha256: hash of all weights; see `raytf.checkpoint.variables.weights_sha256` for the order.
         document: all of `result.json`.
+        model: the trained keras.Model, if `fit` got one; else see `load_model`.
     """
 
     metrics: dict[str, float]
@@ -28,7 +30,29 @@ class Result:
     path: str
     weights_sha256: str
     document: dict[str, Any]
+    model: Any = dataclasses.field(default=None, repr=False, compare=False)
     _model: Callable[[], Any] | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """The values of each metric, an epoch after the other, as `keras.callbacks.History.history` has them."""
+        found: dict[str, list[float]] = {}
+        for entry in self.document["history"]:
+            for name, value in entry.items():
+                if name not in ("epoch", "step"):
+                    found.setdefault(name, []).append(value)
+        return found
+
+    @property
+    def epoch(self) -> list[int]:
+        """The numbers of the epochs of `history`."""
+        return [entry["epoch"] for entry in self.document["history"]]
+
+    @property
+    def params(self) -> dict[str, int]:
+        """What Keras tells its callbacks about the training: `epochs`, and `steps` of an epoch."""
+        epochs = len(self.document["history"])
+        return {"epochs": epochs, "steps": self.steps // max(1, epochs)}
 
     def load_model(self, model: Callable[[], Any] | None = None) -> Any:
         """The trained keras.Model, in this process, which imports TensorFlow for it.
@@ -53,9 +77,18 @@ class Result:
         return trained_model.load(Storage(self.path), model or self._model)
 
 
-def result_of(run: Storage, document: dict[str, Any], model: Callable[[], Any]) -> Result:
-    """The result of a run, from its `result.json`."""
-    return Result(document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document, model)
+def result_of(run: Storage, document: dict[str, Any], model: Any) -> Result:
+    """The result of a run, from its `result.json`.
+
+    Args:
+        model: that of `fit`: a function, or a keras.Model, which gets the trained weights.
+    """
+    figures = document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document
+    if is_function(model):
+        return Result(*figures, None, model)
+    from raytf.inference import trained_model
+
+    return Result(*figures, trained_model.give_back(run, model), lambda: model)
 
 
 def load_weights(run: str, model: Any) -> Any:

@@ -73,6 +73,30 @@ def load_weights(run: Storage, model: keras.Model | Callable[[], keras.Model]) -
     return made
 
 
+def give_back(run: Storage, model: keras.Model) -> keras.Model:
+    """Give the model that a run was started with what it has learned: weights, and the state of its optimizer.
+
+    Raises:
+        ModelError: the weights are of another model.
+    """
+    with with_precision(architecture.precision_of(run)):
+        architecture.call(model, run)  # one that was not built yet has no weights
+        model.optimizer.build(model.trainable_variables)
+    load_weights(run, model)
+    finding = next((f for f in audit.inspect(run) if f.state is Worth.WHOLE), None)
+    if finding is not None:
+        named = variables.weights(model, model.optimizer)
+        tensors = renamed(durable.load(run, finding.name).tensors, list(named))
+        _restore_optimizer(named, tensors)
+    return model
+
+
+def _restore_optimizer(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
+    """Leaves the weights alone: at the end of a run they may be averages, or the best ones."""
+    own = {name: variable for name, variable in named.items() if name.startswith("optimizer/")}
+    variables.restore(own, {name: value for name, value in tensors.items() if name.startswith("optimizer/")})
+
+
 def _put_weights(model: keras.Model, run: Storage) -> None:
     """Give a model a run's weights, from whatever holds them."""
     is_over = run_log.read_result(run) is not None

@@ -25,7 +25,7 @@ from raytf.data.sources import Source
 from raytf.errors import JobError, RaytfError, RunMismatchError, StorageError, one_line
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
-from raytf.training.job import Sources, TrainingJob
+from raytf.training.job import Sources, TrainingJob, is_function
 
 #: Timeout for importing TensorFlow and building the model, on a busy machine.
 _SECONDS = 600
@@ -123,12 +123,11 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     leaves = train.take(np.arange(min(_SAMPLE, train.records)))
     config = job.config
     asked = {
-        "model": job.model,
+        "code": job.code,
         "sample": _FirstRecords(len(leaves[0]), train.spec, leaves),
         "compute": config.compute,
         "batch_section": config.batch,
         "class_weight": job.class_weight,
-        "augment": job.augment,
         "precision": job.precision,
     }
     with tempfile.TemporaryDirectory(prefix="raytf-model-") as folder:
@@ -204,18 +203,18 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     from raytf.data.plan import StepPlan
     from raytf.training import model as models
 
-    source = asked["sample"]
+    source, code = asked["sample"], asked["code"].get()
     pipeline = Pipeline(
         source,
         StepPlan(source.records, 1, 1),
         range(1),
         asked["batch_section"].seed,
         class_weight=asked["class_weight"],
-        augment=asked["augment"],
+        augment=code.augment,
     )
     try:
         model = models.build(
-            asked["model"],
+            code.model if is_function(code.model) else lambda: code.model,
             pipeline.sample(),
             [],
             asked["compute"],
@@ -225,7 +224,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
         )
     finally:
         pipeline.close()
-    described = run_identity.of_model(models.describe(model), models.code(model, (asked["augment"],)))
+    described = run_identity.of_model(models.describe(model), models.code(model, (code.augment,)))
     return described | {_CONFIG: models.config_text(model)}
 
 

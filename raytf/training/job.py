@@ -12,9 +12,25 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
+from raytf.training.parcel import Parcel
 
 if TYPE_CHECKING:  # it imports Ray
     from raytf.training.monitor_client import MonitorClient
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """What the user's program gives to a run: functions, or Keras objects that it has made.
+
+    Attributes:
+        model: a compiled keras.Model, or a function that returns one.
+        callbacks: Keras callbacks, or a function that returns them.
+        augment: of each micro-batch.
+    """
+
+    model: Any
+    callbacks: Any = None
+    augment: Augment | None = None
 
 
 @dataclass(frozen=True)
@@ -22,7 +38,7 @@ class TrainingJob:
     """A run, ready to be started.
 
     Attributes:
-        model: function that returns a compiled keras.Model.
+        code: the user's; opened in a worker after its strategy is set up.
         sources: reference to a `Sources` in Ray's object store.
         monitor: the driver's monitor.
         run_uri: URI of the run's folder.
@@ -30,22 +46,41 @@ class TrainingJob:
         lease: id of the process that owns the run.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
+        shuffle: whether each epoch has an order of its own.
     """
 
-    model: Callable[[], Any]
+    code: Parcel[UserCode]
     config: TrainConfig
     sources: Any
     monitor: MonitorClient
     run_uri: str
     plan: StepPlan
     total_steps: int
-    callbacks: Any
     class_weight: dict[int, float] | None
-    augment: Augment | None
     validation_freq: int
     lease: str = ""
     identity: dict[str, str] = field(default_factory=dict)
     precision: Precision = precision.DEFAULT
+    shuffle: bool = True
+
+    @property
+    def model(self) -> Callable[[], Any]:
+        """The function that returns the compiled model."""
+        given = self.code.get().model
+        return given if is_function(given) else lambda: given
+
+    @property
+    def callbacks(self) -> Any:
+        return self.code.get().callbacks
+
+    @property
+    def augment(self) -> Augment | None:
+        return self.code.get().augment
+
+
+def is_function(model: Any) -> bool:
+    """Whether it is a function that returns a model, and not a model, which can be called, too."""
+    return callable(model) and not hasattr(model, "compile")
 
 
 @dataclass(frozen=True)

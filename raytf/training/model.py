@@ -55,6 +55,11 @@ def build(
         raise ModelError("the model is not compiled. Call model.compile(optimizer=..., loss=...) before returning it.")
     if model.optimizer is None:
         raise ModelError("the model is compiled without an optimizer. Give model.compile(optimizer=...).")
+    if getattr(model, "run_eagerly", False):
+        raise ModelError(
+            "the model is compiled with run_eagerly=True, and workers run traced steps alone. Leave it out; print with "
+            "tf.print, and look for a mistake with plain Keras."
+        )
     for method in ("train_step", "test_step"):
         if _overrides(model, method):
             raise ModelError(

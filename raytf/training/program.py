@@ -20,6 +20,7 @@ from raytf.data.sources import Source, fingerprint
 from raytf.distributed import memory_needs
 from raytf.distributed.devices import computes_on_gpu
 from raytf.errors import ConfigError
+from raytf.inference.user_model import run_user_code
 from raytf.training import model as models
 from raytf.training import run_identity
 from raytf.training.attempt import Attempt
@@ -59,6 +60,8 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     """
     job = attempt.job
     sources: Sources = ray.get(job.sources)
+    with attempt.group.devices.at_home():  # a model in it gets its variables now
+        run_user_code("unpacking the job", job.code.get)
     pipeline = open_pipeline(attempt, sources.train, job.plan, training=True)
     with attempt.group.devices.at_home():
         model = _build_model(attempt, sources, pipeline)
@@ -82,7 +85,7 @@ def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bo
         plan,
         assign(plan.shards, group.world_size)[group.rank],
         job.config.batch.seed,
-        shuffle=training,
+        shuffle=training and job.shuffle,
         class_weight=job.class_weight if training else None,
         augment=job.augment if training else None,
     )

@@ -41,14 +41,19 @@ _PARTS, _PART_BYTES = 512, 128 << 10
 
 def of_run(job: TrainingJob, sources: Sources) -> dict[str, str]:
     """The part of the identity that is known without the model."""
-    return batch_identity(job.config, job.plan.records, job.precision) | {
-        "training data": fingerprint(sources.train),
-        "contents of the training data": contents(sources.train),
-        "validation data": contents(sources.validation),
-        "test data": contents(sources.test),
-        "class weights": json.dumps(sorted((job.class_weight or {}).items())),
-        "augmentation": str(job.augment is not None),
-    }
+    unshuffled = {} if job.shuffle else {"shuffle": "off"}
+    return (
+        batch_identity(job.config, job.plan.records, job.precision)
+        | unshuffled
+        | {
+            "training data": fingerprint(sources.train),
+            "contents of the training data": contents(sources.train),
+            "validation data": contents(sources.validation),
+            "test data": contents(sources.test),
+            "class weights": json.dumps(sorted((job.class_weight or {}).items())),
+            "augmentation": str(job.augment is not None),
+        }
+    )
 
 
 def of_model(described: Mapping[str, str], code: str) -> dict[str, str]:

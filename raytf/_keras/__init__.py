@@ -1,6 +1,6 @@
 """All that raytf takes of Keras's insides, which may change with any version.
 
-`SEEN` says what that is and in which version it was last seen to be there and to do what is meant;
+`SEEN` of each module says what that is and in which version it was last seen to be there and to do what is meant;
 `tests/unit/test_private_keras.py` fails when something has gone, and `tests/unit/test_private_ray.py` when another
 module of raytf takes something private. Keras is imported when a function is called. Knows nothing of raytf.
 """
@@ -8,7 +8,7 @@ module of raytf takes something private. Keras is imported when a function is ca
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
@@ -93,6 +93,31 @@ def made_by(tensor: Any) -> Any:
 def is_default_hook(hook: Any) -> bool:
     """Whether a callback's method is that of Keras's base class, which Keras skips."""
     return getattr(hook, "_is_default", False)
+
+
+@contextlib.contextmanager
+def with_fit(fit: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """While the `with` statement lasts, a function is `keras.Model.fit`. Yields Keras's own."""
+    import keras
+
+    own = keras.Model.fit
+    keras.Model.fit = fit
+    try:
+        yield own
+    finally:
+        keras.Model.fit = own
+
+
+def history(model: Any, params: dict[str, int], values: dict[str, list[float]], epochs: list[int]) -> Any:
+    """The History that `keras.Model.fit` returns, and leaves in the model."""
+    import keras
+
+    made = keras.callbacks.History()
+    made.set_model(model)
+    made.set_params(params)
+    made.history, made.epoch = values, epochs
+    model.history = made
+    return made
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------

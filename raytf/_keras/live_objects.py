@@ -1,0 +1,209 @@
+"""Live Keras objects as pickles: models, layers, optimizers, metrics and tensors, attribute by attribute.
+
+Keras pickles an object through a `.keras` file: its class must have a `get_config`, and what was set on the object
+later does not travel. A program has models that were frozen, given optimizers and trackers of their own, or that share
+layers. Here all that an object holds goes along, except for what belongs to its process: traced functions, strategies,
+and keys made of addresses, which are made again. Only a process that computes with the objects may load the pickle,
+since that creates variables. Nothing is imported in a process without Keras.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+SEEN = {
+    "keras.src.backend.common.variables.Variable._initialize": "3.15.1",
+    "keras.src.backend.common.variables.Variable._value": "3.15.1",
+    "keras.src.layers.layer.Layer._loss_ids": "3.15.1",
+    "keras.src.layers.layer.Layer._losses": "3.15.1",
+    "keras.src.ops.function.Function._nodes": "3.15.1",
+    "keras.src.ops.function.Function._nodes_by_depth": "3.15.1",
+    "keras.src.ops.function.make_node_key": "3.15.1",
+    "keras.src.ops.node.Node.operation": "3.15.1",
+    "keras.src.ops.operation.Operation._inbound_nodes": "3.15.1",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables": "3.15.1",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer._trainable_variables_indices": "3.15.1",
+    "keras.src.optimizers.base_optimizer.BaseOptimizer._var_key": "3.15.1",
+    "keras.src.saving.keras_saveable.KerasSaveable.__reduce__": "3.15.1",
+    "keras.src.trainers.trainer.Trainer.train_function": "3.15.1",
+    "keras.src.utils.backend_utils.DynamicBackend": "3.15.1",
+    "keras.src.utils.tracking.TrackedDict": "3.15.1",
+    "keras.src.utils.tracking.TrackedList": "3.15.1",
+    "keras.src.utils.tracking.TrackedOrderedDict": "3.15.1",
+    "keras.src.utils.tracking.TrackedSet": "3.15.1",
+    "keras.src.utils.tracking.Tracker.stored_ids": "3.15.1",
+}
+#: Methods that the constructor of a layer wraps anew in each object.
+_WRAPPED = ("build", "quantize")
+#: Functions that `fit`, `evaluate` and `predict` trace when they are called the first time.
+_TRACED = ("train_function", "test_function", "predict_function")
+
+#: What is found by the addresses of other objects, which are all there when a pickle has been loaded to its end.
+_unfinished: list[Callable[[], None]] = []
+
+#: What `pickle` takes: see `object.__reduce__`, with a function that sets the state as the last one.
+Reduced = tuple[Callable[..., Any], tuple[Any, ...], Any, None, None, Callable[[Any, Any], None]]
+
+
+def reduced(thing: Any) -> Any:
+    """How to pickle an object, for a pickler's `reducer_override`.
+
+    Returns:
+        NotImplemented for what is not Keras's or TensorFlow's, or pickles well by itself.
+    """
+    if "keras" not in sys.modules or isinstance(thing, type):
+        return NotImplemented
+    for kind in type(thing).__mro__:
+        reducer = _REDUCERS.get(f"{kind.__module__}.{kind.__qualname__}")
+        if reducer is not None:
+            return reducer(thing)
+    return NotImplemented
+
+
+def loaded() -> None:
+    """Finish what a pickle has loaded; to be called after it, and before anything is used."""
+    while _unfinished:
+        _unfinished.pop()()
+
+
+def registered() -> dict[str, Any]:
+    """Classes and functions that the program has registered with Keras for loading models: name -> class."""
+    if "keras" not in sys.modules:
+        return {}
+    import keras
+
+    return dict(keras.saving.get_custom_objects())
+
+
+def register(known: dict[str, Any]) -> None:
+    """Register what `registered` has told in another process."""
+    if not known:
+        return
+    import keras
+
+    for name, thing in known.items():
+        package, _, own = name.rpartition(">")
+        if package:
+            keras.saving.register_keras_serializable(package, own)(thing)
+        else:
+            keras.saving.get_custom_objects()[name] = thing
+
+
+# -- objects -----------------------------------------------------------------------------------------------------------
+
+
+def _plain(thing: Any) -> Reduced:
+    return _bare, (type(thing),), dict(vars(thing)), None, None, _set_state
+
+
+def _bare(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def _set_state(thing: Any, state: dict[str, Any]) -> None:
+    # Past `__setattr__`, with which Keras would track and wrap each value once more.
+    vars(thing).update(state)
+
+
+def _optimizer(optimizer: Any) -> Reduced:
+    return _bare, (type(optimizer),), dict(vars(optimizer)), None, None, _set_optimizer
+
+
+def _set_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+    vars(optimizer).update(state)
+    _unfinished.append(lambda: _find_weights(optimizer))
+
+
+def _find_weights(optimizer: Any) -> None:
+    places = {optimizer._var_key(v): place for place, v in enumerate(optimizer._trainable_variables)}
+    vars(optimizer)["_trainable_variables_indices"] = places
+
+
+def _layer(layer: Any) -> Reduced:
+    state = dict(vars(layer))
+    for name in _WRAPPED:
+        if getattr(state.get(name), "__module__", None) == "keras.src.layers.layer":
+            del state[name]
+    state.update({name: None for name in _TRACED if name in state})
+    if "_distribute_strategy" in state:  # the model then uses that in whose scope it is
+        state["_distribute_strategy"] = None
+    if "_losses" in state:  # of the last call, perhaps in a graph that is gone
+        state.update(_loss_ids=set(), _losses=[])
+    return _bare, (type(layer),), state, None, None, _set_layer
+
+
+def _set_layer(layer: Any, state: dict[str, Any]) -> None:
+    vars(layer).update(state)
+    if "_nodes_by_depth" in state:
+        _unfinished.append(lambda: _find_nodes(layer))
+
+
+def _find_nodes(graph: Any) -> None:
+    from keras.src.ops.function import make_node_key
+
+    nodes = [node for level in graph._nodes_by_depth.values() for node in level]
+    places = [(node.operation, node.operation._inbound_nodes.index(node)) for node in nodes]
+    vars(graph)["_nodes"] = {make_node_key(*place) for place in places}
+
+
+def _variable(variable: Any) -> Reduced:
+    state = dict(vars(variable))
+    state["_value"] = None if state.get("_value") is None else variable.numpy()
+    return _bare, (type(variable),), state, None, None, _set_variable
+
+
+def _set_variable(variable: Any, state: dict[str, Any]) -> None:
+    vars(variable).update({**state, "_value": None})
+    if state["_value"] is not None:
+        variable._initialize(state["_value"])
+
+
+# -- what tracks variables and layers ----------------------------------------------------------------------------------
+
+
+def _tracker(tracker: Any) -> Reduced:
+    return _bare, (type(tracker),), dict(vars(tracker)), None, None, _set_tracker
+
+
+def _set_tracker(tracker: Any, state: dict[str, Any]) -> None:
+    vars(tracker).update(state)
+    _unfinished.append(lambda: _find_tracked(tracker))
+
+
+def _find_tracked(tracker: Any) -> None:
+    tracker.stored_ids = {name: {id(one) for one in store} for name, (_, store) in tracker.config.items()}
+
+
+def _collection(things: Any) -> Reduced:
+    items = dict(things) if isinstance(things, dict) else list(things)
+    return _bare, (type(things),), (vars(things), items), None, None, _set_collection
+
+
+def _set_collection(things: Any, state: tuple[dict[str, Any], Any]) -> None:
+    vars(things)["tracker"] = None  # nothing is tracked once more
+    if isinstance(things, list):
+        list.extend(things, state[1])
+    else:
+        things.update(state[1])
+    vars(things).update(state[0])
+
+
+def _dynamic_backend(backend: Any) -> Any:
+    return type(backend), (backend.name,)
+
+
+_REDUCERS: dict[str, Callable[[Any], Any]] = {
+    "keras.src.layers.layer.Layer": _layer,
+    "keras.src.ops.function.Function": _layer,
+    "keras.src.backend.common.variables.Variable": _variable,
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": _optimizer,
+    "keras.src.saving.keras_saveable.KerasSaveable": _plain,
+    "keras.src.utils.backend_utils.DynamicBackend": _dynamic_backend,
+    "keras.src.utils.tracking.TrackedDict": _collection,
+    "keras.src.utils.tracking.TrackedList": _collection,
+    "keras.src.utils.tracking.TrackedOrderedDict": _collection,
+    "keras.src.utils.tracking.TrackedSet": _collection,
+    "keras.src.utils.tracking.Tracker": _tracker,
+}

@@ -1,0 +1,53 @@
+"""`raytf run SCRIPT.py`: a Keras program as it is, whose `fit` is carried out by workers."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from raytf.config.train_config import Flags, TrainConfig
+from raytf.errors import ConfigError
+
+_EXPECTED = "Expected: raytf run [flags] SCRIPT.py [its arguments]"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a Keras program as it is, with its training on workers:
+    raytf run --workers 1:4 --storage s3://bucket/runs train.py --its-own flags
+
+    Each `model.fit(...)` of the program is a run of its own, NAME/1, NAME/2 and so on, and returns with the trained
+    weights in the program's model and a History. The same command goes on where it was stopped: calls that have
+    finished return at once. `evaluate` and `predict` stay in the program. NAME is --run, by default the script's name.
+    """  # noqa: D415
+
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """The script and its arguments, as one text for a shell; or give them at the end."""
+    train: Flags = field(default_factory=TrainConfig)
+
+
+def arguments(args: Sequence[str]) -> list[str]:
+    """What begins with the first file of Python is the program, with arguments of its own."""
+    own = list(args)
+    at = next((i for i, arg in enumerate(own) if arg.endswith(".py") and not arg.startswith("-")), None)
+    if at is None:
+        return own
+    before = own[:at]
+    if before[-1:] == ["--"]:
+        before.pop()
+    return [*before, f"--program={shlex.join(own[at:])}"]
+
+
+def main(flags: Run) -> None:
+    """Run the command."""
+    words = shlex.split(flags.program)
+    if not words:
+        raise ConfigError(f"there is no script. {_EXPECTED}")
+    flags.train.check()
+    from raytf.driver import keras_program
+
+    keras_program.run(words[0], words[1:], flags.train)

@@ -1,0 +1,107 @@
+"""What `keras.Model.fit` takes, as raytf's data and settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from raytf.config.train_config import TrainConfig
+from raytf.data import tree
+from raytf.errors import DataError
+
+#: Records of a step where neither the call nor a flag says so, as in Keras.
+KERAS_BATCH_SIZE = 32
+
+
+def settings(
+    config: TrainConfig | None, batch_size: int | None, epochs: int | None, is_keras_call: bool
+) -> tuple[TrainConfig, list[str]]:
+    """The settings of a call, by one rule: a flag that is not at its default wins over an argument of the call, so that
+    a program can be tried with other settings as it is; and an argument wins over a default.
+
+    Args:
+        config: the settings that were passed, if any.
+        batch_size, epochs: of the call.
+        is_keras_call: the data came as Keras takes it, so that Keras's own batch size is the default.
+
+    Returns:
+        The settings, and a line for each argument that a flag has overruled.
+    """
+    given, usual, said = config or TrainConfig(), TrainConfig(), []
+    if batch_size is None and config is None and is_keras_call:
+        batch_size = KERAS_BATCH_SIZE
+    size = given.batch.global_batch_size
+    if batch_size is not None and size == usual.batch.global_batch_size:
+        given = given.replace(global_batch_size=batch_size)
+    elif batch_size not in (None, size):
+        said.append(f"batch_size={batch_size} of the program is overruled by --global-batch-size {size}")
+    length = given.length
+    if epochs is not None and length.epochs is None and length.steps is None:
+        given = given.replace(epochs=epochs)
+    elif epochs not in (None, length.epochs):
+        flag = f"--epochs {length.epochs}" if length.epochs is not None else f"--steps {length.steps}"
+        said.append(f"epochs={epochs} of the program is overruled by {flag}")
+    return given, said
+
+
+def is_plain(data: Any) -> bool:
+    """Whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, or a table of pandas."""
+    if isinstance(data, (dict, list)):
+        return True
+    return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
+
+
+def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = "x") -> tuple[Any, Any]:
+    """(training data, validation data) of a call, for `RunData.of`.
+
+    Args:
+        x, y, sample_weight: as `keras.Model.fit` takes them; anything that raytf takes as training data without y.
+        split: the part of the records that is held out, the last ones, as in Keras.
+
+    Raises:
+        DataError: says which argument does not go with which.
+    """
+    if not is_plain(x):
+        if y is not None or sample_weight is not None:
+            raise DataError(
+                f"{name} is a {type(x).__name__}, which has its targets and weights in it. Leave out y and "
+                "sample_weight, or give arrays."
+            )
+        if split and not isinstance(x, tuple):
+            raise DataError(
+                f"validation_split={split} needs arrays, and {name} is a {type(x).__name__}. Give validation_data, or "
+                "split the data with raytf.hold_out."
+            )
+    parts = x if isinstance(x, tuple) else (x, y, sample_weight) if is_plain(x) else None
+    if parts is None:
+        return x, None
+    arrays = tuple(None if part is None else tree.map_leaves(as_array, part) for part in parts)
+    if not split:
+        return arrays, None
+    if not 0 < split < 1:
+        raise DataError(f"validation_split={split}: expected a number from 0 to below 1.")
+    records = len(next(leaf for _, leaf in tree.flatten(arrays)))
+    at = math.floor(records * (1 - split))
+    if not 0 < at < records:
+        raise DataError(f"validation_split={split} of {records} records leaves none on one side.")
+
+    def cut(part: slice) -> tuple[Any, ...]:
+        return tuple(None if own is None else tree.map_leaves(lambda leaf: leaf[part], own) for own in arrays)
+
+    return cut(slice(None, at)), cut(slice(at, None))
+
+
+def validation_data(given: Any) -> Any:
+    """Validation data of a call, for `RunData.of`."""
+    if isinstance(given, list) and 1 <= len(given) <= 3:
+        given = tuple(given)
+    return training_data(given, None, None, 0.0, "validation_data")[0] if isinstance(given, tuple) else given
+
+
+def as_array(leaf: Any) -> Any:
+    """A tensor, or a column or table of pandas, as an array; anything else as it is."""
+    if hasattr(leaf, "to_numpy"):
+        return leaf.to_numpy()
+    return leaf if isinstance(leaf, np.ndarray) or not hasattr(leaf, "__array__") else np.asarray(leaf)

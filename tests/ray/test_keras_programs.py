@@ -1,0 +1,69 @@
+"""Keras programs in which nothing is changed, run by `raytf run`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raytf.testing import Job, environment
+from tests.ray.conftest import manifests
+from tests.ray.test_resume import attempts
+
+PROGRAM = Path(__file__).parent / "jobs" / "plain_keras.py"
+RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()", "run"]
+#: Of the second `fit`, which has 9 steps in each.
+EPOCHS = 60
+
+
+@pytest.fixture
+def run(tmp_path: Path, cluster: dict[str, str]) -> Iterator[Callable[..., Job]]:
+    """run(name, *flags): the program on the running Ray."""
+    jobs: list[Job] = []
+
+    def begin(name: str, *flags: object) -> Job:
+        command = [*RAYTF, "--exact", "--no-warm-workers", "--storage", tmp_path, "--run", name, *flags]
+        command += [PROGRAM, EPOCHS]
+        env = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"])
+        jobs.append(Job([*map(str, command)], tmp_path / f"log-{len(jobs)}", env))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.close()
+
+
+def told(output: str) -> dict[str, Any]:
+    """What the program prints, once."""
+    (line,) = [line for line in output.splitlines() if line.startswith("TOLD ")]
+    return json.loads(line.removeprefix("TOLD "))
+
+
+def test_a_program_that_is_killed_in_its_second_fit_goes_on_there(run: Callable[..., Job], tmp_path: Path):
+    env = environment(KERAS_BACKEND="tensorflow")
+    command = [sys.executable, str(PROGRAM), str(EPOCHS)]
+    plain = told(subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=True).stdout)
+    undisturbed = told(run("undisturbed", "--workers", 1).wait())
+
+    killed = run("killed", "--workers", 2, "--checkpoint-every-steps", 30)
+    killed.until(lambda: manifests(tmp_path / "killed" / "2"))
+    killed.kill()
+    output = run("killed", "--workers", 2, "--checkpoint-every-steps", 30).wait()
+    again = told(output)
+
+    assert "run 1 has finished (6 steps); nothing to do" in output
+    assert len(attempts(tmp_path / "killed" / "1")) == 1
+    assert [attempt["from_step"] > 0 for attempt in attempts(tmp_path / "killed" / "2")] == [False, True]
+    assert again == undisturbed
+    # Each step of the first fit has all records, so they are the same in plain Keras; of the second it has others.
+    for name, values in plain["first"].items():
+        np.testing.assert_allclose(again["first"][name], values, rtol=1e-5, err_msg=name)
+    for name in ("epochs", "kind", "own", "iterations"):
+        assert again[name] == plain[name], name
+    np.testing.assert_allclose(again["evaluated"], plain["evaluated"], atol=0.1)

@@ -1,0 +1,97 @@
+"""What `keras.Model.fit` takes, as data and settings of raytf."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raytf.config.train_config import TrainConfig
+from raytf.driver import keras_arguments
+from raytf.errors import DataError
+
+X, Y, WEIGHT = np.arange(20.0).reshape(10, 2), np.arange(10), np.ones(10)
+
+
+class Table:
+    """As pandas has them."""
+
+    shape = (10, 2)
+
+    def __array__(self):
+        return X
+
+    def to_numpy(self):
+        return X
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch_size", "epochs", "is_keras", "expected"),
+    [
+        (None, None, None, True, (32, None, [])),
+        (None, None, None, False, (128, None, [])),
+        (None, 50, 3, True, (50, 3, [])),
+        ({}, None, None, True, (128, None, [])),
+        ({}, 50, 3, True, (50, 3, [])),
+        ({"global_batch_size": 64}, 64, None, True, (64, None, [])),
+        ({"global_batch_size": 64}, 50, None, True, (64, None, ["batch_size=50", "--global-batch-size 64"])),
+        ({"epochs": 2}, None, 3, True, (128, 2, ["epochs=3", "--epochs 2"])),
+        ({"epochs": 3}, None, 3, True, (128, 3, [])),
+        ({"steps": 5}, None, 3, True, (128, None, ["epochs=3", "--steps 5"])),
+    ],
+)
+def test_a_flag_wins_over_an_argument_and_an_argument_over_a_default(flags, batch_size, epochs, is_keras, expected):
+    config = None if flags is None else TrainConfig.of(**flags)
+    found, said = keras_arguments.settings(config, batch_size, epochs, is_keras)
+    size, length, words = expected
+    assert (found.batch.global_batch_size, found.length.epochs) == (size, length)
+    assert bool(said) is bool(words)
+    assert all(word in " ".join(said) for word in words)
+
+
+def test_arrays_stay_together_and_the_last_ones_are_held_out():
+    train, held_out = keras_arguments.training_data({"a": X, "b": X}, Y, WEIGHT, 0.25)
+    assert [len(train[0]["a"]), len(train[0]["b"]), len(train[1]), len(train[2])] == [7] * 4
+    assert held_out[1].tolist() == [7, 8, 9]
+    assert keras_arguments.training_data((X, Y), None, None, 0.0)[1] is None
+
+
+@pytest.mark.parametrize("records", range(2, 12))
+@pytest.mark.parametrize("split", [0.1, 0.2, 0.33, 0.5, 0.9])
+def test_as_many_are_held_out_as_by_keras(records, split):
+    from keras.src.trainers.data_adapters.array_slicing import train_validation_split
+
+    x = np.arange(records)
+    try:
+        ((expected,), _) = train_validation_split((x,), split)
+    except ValueError:
+        with pytest.raises(DataError, match="leaves none on one side"):
+            keras_arguments.training_data(x, None, None, split)
+        return
+    assert keras_arguments.training_data(x, None, None, split)[0][0].tolist() == expected.tolist()
+
+
+def test_tables_become_arrays():
+    (x, y, weight), _ = keras_arguments.training_data(Table(), Y, None, 0.0)
+    assert isinstance(x, np.ndarray)
+    assert (y.tolist(), weight) == (Y.tolist(), None)
+    assert isinstance(keras_arguments.validation_data([Table(), Y])[0], np.ndarray)
+
+
+def test_other_data_are_passed_on():
+    source = object()
+    assert keras_arguments.training_data(source, None, None, 0.0) == (source, None)
+    assert keras_arguments.validation_data(source) is source
+    assert keras_arguments.validation_data(None) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((object(), Y, None, 0.0), "has its targets and weights in it"),
+        ((object(), None, None, 0.2), "validation_split=0.2 needs arrays"),
+        ((X, Y, None, 1.5), "validation_split=1.5: expected a number from 0 to below 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments, words):
+    with pytest.raises(DataError, match=words):
+        keras_arguments.training_data(*arguments)
