@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources import Source
+from raytf.data.sources import ArraySource, Source
 from raytf.errors import DataError
 
 
@@ -38,13 +38,14 @@ class Subset:
         return span  # of all records: a class that is only in the other part is one of the model's all the same
 
 
-def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
+def hold_out(source: Source | tuple[Any, ...], share: float) -> tuple[Source, Source | None]:
     """Cut a source in two: what to train on, and what to validate on; (source, None) for a share of 0.
 
     The records held out are spread evenly and are the same for every seed, so a search compares like with like.
 
     Args:
-        source: such as `raytf.ArraySource`; not one that is read block by block, where every epoch would read all.
+        source: such as `raytf.ArraySource`, or a tuple (x, y) or (x, y, sample_weight) of arrays; not one that is read
+            block by block, where every epoch would read all.
         share: of the records, from 0 to below 1.
 
     Raises:
@@ -52,19 +53,25 @@ def hold_out(source: Source, share: float) -> tuple[Source, Source | None]:
     """
     if not 0 <= share < 1:
         raise DataError(f"a share of {share} cannot be held out. Expected a number from 0 to below 1, such as 0.1.")
-    if not share:
-        return source, None
-    if source.block_sizes is not None:
+    data = ArraySource(*source) if isinstance(source, tuple) and 1 <= len(source) <= 3 else source
+    if isinstance(data, tuple) or not hasattr(data, "block_sizes"):
         raise DataError(
-            f"{source.name} is read block by block, and no part of it can be held out. Write the records for "
+            f"a {type(data).__name__} has no part that can be held out. Expected a Source such as raytf.ArraySource, "
+            "or a tuple (x, y) or (x, y, sample_weight) of arrays."
+        )
+    if not share:
+        return data, None
+    if data.block_sizes is not None:
+        raise DataError(
+            f"{data.name} is read block by block, and no part of it can be held out. Write the records for "
             "validation to files of their own, or hold out none."
         )
-    turns = np.floor(np.arange(source.records + 1) * share + 1e-9)
+    turns = np.floor(np.arange(data.records + 1) * share + 1e-9)
     held = np.diff(turns) > 0
     if held.all() or not held.any():
         raise DataError(
-            f"{source.name}: a share of {share:g} of {source.records} records leaves "
+            f"{data.name}: a share of {share:g} of {data.records} records leaves "
             f"{'none to train on' if held.all() else 'none to validate on'}. Choose another share."
         )
     train, validation = np.flatnonzero(~held), np.flatnonzero(held)
-    return Subset(source, train, source.name), Subset(source, validation, f"{source.name} (validation)")
+    return Subset(data, train, data.name), Subset(data, validation, f"{data.name} (validation)")

@@ -95,7 +95,8 @@ def fit(
         epochs: passes over the data.
         callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
             which ends up as `files/` in the run's folder. They run on rank 0.
-        validation_split: part of the arrays that is held out for validation, the last records.
+        validation_split: part of the arrays that is held out for validation, the last records; without
+            validation_data.
         validation_data: as x, or a tuple (x, y) or (x, y, sample_weight); evaluated at the end of every
             `validation_freq` epochs.
         shuffle: whether each epoch has an order of its own.
@@ -114,14 +115,13 @@ def fit(
     Raises:
         RaytfError: says in one line what is wrong and how to fix it.
     """
-    x, validation = (
-        _one_of("x", x, "train", train),
-        _one_of("validation_data", validation_data, "validation", validation),
-    )
+    x = _one_of("x", x, "train", train)
+    validation = _one_of("validation_data", validation_data, "validation", validation)
     config, overruled = keras_arguments.settings(config, batch_size, epochs, keras_arguments.is_plain(x))
     if x is not None:
-        x, held_out = keras_arguments.training_data(x, y, sample_weight, validation_split)
-        validation = _one_of("validation_data", validation, "validation_split", held_out)
+        split = validation_split if validation is None else 0.0  # as in Keras
+        x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
+        validation = held_out if validation is None else validation
     own = precision.of_process()
     _refuse(config, own, model, x, validation, validation_freq)
     given = inputs.RunData.of(x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test))

@@ -66,6 +66,11 @@ def source(data: Any, name: str) -> Source | None:
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
         x, y, weight = (*data, None, None)[:3]
         return ArraySource(x, y, weight, name=name)
+    if any(kind.__name__ in ("PyDataset", "Sequence") and "keras" in kind.__module__ for kind in type(data).__mro__):
+        raise DataError(
+            f"{name} data is a PyDataset, whose items are batches, and raytf makes its own batches of records. Give "
+            "arrays, or a data set whose items are records."
+        )
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, _NO_DATA_SETS):
         return MappingSource(data, name=name)
     raise DataError(

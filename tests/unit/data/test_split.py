@@ -65,3 +65,12 @@ class InBlocks(ArraySource):
 def test_what_cannot_be_held_out_is_refused(data, share: float, words: str):
     with pytest.raises(DataError, match=words):
         hold_out(data, share)
+
+
+def test_arrays_are_held_out_as_their_source_is():
+    x, y = np.arange(20).reshape(10, 2), np.arange(10)
+    parts, same = hold_out((x, y), 0.2), hold_out(ArraySource(x, y), 0.2)
+    for part, other in zip(parts, same, strict=True):
+        assert part.take(np.arange(part.records))[1].tolist() == other.take(np.arange(other.records))[1].tolist()
+    with pytest.raises(DataError, match="a list has no part that can be held out"):
+        hold_out([x, y], 0.2)

@@ -34,6 +34,20 @@ def test_what_is_no_data(data):
         source(data, "train")
 
 
+def test_a_data_set_of_batches_is_no_data_set_of_records():
+    import keras
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return np.zeros((4, 2)), np.zeros(4)
+
+    with pytest.raises(DataError, match="train data is a PyDataset, whose items are batches"):
+        source(Batches(), "train")
+
+
 def test_parts_that_number_their_labels_differently_are_refused(tmp_path):
     def animals(part, *labels, classes=None):
         path = tmp_path / f"{part}.csv"
