@@ -192,7 +192,11 @@ def _borrow(wide: tf.Tensor) -> tf.Tensor:
 
 
 def join(values: tf.Tensor) -> tf.Tensor:
-    """[n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`."""
+    """[n] int32 or uint32, each within 16 bits, as [ceil(n/2)] words that may be added; see `part`.
+
+    With a sum of -2**15 and a negative one beside it a word exceeds 32 bits. `part` is right all the same, but not
+    `narrow` before it; values that were clipped to -(2**15 - 1)/V of V shards have no such sum.
+    """
     if values.dtype == tf.uint32:
         both = _even(values)
         half = both.shape[0] // 2
