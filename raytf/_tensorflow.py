@@ -8,7 +8,6 @@ module of raytf takes something private. TensorFlow is imported when a function 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -149,24 +148,6 @@ def make_signatures(functions: dict[str, Any]) -> None:
 # -- pickles -----------------------------------------------------------------------------------------------------------
 
 
-def reduced(thing: Any) -> Any:
-    """How to pickle a value of TensorFlow's, for a pickler's `reducer_override`; nothing is imported for it.
-
-    Returns:
-        NotImplemented for what is not TensorFlow's, or pickles well by itself.
-
-    Raises:
-        TypeError: the value is not there outside of this process.
-    """
-    if "tensorflow" not in sys.modules or isinstance(thing, type):
-        return NotImplemented
-    for kind in type(thing).__mro__:
-        reducer = _REDUCERS.get(f"{kind.__module__}.{kind.__qualname__}")
-        if reducer is not None:
-            return reducer(thing)
-    return NotImplemented
-
-
 def _reduced_tensor(tensor: Any) -> Any:
     if not hasattr(tensor, "numpy"):
         raise TypeError(f"the tensor {tensor.name!r} is part of a graph, and has no value outside of it")
@@ -238,7 +219,8 @@ def _mutable_table(keys: Any, values: Any, key_dtype: str, value_dtype: str, def
     return table
 
 
-_REDUCERS: dict[str, Callable[[Any], Any]] = {
+#: How to pickle values of a class and of those derived from it; nothing is imported for it.
+REDUCERS: dict[str, Callable[[Any], Any]] = {
     "tensorflow.python.distribute.distribute_lib.StrategyBase": _reduced_strategy,
     "tensorflow.python.framework.sparse_tensor.SparseTensor": _reduced_sparse,
     "tensorflow.python.framework.tensor.Tensor": _reduced_tensor,

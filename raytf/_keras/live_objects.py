@@ -47,21 +47,6 @@ _unfinished: list[Callable[[], None]] = []
 Reduced = tuple[Callable[..., Any], tuple[Any, ...], Any, None, None, Callable[[Any, Any], None]]
 
 
-def reduced(thing: Any) -> Any:
-    """How to pickle an object, for a pickler's `reducer_override`.
-
-    Returns:
-        NotImplemented for what is not Keras's or TensorFlow's, or pickles well by itself.
-    """
-    if "keras" not in sys.modules or isinstance(thing, type):
-        return NotImplemented
-    for kind in type(thing).__mro__:
-        reducer = _REDUCERS.get(f"{kind.__module__}.{kind.__qualname__}")
-        if reducer is not None:
-            return reducer(thing)
-    return NotImplemented
-
-
 def loaded() -> None:
     """Finish what a pickle has loaded; to be called after it, and before anything is used."""
     while _unfinished:
@@ -95,7 +80,11 @@ def register(known: dict[str, Any]) -> None:
 
 
 def _plain(thing: Any) -> Reduced:
-    return _bare, (type(thing),), dict(vars(thing)), None, None, _set_state
+    return _by_state(thing, dict(vars(thing)), _set_state)
+
+
+def _by_state(thing: Any, state: Any, set_state: Callable[[Any, Any], None]) -> Reduced:
+    return _bare, (type(thing),), state, None, None, set_state
 
 
 def _bare(kind: Any) -> Any:
@@ -108,11 +97,11 @@ def _set_state(thing: Any, state: dict[str, Any]) -> None:
 
 
 def _optimizer(optimizer: Any) -> Reduced:
-    return _bare, (type(optimizer),), dict(vars(optimizer)), None, None, _set_optimizer
+    return _by_state(optimizer, dict(vars(optimizer)), _set_optimizer)
 
 
 def _set_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
-    vars(optimizer).update(state)
+    _set_state(optimizer, state)
     _unfinished.append(lambda: _find_weights(optimizer))
 
 
@@ -131,11 +120,11 @@ def _layer(layer: Any) -> Reduced:
         state["_distribute_strategy"] = None
     if "_losses" in state:  # of the last call, perhaps in a graph that is gone
         state.update(_loss_ids=set(), _losses=[])
-    return _bare, (type(layer),), state, None, None, _set_layer
+    return _by_state(layer, state, _set_layer)
 
 
 def _set_layer(layer: Any, state: dict[str, Any]) -> None:
-    vars(layer).update(state)
+    _set_state(layer, state)
     if "_nodes_by_depth" in state:
         _unfinished.append(lambda: _find_nodes(layer))
 
@@ -151,11 +140,11 @@ def _find_nodes(graph: Any) -> None:
 def _variable(variable: Any) -> Reduced:
     state = dict(vars(variable))
     state["_value"] = None if state.get("_value") is None else variable.numpy()
-    return _bare, (type(variable),), state, None, None, _set_variable
+    return _by_state(variable, state, _set_variable)
 
 
 def _set_variable(variable: Any, state: dict[str, Any]) -> None:
-    vars(variable).update({**state, "_value": None})
+    _set_state(variable, {**state, "_value": None})
     if state["_value"] is not None:
         variable._initialize(state["_value"])
 
@@ -164,11 +153,11 @@ def _set_variable(variable: Any, state: dict[str, Any]) -> None:
 
 
 def _tracker(tracker: Any) -> Reduced:
-    return _bare, (type(tracker),), dict(vars(tracker)), None, None, _set_tracker
+    return _by_state(tracker, dict(vars(tracker)), _set_tracker)
 
 
 def _set_tracker(tracker: Any, state: dict[str, Any]) -> None:
-    vars(tracker).update(state)
+    _set_state(tracker, state)
     _unfinished.append(lambda: _find_tracked(tracker))
 
 
@@ -178,7 +167,7 @@ def _find_tracked(tracker: Any) -> None:
 
 def _collection(things: Any) -> Reduced:
     items = dict(things) if isinstance(things, dict) else list(things)
-    return _bare, (type(things),), (vars(things), items), None, None, _set_collection
+    return _by_state(things, (vars(things), items), _set_collection)
 
 
 def _set_collection(things: Any, state: tuple[dict[str, Any], Any]) -> None:
@@ -194,7 +183,8 @@ def _dynamic_backend(backend: Any) -> Any:
     return type(backend), (backend.name,)
 
 
-_REDUCERS: dict[str, Callable[[Any], Any]] = {
+#: How to pickle objects of a class and of those derived from it; nothing is imported for it.
+REDUCERS: dict[str, Callable[[Any], Any]] = {
     "keras.src.layers.layer.Layer": _layer,
     "keras.src.ops.function.Function": _layer,
     "keras.src.backend.common.variables.Variable": _variable,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.cloudpickle import CloudPickler
@@ -12,20 +12,20 @@ from ray.cloudpickle import loads as loads
 SEEN = {"ray.cloudpickle.CloudPickler.reducer_override": "2.60.0"}
 
 
-def dumps(value: Any, reducers: Sequence[Callable[[Any], Any]]) -> bytes:
+def dumps(value: Any, reducers: Mapping[str, Callable[[Any], Any]]) -> bytes:
     """Pickle a value.
 
     Args:
-        reducers: asked about each object first, as a pickler's `reducer_override`; the first answer that is not
-            NotImplemented counts.
+        reducers: dotted path of a class -> what a pickler's `reducer_override` returns for an object of it, or of a
+            class that is derived from it.
     """
 
     class Pickler(CloudPickler):
         def reducer_override(self, obj: Any) -> Any:
-            for reduced in reducers:
-                found = reduced(obj)
-                if found is not NotImplemented:
-                    return found
+            for kind in () if isinstance(obj, type) else type(obj).__mro__:
+                reducer = reducers.get(f"{kind.__module__}.{kind.__qualname__}")
+                if reducer is not None:
+                    return reducer(obj)
             return super().reducer_override(obj)
 
     out = io.BytesIO()

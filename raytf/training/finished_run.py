@@ -25,7 +25,7 @@ from raytf.data.sources import Source
 from raytf.errors import JobError, RaytfError, RunMismatchError, StorageError, one_line
 from raytf.storage.storage import Storage
 from raytf.training import run_identity
-from raytf.training.job import Sources, TrainingJob, is_function
+from raytf.training.job import Sources, TrainingJob
 
 #: Timeout for importing TensorFlow and building the model, on a busy machine.
 _SECONDS = 600
@@ -214,7 +214,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
     )
     try:
         model = models.build(
-            code.model if is_function(code.model) else lambda: code.model,
+            code.make,
             pipeline.sample(),
             [],
             asked["compute"],

@@ -32,6 +32,11 @@ class UserCode:
     callbacks: Any = None
     augment: Augment | None = None
 
+    @property
+    def make(self) -> Callable[[], Any]:
+        """The function that returns the compiled model."""
+        return self.model if is_function(self.model) else lambda: self.model
+
 
 @dataclass(frozen=True)
 class TrainingJob:
@@ -65,9 +70,7 @@ class TrainingJob:
 
     @property
     def model(self) -> Callable[[], Any]:
-        """The function that returns the compiled model."""
-        given = self.code.get().model
-        return given if is_function(given) else lambda: given
+        return self.code.get().make
 
     @property
     def callbacks(self) -> Any:

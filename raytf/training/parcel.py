@@ -54,7 +54,7 @@ def packed(value: Any) -> bytes:
     from raytf._ray import pickling
 
     whole = live_objects.registered(), value
-    return _with_deep_stack(lambda: pickling.dumps(whole, (live_objects.reduced, _tensorflow.reduced)))
+    return _with_deep_stack(lambda: pickling.dumps(whole, live_objects.REDUCERS | _tensorflow.REDUCERS))
 
 
 def opened(body: bytes) -> Any:

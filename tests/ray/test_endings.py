@@ -84,11 +84,12 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
     assert not (tmp_path / "a" / "lease.json").exists()
     told(signal.SIGKILL, False)
     # Before it trains; test_stopping.py sends these to drivers whose workers have something to save.
-    for number in (signal.SIGHUP, signal.SIGINT):
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         early = begin(*lasting)
         early.until(lambda: "run a in " in early.output)  # noqa: B023
         early.process.send_signal(number)
         code = shown(early)
+        assert code == 128 + number, early.output
         seen[exit_codes.of_code(code)] = code
         assert not (tmp_path / "a" / "lease.json").exists()
     crashed = begin(*lasting)
