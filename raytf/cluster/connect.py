@@ -42,7 +42,7 @@ def is_connected() -> bool:
 
 
 @contextlib.contextmanager
-def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -> Iterator[bool]:
+def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
     """Connect; what was connected is disconnected at the end. Yields whether a Ray was started here.
 
     When the Ray that this connects to is lost, the process ends with exit code 75 and one line; see `vigil`.
@@ -51,7 +51,6 @@ def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -
         cpus: tells how many are needed, where Ray is started here: a machine may run more processes than it has cores,
             more slowly.
         verbose: show Ray's messages.
-        dashboard: start it with Ray.
 
     Raises:
         ClusterError: Ray does not answer.
@@ -68,7 +67,8 @@ def ray_for(cpus: Callable[[], float], verbose: bool, dashboard: bool = False) -
         chatter |= {
             "address": "local",
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
-            "include_dashboard": dashboard,
+            # A dozen processes, which start before anything else, for a page that has nothing about a run of Ray Train.
+            "include_dashboard": False,
         }
     try:
         silent = contextlib.nullcontext() if verbose else _process.no_stderr()

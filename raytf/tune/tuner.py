@@ -244,7 +244,7 @@ def _cluster(
         fewest = resources.cpus(config.strategy, config.cluster, config.worker_range[0])
         return max(preflight.cpus_here(config), fewest * (parallel or 1))
 
-    with ray_for(cpus, verbose=False, dashboard=True):
+    with ray_for(cpus, verbose=False):
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         has_gpu = any(node.get("GPU", 0) for node in nodes)
