@@ -61,6 +61,13 @@ def global_seed_state() -> Any:
     return seed_generator.global_seed_generator().state
 
 
+def seed_all(seed: int) -> None:
+    """Seed Python's, NumPy's and TensorFlow's generators, and those of Keras's layers."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+
+
 # -- models ------------------------------------------------------------------------------------------------------------
 
 

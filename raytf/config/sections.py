@@ -26,6 +26,7 @@ from raytf.config.strategies import (
 from raytf.errors import ConfigError
 
 MixedPrecision = Literal["off", "bfloat16", "float16"]
+Pipeline = Literal["auto", "record", "live"]
 Reduction = Literal["fixed", "float"]
 Notices = Literal["auto", "aws", "gcp", "azure", "off"]
 RateScaling = Literal["none", "linear", "sqrt"]
@@ -212,6 +213,9 @@ class BatchSection:
     workers."""
     seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
+    pipeline: Pipeline = "auto"
+    """Batches of a tf.data.Dataset, a PyDataset or a generator: record reads one pass before training and uses it for
+    all epochs, live makes them while the run trains; auto records what is the same in each pass."""
 
 
 @dataclass(frozen=True)

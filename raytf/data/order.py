@@ -16,9 +16,11 @@ written out here so that no library update can change an order.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from raytf.data.plan import StepPlan
+from raytf.data.plan import BatchPlan, StepPlan
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -97,8 +99,25 @@ def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> 
     return (parts & np.uint64(0x7FFFFFFF)).astype(np.int32)
 
 
+class Order(Protocol):
+    """Which records each logical shard has at each step of an epoch."""
+
+    def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
+        """Record numbers, int64, of a shard at steps [first, stop) of the epoch."""
+        ...
+
+    def coming(self, shard: int, step: int, most: int) -> np.ndarray:
+        """First records of the blocks that a shard should have at hand beside those that it takes now.
+
+        Args:
+            step: of the epoch, the next one that it takes.
+            most: records.
+        """
+        ...
+
+
 class EpochOrder:
-    """The order of one epoch.
+    """The order of one epoch, an `Order`.
 
     Args:
         plan: sizes.
@@ -144,16 +163,17 @@ class EpochOrder:
         block = np.searchsorted(self._first_position, positions, side="right") - 1
         return self._first_record[block] + positions - self._first_position[block]
 
-    def coming(self, shard: int, position: int, most: int) -> np.ndarray:
+    def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
+        size = int(self.plan.sizes[shard])
+        return self.records(shard, first * size, stop * size)
+
+    def coming(self, shard: int, step: int, most: int) -> np.ndarray:
         """First records of the blocks that a shard should have at hand beside its present window.
 
         They are those of as much of the next window as it has taken of the present one: so that the next one is not
         read at once when it begins.
-
-        Args:
-            position: in the shard's range, of the next record that it takes.
-            most: records.
         """
+        position = step * int(self.plan.sizes[shard])
         if self._unit_blocks or self._window <= 1:
             return np.zeros(0, np.int64)
         low, high = self.plan.bounds[shard], self.plan.bounds[shard + 1]
@@ -180,3 +200,25 @@ class EpochOrder:
             size = min(self._window, length - w * self._window)
             self._windows[shard, w] = permutation(size, _WINDOW, self._seed, self._epoch, shard, w)
         return self._windows[shard, w]
+
+
+class BatchOrder:
+    """The order of an epoch of a data set of batches, an `Order`: step s has the s-th batch, for any number of shards.
+
+    Args:
+        plan: knows the sizes of all batches.
+    """
+
+    def __init__(self, plan: BatchPlan):
+        self.plan = plan
+
+    def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
+        found = [np.zeros(0, np.int64)]
+        for step in range(first, stop):
+            parts = self.plan.parts(self.plan.records_of(step))
+            start = int(self.plan.starts[step] + parts[:shard].sum())
+            found.append(np.arange(start, start + int(parts[shard]), dtype=np.int64))
+        return np.concatenate(found)
+
+    def coming(self, shard: int, step: int, most: int) -> np.ndarray:
+        return np.zeros(0, np.int64)

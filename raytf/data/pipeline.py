@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.order import EpochOrder, step_seeds
-from raytf.data.plan import StepPlan
+from raytf.data.order import BatchOrder, EpochOrder, Order, step_seeds
+from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Source, Spec
 from raytf.data.sources.base import record_bytes
+from raytf.data.sources.batches import LiveBatches
 from raytf.errors import DataError
 
 #: (batch, seed) -> batch, where batch is (x, y, sample_weight) of tensors [b, ...] and seed an int32 tensor [2].
@@ -50,7 +51,7 @@ class CallBatch:
 class _Rows:
     """Records that were taken for full steps [first, stop) of an epoch: leaves [(stop - first) * L * b, ...]."""
 
-    order: EpochOrder
+    order: Order
     first: int
     stop: int
     leaves: list[np.ndarray]
@@ -96,7 +97,7 @@ class Pipeline:
         self._template = source.spec
         if self._weights is not None:
             self._template = (*source.spec[:2], Spec((), "float32"))
-        self._order: tuple[int, EpochOrder] | None = None
+        self._order: tuple[int, Order] | None = None
         self._rows: _Rows | None = None
         self._expect = getattr(self.source, "expect", None) if shuffle and shards else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
@@ -127,17 +128,27 @@ class Pipeline:
 
     def _describe(self) -> tuple[Any, list[Spec]]:
         batch = self.sample()
-        leaves = [np.asarray(leaf) for _, leaf in tree.flatten(batch)]
-        return batch, [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in leaves]
+        found = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in (np.asarray(v) for _, v in tree.flatten(batch))]
+        if self._augment is not None:
+            return batch, found
+        given = [spec for _, spec in tree.flatten(self._template)]  # of a source whose batches differ
+        return batch, [one if spec.has_lengths else spec for spec, one in zip(given, found, strict=True)]
 
-    def _epoch_order(self, epoch: int) -> EpochOrder:
+    def _epoch_order(self, epoch: int) -> Order:
         if self._order is None or self._order[0] != epoch:
-            source = self.source
-            blocks = source.block_sizes if self._shuffle else None
-            self._order = epoch, EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
+            self._order = epoch, self._make_order(epoch)
         return self._order[1]
 
+    def _make_order(self, epoch: int) -> Order:
+        if isinstance(self.plan, BatchPlan):
+            return BatchOrder(self.plan)
+        source = self.source
+        blocks = source.block_sizes if self._shuffle else None
+        return EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
+
     def _gather(self, start: int, stop: int) -> CallBatch:
+        if isinstance(self.source, LiveBatches):
+            return self._gather_live(self.source, start)
         epoch, inside = self.plan.locate(start)
         order, steps = self._epoch_order(epoch), stop - start
         full = self.plan.is_full(inside)
@@ -152,15 +163,27 @@ class Pipeline:
             shaped = [leaf.reshape(*shape, *leaf.shape[1:]) for leaf in self._with_class_weight(flat)]
         else:
             # [L][K*b]: consecutive steps of a shard are consecutive positions of its range.
-            sizes = self.plan.sizes
-            ids = [order.records(v, inside * sizes[v], (inside + steps) * sizes[v]) for v in self.shards]
+            ids = [order.of_steps(v, inside, inside + steps) for v in self.shards]
             flat = self.source.take(np.concatenate(ids) if ids else np.zeros(0, np.int64))
             self._check_labels(flat, start)
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
         self._read_ahead(order, inside + steps)
         return CallBatch(start, stop, self.send(shaped), local, full, model_seeds[:, :, :-1], records)
 
-    def _full_rows(self, order: EpochOrder, inside: int, steps: int) -> list[np.ndarray]:
+    def _gather_live(self, source: LiveBatches, step: int) -> CallBatch:
+        """A batch that the program has made: one step, of as many records as it has."""
+        assert source.fetch is not None
+        assert isinstance(self.plan, BatchPlan)
+        flat, rows = source.fetch(step, self.shards)
+        self._check_labels(flat, step)
+        own = self.plan.parts(rows)[self.shards.start : self.shards.stop].astype(np.int32)
+        shards = np.array(self.shards, np.int64)
+        seeds = self._seeds(self._seed, np.array([step]), shards, self._seeds_per_shard + 1)
+        shaped = self._by_shard(flat, list(own), 1, seeds[:, :, -1])
+        is_full = rows == self.plan.global_batch_size
+        return CallBatch(step, step + 1, self.send(shaped), own, is_full, seeds[:, :, :-1], rows)
+
+    def _full_rows(self, order: Order, inside: int, steps: int) -> list[np.ndarray]:
         """Leaves [steps * L * b, ...] of full steps of an epoch: records of one step after those of another.
 
         They are taken some steps at a time, however short calls are: to take few records costs as much as many.
@@ -178,22 +201,21 @@ class Pipeline:
             inside = stop
         return pieces[0] if len(pieces) == 1 else [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
-    def _take_rows(self, order: EpochOrder, first: int, end: int) -> _Rows:
+    def _take_rows(self, order: Order, first: int, end: int) -> _Rows:
         """Take the records of steps from `first` on, to `end` at least, unless that is another epoch."""
         b, shards = self.plan.micro_batch_size, len(self.shards)
         most = min(_ROWS_STEPS, _ROWS_BYTES // max(1, shards * b * record_bytes(self.source.spec)))
-        stop = max(end, min(first + most, self.plan.full_steps))
+        stop = max(end, min(first + most, self.plan.full_until(first)))
         ids = np.empty((stop - first, shards, b), np.int64)
         for i, v in enumerate(self.shards):
-            ids[:, i] = order.records(v, first * b, stop * b).reshape(-1, b)
+            ids[:, i] = order.of_steps(v, first, stop).reshape(-1, b)
         return _Rows(order, first, stop, self.source.take(ids.reshape(-1)))
 
-    def _read_ahead(self, order: EpochOrder, step: int) -> None:
+    def _read_ahead(self, order: Order, step: int) -> None:
         """Have the source read, in its own threads, what the shards will want after the window of a step."""
         if self._expect is not None:
             most = _AHEAD_BYTES // (max(1, record_bytes(self.source.spec)) * len(self.shards))
-            sizes = self.plan.sizes
-            self._expect(np.concatenate([order.coming(v, step * int(sizes[v]), most) for v in self.shards]))
+            self._expect(np.concatenate([order.coming(v, step, most) for v in self.shards]))
 
     def _check_labels(self, leaves: list[np.ndarray], step: int) -> None:
         if self._classes is None or not len(leaves[0]):
@@ -205,17 +227,27 @@ class Pipeline:
                 f"{self._classes} outputs. Number the classes from 0, or give the last layer more units."
             )
 
-    def _by_shard(self, flat: list[np.ndarray], lengths: list[int], steps: int, seeds: np.ndarray) -> list[np.ndarray]:
-        b = self.plan.micro_batch_size
-        out = [np.zeros((steps, len(self.shards), b, *s.shape), s.dtype) for s in self.leaf_specs]
+    def _by_shard(
+        self, flat: list[np.ndarray], lengths: Sequence[int], steps: int, seeds: np.ndarray
+    ) -> list[np.ndarray]:
+        made: list[tuple[int, int, list[np.ndarray]]] = []
         begin = 0
         for i, length in enumerate(lengths):
             size = length // steps  # a call of several steps is full, so its shards divide evenly
             for k in range(steps if size else 0):
                 batch = self._finish([leaf[begin : begin + size] for leaf in flat], seeds[k, i])
-                for target, (_, leaf) in zip(out, tree.flatten(batch), strict=True):
-                    target[k, i, :size] = leaf
+                made.append((k, i, [leaf for _, leaf in tree.flatten(batch)]))
                 begin += size
+        b = max(self.plan.micro_batch_size, *(length // steps for length in lengths), 0)
+        like = made[0][2] if made else flat
+        head = steps, len(self.shards), b
+        out = [
+            np.zeros((*head, *(spec.shape if spec.has_lengths else leaf.shape[1:])), spec.dtype)
+            for spec, leaf in zip(self.leaf_specs, like, strict=True)
+        ]
+        for k, i, leaves in made:
+            for target, leaf in zip(out, leaves, strict=True):
+                target[k, i, : len(leaf)] = leaf
         return out
 
     def _finish(self, leaves: list[np.ndarray], seed: np.ndarray) -> tuple[Any, Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,6 +90,10 @@ class StepPlan:
     def is_full(self, step_in_epoch: int) -> bool:
         return step_in_epoch < self.full_steps
 
+    def full_until(self, step_in_epoch: int) -> int:
+        """The first step of an epoch after a full one that is not full, or the end of the epoch."""
+        return self.full_steps
+
     def call_end(self, step: int, limit: int, total: int, boundary: int | None = None) -> int:
         """The step after the last one of a call that begins at `step`.
 
@@ -99,7 +104,61 @@ class StepPlan:
         end = min(total, (epoch + 1) * self.steps_per_epoch, step + limit)
         if not self.is_full(inside):
             return step + 1
-        end = min(end, epoch * self.steps_per_epoch + self.full_steps)
+        end = min(end, epoch * self.steps_per_epoch + self.full_until(inside))
         if boundary:
             end = min(end, (step // boundary + 1) * boundary)
         return end
+
+
+@dataclass(frozen=True)
+class BatchPlan(StepPlan):
+    """Where the batches of a data set of batches lie: a step of an epoch has its batch, divided among the shards.
+
+    Attributes:
+        records: of an epoch; if nobody knows before they are read, as if all batches were full.
+        global_batch_size: records in the largest batch.
+        steps: batches in an epoch.
+        rows: records in each batch of an epoch, or None if only the batch itself says it.
+    """
+
+    steps: int = 1
+    rows: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, rows: Sequence[int], shards: int) -> BatchPlan:
+        """For batches whose sizes are known."""
+        return cls(sum(rows), max(rows), shards, len(rows), tuple(rows))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.steps
+
+    def parts(self, rows: int) -> np.ndarray:
+        """[V] records of a batch of this many that each shard has."""
+        return np.diff(np.arange(self.shards + 1, dtype=np.int64) * rows // self.shards)
+
+    def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
+        own = slice(None) if shards is None else slice(shards.start, shards.stop)
+        return self.parts(self.records_of(step_in_epoch))[own]
+
+    def records_of(self, step_in_epoch: int) -> int:
+        return self.global_batch_size if self.rows is None else self.rows[step_in_epoch]
+
+    def full_until(self, step_in_epoch: int) -> int:
+        at = np.searchsorted(self._partial_steps, step_in_epoch)
+        return int(self._partial_steps[at]) if at < len(self._partial_steps) else self.steps
+
+    def is_full(self, step_in_epoch: int) -> bool:
+        return self.rows is not None and self.rows[step_in_epoch] == self.global_batch_size
+
+    @cached_property
+    def _partial_steps(self) -> np.ndarray:
+        """Steps of an epoch whose batches are smaller than the largest one, or not known."""
+        if self.rows is None:
+            return np.arange(self.steps)
+        return np.flatnonzero(np.asarray(self.rows) < self.global_batch_size)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """[steps + 1] where each batch of known size begins among the epoch's records."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(self.rows, np.int64))])

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -17,10 +17,14 @@ from raytf.config import precision
 from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
-from raytf.data.plan import StepPlan
+from raytf.data.plan import BatchPlan
+from raytf.data.sources.batches import LiveBatches, plan_of
+from raytf.data.streams import Stream
 from raytf.driver import inputs, keras_arguments, preflight
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import connected
+from raytf.driver.feed.given import rows_of
+from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.parameter_server import run as servers
 from raytf.driver.ray_train import run as controllers
@@ -70,6 +74,8 @@ def fit(
     shuffle: bool = True,
     class_weight: dict[int, float] | None = None,
     sample_weight: Any = None,
+    steps_per_epoch: int | None = None,
+    validation_steps: int | None = None,
     validation_freq: int = 1,
     train: Any = None,
     validation: Any = None,
@@ -87,8 +93,9 @@ def fit(
             classes of the program, and has the trained weights afterwards; or a function without arguments that returns
             one, which runs on every worker.
         x: inputs: an array, a nested dict or list of them, a tensor or a table of pandas. Or data with their targets: a
-            Source; a tuple (x, y) or (x, y, sample_weight); a data set with `len()` and `[i]`, see MappingSource; or a
-            Ray Dataset, which is written once to `data/` in the run's folder and read from there, see RayDataSource.
+            Source; a tuple (x, y) or (x, y, sample_weight); a data set with `len()` and `[i]`, see MappingSource; a
+            Ray Dataset, which is written once to `data/` in the run's folder and read from there, see RayDataSource; or
+            batches, which are the batches of the steps: a tf.data.Dataset, a keras.utils.PyDataset or a generator.
         y: targets, if they are not in x.
         batch_size: records of a step, over all workers together. Default: that of `config`; without one, 32 if x has
             arrays, else 128.
@@ -102,6 +109,8 @@ def fit(
         shuffle: whether each epoch has an order of its own.
         class_weight: weight of each class.
         sample_weight: weight of each record.
+        steps_per_epoch: batches of an epoch, for batches without end.
+        validation_steps: batches of the validation data that are evaluated; by default all.
         validation_freq: epochs between validations.
         train, validation: other names for x and validation_data.
         test: as validation_data; evaluated once at the end.
@@ -124,17 +133,24 @@ def fit(
         validation = held_out if validation is None else validation
     own = precision.of_process()
     _refuse(config, own, model, x, validation, validation_freq)
-    given = inputs.RunData.of(x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test))
+    parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
+    x, validation, test = keras_arguments.streams(parts, config, batch_size, steps_per_epoch, validation_steps, shuffle)
+    given = inputs.RunData.of(x, validation, test)
+    if given.stream is not None:  # which makes its batches
+        config = config.replace(global_batch_size=rows_of(given.stream))
+        config.check()
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()
     run = storage.child(config.run.run)
     preflight.check_folder(run)
-    sources = given.sources(run)
+    sources = given.sources(run, config.batch.pipeline, validation_steps)
     stored = preflight.stored_identity(run)
     preflight.compare_strategy(stored, config)
     config = _with_shards_of(stored, config)
-    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
+    plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
+    if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
+        config = config.replace(global_batch_size=plan.global_batch_size)
     job = TrainingJob(
         code=Parcel(UserCode(model, callbacks, augment)),
         config=config,
@@ -150,7 +166,7 @@ def fit(
     )
     for line in overruled:
         print(line, flush=True)
-    document = _finish(job, sources, stored, run, status_file)
+    document = _finish(job, sources, given.stream, stored, run, status_file)
     return result_of(run, document, model)
 
 
@@ -211,13 +227,19 @@ def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
 
 
 def _finish(
-    job: TrainingJob, sources: Sources, stored: dict[str, str], run: Storage, status_file: StatusFile
+    job: TrainingJob,
+    sources: Sources,
+    stream: Stream | None,
+    stored: dict[str, str],
+    run: Storage,
+    status_file: StatusFile,
 ) -> dict[str, Any]:
     """Train to the end, unless the run has already finished.
 
     Args:
         job: to train.
         sources: the run's data.
+        stream: of the training data, if it has batches.
         stored: settings that the run was made with; empty for a new run.
         run: its folder.
         status_file: shows the progress to programs.
@@ -242,7 +264,7 @@ def _finish(
             with booked(run) as book:
                 session = _Session(run, display, status_file, lease, book)
                 with connected(job.config) as local:
-                    document = _train(job, sources, local, session)
+                    document = _train(job, sources, stream, local, session)
                 book.note(Driver("ended", outcome="finished"))
                 add_times(document, run, book)
                 run.put(run_log.RESULT, json.dumps(document, indent=1).encode())
@@ -250,12 +272,13 @@ def _finish(
         return document
 
 
-def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -> dict[str, Any]:
+def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: bool, session: _Session) -> dict[str, Any]:
     """Train on the Ray that this process is connected to.
 
     Args:
         job: to train.
         sources: the run's data.
+        stream: of the training data, if it has batches.
         local: whether this process started Ray.
         session: what this driver needs for the run.
     """
@@ -263,7 +286,7 @@ def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
     _check_sendable(job)
-    with monitoring(run_log.attempt_names(run)) as monitor:
+    with monitoring(run_log.attempt_names(run)) as monitor, _fed(job, sources, stream) as sources:
         job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
         reader = MonitorReader(monitor, book)
 
@@ -286,6 +309,18 @@ def _train(job: TrainingJob, sources: Sources, local: bool, session: _Session) -
     check_owner(run, lease.owner["id"])
     memory_keeper.dismiss(run.uri)
     return document
+
+
+@contextlib.contextmanager
+def _fed(job: TrainingJob, sources: Sources, stream: Stream | None) -> Iterator[Sources]:
+    """Make batches while the `with` statement lasts, if the training data are made while the run trains. Yields the
+    sources, with a way to get them."""
+    if stream is None or not isinstance(sources.train, LiveBatches):
+        yield sources
+        return
+    assert isinstance(job.plan, BatchPlan)
+    with feeding(stream, job.plan, job.total_steps) as fetch:
+        yield dataclasses.replace(sources, train=sources.train.fed(fetch))
 
 
 def _run(
@@ -318,6 +353,6 @@ def _for_gpus(job: TrainingJob, sources: Sources, each: float) -> TrainingJob:
         return job
     config = config.replace(logical_shards=config.shards_on_gpus(each))
     config.check()
-    plan = StepPlan(sources.train.records, config.batch.global_batch_size, config.logical_shards)
+    plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
     job = dataclasses.replace(job, config=config, plan=plan)
     return dataclasses.replace(job, identity=run_identity.of_run(job, sources))

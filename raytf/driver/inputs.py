@@ -10,6 +10,8 @@ import numpy as np
 from raytf.data.sources import ArraySource, MappingSource, RayDataSource, Source
 from raytf.data.sources.base import refuse_other_classes
 from raytf.data.sources.ray_dataset import is_ray_dataset
+from raytf.data.streams import Stream
+from raytf.driver.feed import given
 from raytf.errors import DataError
 from raytf.runs.display import Display
 from raytf.runs.lease import Lease
@@ -22,9 +24,19 @@ _NO_DATA_SETS = (str, bytes, dict, list, tuple, set, np.ndarray)
 
 @dataclass(frozen=True)
 class RunData:
-    """A run's data by name: sources, Ray Datasets that must still be written, or None."""
+    """A run's data.
+
+    Attributes:
+        parts: by name: sources, streams of batches, Ray Datasets that must still be written, or None.
+    """
 
     parts: dict[str, Any]
+
+    @property
+    def stream(self) -> Stream | None:
+        """The batches of the training data, if it has batches."""
+        train = self.parts["train"]
+        return train if isinstance(train, Stream) else None
 
     @classmethod
     def of(cls, train: Any, validation: Any, test: Any) -> RunData:
@@ -40,40 +52,48 @@ class RunData:
             refuse_other_classes(own[0], data)
         return cls(found)
 
-    def sources(self, run: Storage) -> Sources:
-        """Sources for all of them. Ray Datasets are written once below the run's folder, with the run's lease held.
+    def sources(self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None) -> Sources:
+        """Sources for all of them. What must be written goes below the run's folder, with the run's lease held.
+
+        Args:
+            run: its folder.
+            pipeline: --pipeline.
+            validation_steps: batches of the validation data, if not all.
 
         Raises:
-            DataError: a Dataset failed, or does not contain numbers.
+            DataError: a data set failed, or does not contain numbers.
         """
         found = dict(self.parts)
-        datasets = {name: data for name, data in found.items() if is_ray_dataset(data)}
-        if datasets:
+        unread = {name: data for name, data in found.items() if is_ray_dataset(data) or isinstance(data, Stream)}
+        if unread:
             with Display() as display, Lease(run, display.say):
-                for name, data in datasets.items():
-                    found[name] = RayDataSource(data, run.child(f"data/{name}").uri, say=display.say)
+                for name, data in unread.items():
+                    folder = run.child(f"data/{name}")
+                    if not isinstance(data, Stream):
+                        found[name] = RayDataSource(data, folder.uri, say=display.say)
+                    elif name == "train":
+                        found[name] = given.training_source(data, pipeline, folder, display.say)
+                    else:
+                        steps = validation_steps if name == "validation" else None
+                        found[name] = given.evaluation_source(data, steps, folder, display.say)
         return Sources(found["train"], found["validation"], found["test"])
 
 
-def source(data: Any, name: str) -> Source | None:
+def source(data: Any, name: str) -> Source | Stream | None:
     """The source for an argument of `fit`.
 
     Raises:
         DataError: it is not data.
     """
-    if data is None or (hasattr(data, "take") and hasattr(data, "spec")):
+    if data is None or isinstance(data, Stream) or (hasattr(data, "take") and hasattr(data, "spec")):
         return data
     if isinstance(data, tuple) and 1 <= len(data) <= 3:
         x, y, weight = (*data, None, None)[:3]
         return ArraySource(x, y, weight, name=name)
-    if any(kind.__name__ in ("PyDataset", "Sequence") and "keras" in kind.__module__ for kind in type(data).__mro__):
-        raise DataError(
-            f"{name} data is a PyDataset, whose items are batches, and raytf makes its own batches of records. Give "
-            "arrays, or a data set whose items are records."
-        )
     if hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, _NO_DATA_SETS):
         return MappingSource(data, name=name)
     raise DataError(
         f"{name} data is a {type(data).__name__}. Expected a Source such as raytf.ArraySource or raytf.ParquetSource, "
-        "a tuple (x, y) or (x, y, sample_weight) of arrays, a data set with len() and [i], or a Ray Dataset."
+        "a tuple (x, y) or (x, y, sample_weight) of arrays, a data set with len() and [i], a Ray Dataset, or batches "
+        "(a tf.data.Dataset, a keras.utils.PyDataset or a generator)."
     )

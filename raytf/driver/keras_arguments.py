@@ -9,7 +9,8 @@ import numpy as np
 
 from raytf.config.train_config import TrainConfig
 from raytf.data import tree
-from raytf.errors import DataError
+from raytf.driver.feed import given
+from raytf.errors import ConfigError, DataError
 
 #: Records of a step where neither the call nor a flag says so, as in Keras.
 KERAS_BATCH_SIZE = 32
@@ -105,3 +106,49 @@ def as_array(leaf: Any) -> Any:
     if hasattr(leaf, "to_numpy"):
         return leaf.to_numpy()
     return leaf if isinstance(leaf, np.ndarray) or not hasattr(leaf, "__array__") else np.asarray(leaf)
+
+
+def streams(
+    parts: tuple[Any, Any, Any],
+    config: TrainConfig,
+    batch_size: int | None,
+    steps_per_epoch: int | None,
+    validation_steps: int | None,
+    shuffle: bool,
+) -> tuple[Any, Any, Any]:
+    """(training, validation, test) data with streams for those that give batches, and all others as they are.
+
+    Args:
+        parts: the data.
+        config: the run's settings.
+        batch_size, steps_per_epoch, validation_steps, shuffle: of the call.
+
+    Raises:
+        DataError: an argument does not go with the data.
+    """
+    train, validation, test = parts
+    if given.are_batches(train):
+        if batch_size is not None:
+            raise DataError(
+                f"batch_size={batch_size} goes with arrays, and x is a {type(train).__name__}, which makes its batches "
+                "itself. Leave it out."
+            )
+        if config.strategy.has_servers:
+            raise ConfigError(
+                f"--strategy parameter-server reads records, and x is a {type(train).__name__}, which makes batches. "
+                "Leave the strategy out, or give arrays or files."
+            )
+        train = given.stream_of(train, "train", steps_per_epoch, config, config.length.epochs or 2, shuffle)
+    elif steps_per_epoch is not None:
+        raise DataError(
+            f"steps_per_epoch={steps_per_epoch} goes with batches (a tf.data.Dataset, a PyDataset, a generator). Leave "
+            "it out: an epoch is a pass over all records."
+        )
+    if given.are_batches(validation):
+        validation = given.evaluated_of(validation, "validation", validation_steps, config)
+    elif validation_steps is not None:
+        raise DataError(
+            f"validation_steps={validation_steps} goes with batches (a tf.data.Dataset, a PyDataset, a generator). "
+            "Leave it out: all records are evaluated."
+        )
+    return train, validation, given.evaluated_of(test, "test", None, config) if given.are_batches(test) else test

@@ -15,13 +15,14 @@ from raytf import _keras, _process
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
 from raytf.driver.connection import connected
+from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
 
 #: Arguments of `keras.Model.fit` whose other values are not supported yet.
-_USUAL = {"initial_epoch": 0, "steps_per_epoch": None, "validation_steps": None}
+_USUAL = {"initial_epoch": 0}
 
 
 def run(script: str, args: list[str], config: TrainConfig) -> None:
@@ -48,6 +49,8 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
         config.check()
     with visibility.unseen():  # GPUs are the workers'
         _process.load_tensorflow()
+    # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
+    _keras.seed_all(config.batch.seed)
     sys.argv[:] = [script, *args]
     sys.path[0] = str(path.resolve().parent)
     with trained_by_workers(config):
@@ -80,8 +83,9 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
             raise DataError(f"fit({name}=...) is not supported on workers yet. Leave it out, or train without raytf.")
     for name in ("verbose", "validation_batch_size"):  # neither changes what is learned
         asked.pop(name, None)
-    if asked.get("batch_size") is None:
+    x = asked.pop("x", None)
+    if asked.get("batch_size") is None and not are_batches(x):
         asked["batch_size"] = KERAS_BATCH_SIZE
     asked.setdefault("epochs", 1)
-    result = fit(model, asked.pop("x", None), asked.pop("y", None), config=config, **asked)
+    result = fit(model, x, asked.pop("y", None), config=config, **asked)
     return _keras.history(model, result.params, result.history, result.epoch)

@@ -32,6 +32,7 @@ class LiveState:
         reporter: uploads the files of callbacks to storage, and packs them.
         note: records on storage that the attempt has begun; called again with each save, in case storage was not
             available before.
+        told: called on rank 0 with the step of each state that is on storage.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class LiveState:
     log: StepLog
     reporter: Reporter
     note: Callable[[], None]
+    told: Callable[[int], None] = lambda step: None
 
     def sizes(self) -> dict[str, int]:
         return variables.sizes(self.named)
@@ -83,7 +85,9 @@ class LiveState:
         return write
 
     def saved(self, step: int) -> None:
-        if self.rank != 0:  # rank 0 has written the rows; the other ranks drop those that are on storage
+        if self.rank == 0:  # it has written the rows; the other ranks drop those that are on storage
+            self.told(step)
+        else:
             self.log.forget(step)
 
     def renew_log(self) -> None:

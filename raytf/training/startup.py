@@ -15,6 +15,7 @@ from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.training_state import TrainingState
+from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
 from raytf.errors import StorageError
@@ -149,7 +150,13 @@ def _live_state(
         log,
         attempt.reporter,
         note,
+        _told(program.sources.train),
     )
+
+
+def _told(source: Source) -> Callable[[int], None]:
+    """What a source of batches that are made while the run trains must know of saves: which it need not keep."""
+    return getattr(getattr(source, "fetch", None), "saved", lambda step: None)
 
 
 def _make_note(attempt: Attempt, program: Program, step: int) -> Callable[[], None]:

@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from raytf.checkpoint.digest import device_sum
+from raytf.data import tree
 from raytf.data.pipeline import CallBatch
-from raytf.data.plan import StepPlan
+from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
@@ -115,18 +116,23 @@ class TrainStep:
         self._keeps_gradients = options.keeps_gradients
         self.micro = MicroBatch(model, template, training=True, jit=options.jit)
         self._specs = specs
+        #: Shapes of a record's leaves, also where they differ from batch to batch.
+        self._shapes = [np.shape(leaf)[1:] for _, leaf in tree.flatten(template)]
         #: Whether `sample_shard` has run the graph once.
         self._is_probe_ready = False
         self._has_overlap = options.overlap is not None
         self.reduction = self._make_reduction(options)
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
-            [tf.TensorSpec([*head, *s.shape], s.dtype) for s in specs],
+            [tf.TensorSpec([*head, *s.signature], s.dtype) for s in specs],
             tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
             tf.TensorSpec([options.flags], tf.float32),
         ]
         self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
-        partial = [*signature, tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
+        # A program's batches may be larger than the first one, so only full calls know how many records a shard has.
+        most = None if isinstance(plan, BatchPlan) else plan.micro_batch_size
+        some = [tf.TensorSpec([None, len(shards), most, *s.signature], s.dtype) for s in specs]
+        partial = [some, *signature[1:], tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
         self._lone = tf.function(self._lone_step, autograph=False)
 
@@ -195,7 +201,7 @@ class TrainStep:
 
     def shard_seconds(self) -> float:
         """Seconds that this machine takes for one full micro-batch of zeros: the faster of two runs."""
-        leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
+        leaves = self._zeros()
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         taken = []
         for _ in range(3):  # the first run prepares the graph and is not counted
@@ -213,7 +219,7 @@ class TrainStep:
         Returns:
             Average seconds of a micro-batch, and seconds that the measurement took.
         """
-        leaves = [np.zeros([self._plan.micro_batch_size, *s.shape], s.dtype) for s in self._specs]
+        leaves = self._zeros()
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         if not self._is_probe_ready:
             self._run_shard(leaves, seeds)  # the first run prepares the graph
@@ -225,6 +231,11 @@ class TrainStep:
         taken = time.perf_counter() - began
         return taken / runs, taken
 
+    def _zeros(self) -> list[np.ndarray]:
+        """A micro-batch of zeros."""
+        pairs = zip(self._shapes, self._specs, strict=True)
+        return [np.zeros([self._plan.micro_batch_size, *shape], s.dtype) for shape, s in pairs]
+
     def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
         """Compute one micro-batch to its end. Only its row is fetched, a few bytes: fetching gradients from a GPU would
         take longer than computing them."""
@@ -234,7 +245,7 @@ class TrainStep:
     def _make_reduction(self, options: StepOptions) -> reductions.Reduction:
         # Which weights have gradients and which states change is known only after a trace, and loops need it before.
         b = self._plan.micro_batch_size
-        leaves = [tf.TensorSpec([b, *s.shape], s.dtype) for s in self._specs]
+        leaves = [tf.TensorSpec([b, *s.signature], s.dtype) for s in self._specs]
         seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
         probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
         self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))

@@ -113,7 +113,7 @@ def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(sta
 
 def test_two_live_runs_of_one_name(start, tmp_path: Path):
     flags = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--epochs", 2000)
-    first = start(MNIST_JOB, *flags)
+    first = start(MNIST_JOB, *flags, "--no-warm-workers")
     first.until((tmp_path / "a" / "lease.json").exists)
     began = time.monotonic()
     line = refused(start(MNIST_JOB, *flags), EXIT_AGAIN)

@@ -59,7 +59,7 @@ def test_tfrecords_on_s3_train_as_the_idx_files_they_were_made_of(
     flags = ("--epochs", 2, "--exact", "--storage", tmp_path / "runs", "--run")
     runs = [start_there(MNIST_JOB, "--data", small, *flags, "idx", "--workers", 1).wait(480)]
     own = (*flags, "tfrecord", "--workers", 2, "--no-warm-workers")  # the bucket's keys are in its environment
-    runs.append(start(MNIST_JOB, "--data", bucket.uri("mnist"), *own, **bucket.env).wait(480))
+    runs.append(start(MNIST_JOB, "--data", bucket.uri("mnist"), *own, "--no-warm-workers", **bucket.env).wait(480))
     assert ["IDX" in runs[0], "TFRecord" in runs[1]] == [True, True]
     same_run(tmp_path / "runs" / "idx", tmp_path / "runs" / "tfrecord")
     assert len(raytf.read_steps(str(tmp_path / "runs" / "idx"))["loss"]) == 16

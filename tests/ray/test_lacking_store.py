@@ -11,14 +11,15 @@ from raytf.testing import StorageProxy
 from tests.ray.conftest import MNIST_JOB, Bucket
 
 
+@pytest.mark.slow  # tests/unit: runs/test_lease.py and storage/test_claims.py have races on these
 @pytest.mark.parametrize(
     "lack",
     [
         # OpenStack Swift 2.30: neither condition, no uploads in chunks, and here no deletion of many at once either.
         {"create": "refused", "swap": "refused", "chunks": False, "batches": False},
-        pytest.param({"create": "racy", "swap": "refused"}, marks=pytest.mark.slow, id="Swift 2.38"),
-        pytest.param({"create": "refused", "swap": "refused"}, marks=pytest.mark.slow, id="neither"),
-        pytest.param({"create": "overlooked", "swap": "overlooked"}, marks=pytest.mark.slow, id="overlooks"),
+        pytest.param({"create": "racy", "swap": "refused"}, id="Swift 2.38"),
+        pytest.param({"create": "refused", "swap": "refused"}, id="neither"),
+        pytest.param({"create": "overlooked", "swap": "overlooked"}, id="overlooks"),
     ],
 )
 def test_kill_and_two_commands_at_once(start, tmp_path: Path, bucket: Bucket, lack: dict):

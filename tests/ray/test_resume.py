@@ -131,6 +131,7 @@ def test_s3_kill_and_resume_by_another_machine(start, tmp_path: Path, bucket: Bu
     assert not any("secret" in bucket.get(k).decode(errors="ignore") for k in keys if k.endswith(".json"))
 
 
+@pytest.mark.slow  # tests/unit/storage has gs://, and the test above a run in a bucket
 def test_gcs_train_and_go_on(start_there, tmp_path: Path, gcs: str):
     flags = ("--data", "digits", "--workers", 1, "--storage", gcs, "--run", "a")
     start_there(MNIST_JOB, *flags, "--steps", 24).wait()

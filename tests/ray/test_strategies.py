@@ -23,6 +23,7 @@ def losses(folder: Path) -> list[float]:
     return raytf.read_steps(str(folder))["loss"].tolist()
 
 
+@pytest.mark.slow  # tests/tf/test_strategies.py compares the bits of each
 def test_a_run_goes_on_under_another_strategy_and_computes_the_same_bits(start_there, tmp_path: Path):
     flags = ("--data", "digits", "--storage", tmp_path, "--checkpoint-every-steps", 10, "--exact")
     watched = ("--show-cluster", "--log-device-placement")

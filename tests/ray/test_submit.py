@@ -161,6 +161,7 @@ def test_a_cluster_with_a_token():
         assert (code, output.splitlines().count("Hello")) == (0, 1), output
 
 
+@pytest.mark.slow  # test_resume.py goes on on another machine, test_metrics.py reads the figures
 def test_a_new_cluster_goes_on_where_one_was_that_is_gone(tmp_path: Path):
     folder = tmp_path / "default"
     flags = ("--steps", 1200, "--checkpoint-every-steps", 60)

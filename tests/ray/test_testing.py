@@ -33,6 +33,7 @@ print(*ray._private.state.state.get_draining_nodes())
 """
 
 
+@pytest.mark.slow  # a dozen tests here have nodes come and go
 def test_nodes_come_and_go_and_leave_nothing_behind(tmp_path: Path):
     with ElasticCluster() as cluster:
         head = cluster.head.processes()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import raytf
 from tests.ray.conftest import MNIST_JOB, result_of
@@ -26,6 +27,7 @@ def events(folder: Path) -> tuple[dict[str, list[int]], int]:
     return steps, graphs
 
 
+@pytest.mark.slow  # tests/tf: test_optimizing.py has the rates, test_gradients_kept.py the bits beside histograms
 def test_rates_and_histograms_change_nothing_that_the_law_promises(start_there, tmp_path: Path):
     common = ["--data", "digits", "--storage", tmp_path, "--no-warm-workers", "--global-batch-size", 256]
     common += ["--scale-learning-rate", "linear", "--base-batch-size", 64, "--warmup-epochs", 1.5]

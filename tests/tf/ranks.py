@@ -15,6 +15,7 @@ from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Source
+from raytf.data.sources.batches import plan_of
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.reduction import packed
@@ -80,7 +81,7 @@ def train(
 ) -> list[tuple[Any, np.ndarray]]:
     """(model, losses [steps]) of every rank after training."""
     compute, devices = compute or ComputeSection(), devices or OneDevice()
-    plan, world = StepPlan(source.records, batch, shards), World(world_size, order)
+    plan, world = plan_of(source, batch, shards), World(world_size, order)
     ranks = []
     for rank in range(world_size):
         own, all_reduce = assign(shards, world_size)[rank], world.all_reduce(rank) if world_size > 1 else None

@@ -20,7 +20,7 @@ def test_the_versions_in_which_it_was_seen_are_those_that_may_be_installed():
 
 
 def test_the_room_says_of_all_that_it_takes_where_it_was_seen():
-    tree = ast.parse((private_names.PACKAGE / "_tensorflow.py").read_text())
+    tree = ast.parse((private_names.PACKAGE / "_tensorflow" / "__init__.py").read_text())
     for path in private_names.taken(tree):
         assert [one for one in _tensorflow.SEEN if one == path or one.startswith(f"{path}.")], path
     last = {path.rpartition(".")[2] for path in _tensorflow.SEEN}

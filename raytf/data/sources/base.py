@@ -29,7 +29,7 @@ class Spec:
     """What one record looks like.
 
     Attributes:
-        shape: of one record.
+        shape: of one record; -1 for a length that differs from batch to batch.
         dtype: a numpy dtype's name.
     """
 
@@ -37,9 +37,19 @@ class Spec:
     dtype: str
 
     @property
+    def has_lengths(self) -> bool:
+        """Whether all lengths are known."""
+        return -1 not in self.shape
+
+    @property
+    def signature(self) -> list[int | None]:
+        """The shape as TensorFlow writes it."""
+        return [None if n < 0 else n for n in self.shape]
+
+    @property
     def bytes(self) -> int:
-        """Of one record."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        """Of one record, with 1 for lengths that differ."""
+        return int(np.prod([1 if n < 0 else n for n in self.shape], dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 class Source(Protocol):
@@ -49,6 +59,8 @@ class Source(Protocol):
     that each move forward through windows.
 
     A source may have `classes`, the names of its labels in the order of their numbers, or None.
+
+    A source may have `identity`, a text that `fingerprint` returns as it is.
 
     A source may have `crc`, an integer that tells its records and their order from others: `fingerprint` then reads
     none.
@@ -82,6 +94,9 @@ class Source(Protocol):
 
 def fingerprint(source: Source) -> str:
     """Tells data sets of one size apart, by the source's own `crc` or a few records."""
+    identity = getattr(source, "identity", None)
+    if identity is not None:
+        return str(identity)
     crc = getattr(source, "crc", None)
     if crc is None:
         some = np.unique(np.linspace(0, source.records - 1, 16).astype(np.int64))

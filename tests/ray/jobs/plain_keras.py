@@ -1,5 +1,6 @@
 """A Keras program that knows nothing of raytf: a base that is frozen first and tuned then, layers and a tensor at
-module level, a class without get_config, a loss of its own, and the History."""
+module level, a class without get_config, a loss and a metric of its own, the History; and data as arrays, as a data set
+that shuffles and augments with a layer, and as a generator without end."""
 
 import hashlib
 import json
@@ -7,12 +8,14 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 epochs = int(sys.argv[1])
+RECORDS, SIZE = 403, 50
 keras.utils.set_random_seed(3)
 rng = np.random.default_rng(0)
-x = rng.normal(size=(403, 8)).astype("float32")
+x = rng.normal(size=(RECORDS, 8)).astype("float32")
 y = (x[:, 0] * x[:, 1] > 0).astype("int64")
 
 activation = layers.LeakyReLU(0.2)
@@ -28,6 +31,21 @@ class Classifier(keras.Model):
         return self.head(activation(self.base(inputs))) * scale
 
 
+class Unequal(keras.metrics.Metric):
+    """How far the number of times that a record was seen is from the mean, at the most."""
+
+    def __init__(self):
+        super().__init__(name="unequal")
+        self.seen = self.add_weight(shape=(RECORDS,), initializer="zeros", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = keras.ops.cast(y_true[:, 1], "int32")
+        self.seen.assign_add(keras.ops.sum(keras.ops.one_hot(ids, RECORDS), 0))
+
+    def result(self):
+        return keras.ops.max(keras.ops.abs(self.seen - keras.ops.mean(self.seen)))
+
+
 def loss(labels, scores):
     return keras.losses.sparse_categorical_crossentropy(labels, scores / scale, from_logits=True)
 
@@ -37,17 +55,35 @@ model = Classifier(base, 2)
 base.trainable = False
 model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
 first = model.fit(x, y, batch_size=len(x), epochs=6, validation_split=0.25, shuffle=False, verbose=0)
+
 base.trainable = True
-model.compile(keras.optimizers.Adam(1e-3), loss, metrics=["accuracy"])
-second = model.fit(x, y, 50, epochs, verbose=0)
+model.compile(keras.optimizers.Adam(1e-3), lambda both, scores: loss(both[:, :1], scores), metrics=[Unequal()])
+numbered = np.stack([y, np.arange(RECORDS)], 1)
+noise = layers.GaussianNoise(0.1)
+data = tf.data.Dataset.from_tensor_slices((x, numbered))
+augmented = data.shuffle(RECORDS).batch(SIZE).map(lambda x, y: (noise(x, training=True), y))
+second = model.fit(augmented, epochs=epochs, validation_data=data.batch(100), verbose=0)
+
+
+def batches():
+    draws = np.random.default_rng(7)
+    while True:
+        order = draws.permutation(RECORDS)
+        for i in range(0, RECORDS, SIZE):
+            yield x[order[i : i + SIZE]], numbered[order[i : i + SIZE]]
+
+
+third = model.fit(batches(), epochs=epochs, steps_per_epoch=-(-RECORDS // SIZE), verbose=0)
 
 told = {
     "first": first.history,
-    "epochs": second.epoch,
-    "kind": type(second).__name__,
-    "own": second.model is model and model.history is second,
+    "unequal": [max(history.history["unequal"]) for history in (second, third)],
+    "losses": [second.history, third.history],
+    "epochs": [history.epoch for history in (first, second, third)],
+    "kind": type(third).__name__,
+    "own": third.model is model and model.history is third,
     "iterations": int(model.optimizer.iterations),
-    "evaluated": model.evaluate(x, y, verbose=0),
+    "evaluated": model.evaluate(x, numbered, verbose=0, return_dict=True),
     "weights": hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(),
 }
 print("TOLD", json.dumps(told))

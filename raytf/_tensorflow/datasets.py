@@ -1,0 +1,247 @@
+"""Data sets of TensorFlow as graphs: what makes two passes over one differ, and passes that are drawn from a seed.
+
+A data set becomes a graph and another data set with the same elements by `DatasetToGraphV2` and `DatasetFromGraph`,
+with its lookup tables, and with variables as they are at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from raytf._tensorflow import operation
+
+#: Operations that keep something in the program between two elements, beside those that write to a variable: what they
+#: give depends on all that was read before.
+_KEEPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "GeneratorDataset", "RngReadAndSkip", "RngSkip")
+_KEEPS_PREFIX = (
+    "Assign",
+    "Iterator",
+    "LookupTableInsert",
+    "LookupTableRemove",
+    "Queue",
+    "ResourceScatter",
+    "StatefulRandom",
+)
+#: Data sets that draw from seeds which are their inputs.
+_DRAWS = (
+    "ShuffleDataset",
+    "ShuffleAndRepeatDataset",
+    "RandomDataset",
+    "SamplingDataset",
+    "AnonymousRandomSeedGenerator",
+)
+#: TensorFlow's number for the type of the state of a `keras.random.SeedGenerator`, which has two numbers.
+_INT64 = 9
+#: Data sets that call a function for several elements at a time.
+_SIDE_BY_SIDE = (
+    "ParallelMapDataset",
+    "ParallelInterleaveDataset",
+    "MapAndBatchDataset",
+    "LegacyParallelInterleaveDataset",
+)
+
+
+def is_dataset(data: Any) -> bool:
+    """Whether something is a data set of TensorFlow, which is not imported to know it."""
+    return any(
+        kind.__name__ == "DatasetV2" and kind.__module__.startswith("tensorflow.") for kind in type(data).__mro__
+    )
+
+
+class DatasetGraph:
+    """The graph of a data set.
+
+    Args:
+        dataset: of TensorFlow.
+    """
+
+    def __init__(self, dataset: Any):
+        import tensorflow as tf
+
+        options = tf.data.Options()
+        options.deterministic = True  # elements in one order, whichever is ready first
+        self._dataset = dataset.with_options(options)
+        variant = tf.data.experimental.to_variant(self._dataset)
+        text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
+        self._graph = tf.compat.v1.GraphDef.FromString(text)
+
+    @property
+    def ordered(self) -> Any:
+        """The data set, with its elements in one order."""
+        return self._dataset
+
+    def keeps(self) -> str:
+        """An operation whose results depend on what was read before, which no seed can tell; empty if there is none."""
+        outside = {node.op for node in self._graph.node} - {"AssignVariableOp"}  # which gives variables their values
+        nodes = (node for function in self._graph.library.function for node in function.node_def)
+        has_seeds = self._has_seeds_alone()
+        return keeping(outside | {node.op for node in nodes if not (has_seeds and _sets_seeds(node))})
+
+    def _has_seeds_alone(self) -> bool:
+        """Whether all variables of their type are states of seed generators."""
+        variables = [node for node in self._graph.node if node.op == "VarHandleOp"]
+        same_type = [node.attr["shape"].shape for node in variables if node.attr["dtype"].type == _INT64]
+        return all([dim.size for dim in shape.dim] == [2] for shape in same_type)
+
+    def draws(self) -> str:
+        """An operation that makes two passes differ, and does not any more in `drawn`; empty if there is none."""
+        return next((node.op for node in self._nodes() if is_drawing(node)), "")
+
+    def drawn(self, seeds: Callable[[int, int], tuple[int, int]], number: int, cache: str) -> Any:
+        """The data set with seeds of its own, in which functions that draw are called for one element at a time.
+
+        Args:
+            seeds: (place of an operation in the graph, number of the pass) -> two seeds, each positive and below 2**31.
+            number: of the pass; an operation whose draws are to be the same in each pass gets pass 0.
+            cache: a folder for what the data set would keep in memory from one pass to the next.
+        """
+        import tensorflow as tf
+
+        graph = tf.compat.v1.GraphDef()
+        graph.CopyFrom(self._graph)
+        drawing = _drawing_functions(graph)
+        place = 0
+        for nodes in _bodies(graph):
+            for node in list(nodes):
+                _draw(node, nodes, seeds(place, 0 if _is_the_same(node) else number), nodes is not graph.node)
+                _one_by_one(node, nodes, drawing, nodes is not graph.node)
+                place += 1
+        _cache_in(cache, graph.node)
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
+        return tf.data.experimental.from_variant(variant, self._dataset.element_spec)
+
+    def _nodes(self) -> Iterator[Any]:
+        yield from self._graph.node
+        for function in self._graph.library.function:
+            yield from function.node_def
+
+
+def keeping(operations: Iterable[str]) -> str:
+    """The first of some operations that keeps something between two elements; empty if none does."""
+    return next((o for o in sorted(operations) if o in _KEEPS or o.startswith(_KEEPS_PREFIX)), "")
+
+
+def is_drawing(node: Any) -> bool:
+    """Whether a node draws, or gives its elements in the order in which they are ready."""
+    return _has_seeds(node) or _sets_seeds(node) or node.op.startswith(_DRAWS) or _is_unordered(node)
+
+
+def _has_seeds(node: Any) -> bool:
+    return "seed" in node.attr and "seed2" in node.attr and not node.op.startswith("Stateless")
+
+
+def _sets_seeds(node: Any) -> bool:
+    """Whether a node writes a variable of the type of a seed generator's state."""
+    return node.op == "AssignVariableOp" and node.attr["dtype"].type == _INT64
+
+
+def _is_unordered(node: Any) -> bool:
+    """Whether a node gives its elements in the order in which they are ready."""
+    return "deterministic" in node.attr and node.attr["deterministic"].s == b"false"
+
+
+def _is_the_same(node: Any) -> bool:
+    """Whether a node draws the same in each pass: a shuffle without `reshuffle_each_iteration`."""
+    return "reshuffle_each_iteration" in node.attr and not node.attr["reshuffle_each_iteration"].b
+
+
+def _drawing_functions(graph: Any) -> set[str]:
+    """Names of the functions that draw, or call one that does."""
+    bodies = {f.signature.name: f.node_def for f in graph.library.function}
+    found = {name for name, nodes in bodies.items() if any(_has_seeds(n) or _sets_seeds(n) for n in nodes)}
+    while True:
+        more = {name for name, nodes in bodies.items() if name not in found and any(_calls(n, found) for n in nodes)}
+        if not more:
+            return found
+        found |= more
+
+
+def _bodies(graph: Any) -> Iterator[Any]:
+    """Nodes of a graph, and of its functions in the order in which they are called: their names differ from one time
+    to the next."""
+    functions, seen, coming = {f.signature.name: f.node_def for f in graph.library.function}, set(), [graph.node]
+    while coming:
+        nodes = coming.pop(0)
+        yield nodes
+        for node in nodes:
+            called = [node.op, *(node.attr[key].func.name for key in sorted(node.attr))]
+            for name in called:
+                if name in functions and name not in seen:
+                    seen.add(name)
+                    coming.append(functions[name])
+
+
+def _calls(node: Any, functions: set[str]) -> bool:
+    return node.op in functions or any(value.func.name in functions for value in node.attr.values())
+
+
+def _draw(node: Any, nodes: Any, seeds: tuple[int, int], in_function: bool) -> None:
+    """Give a node that draws its seeds."""
+    if _is_unordered(node):
+        node.attr["deterministic"].s = b"true"
+    if _has_seeds(node):
+        node.attr["seed"].i, node.attr["seed2"].i = seeds
+    elif _sets_seeds(node) and not in_function:
+        _set_input(node, nodes, "value", seeds, in_function)
+    if not node.op.startswith(_DRAWS):
+        return
+    for name, value in zip(("seed", "seed2"), seeds, strict=True):
+        _set_input(node, nodes, name, value, in_function)
+    if not in_function and "seed_generator" in _inputs(node):  # that of the program goes on with each pass
+        own = nodes.add(name=f"{node.name}/raytf_generator", op="DummySeedGenerator")
+        node.input[_place(node, "seed_generator")] = own.name
+
+
+def _one_by_one(node: Any, nodes: Any, drawing: set[str], in_function: bool) -> None:
+    """Have a function that draws called for one element after another: draws of several at a time have no order."""
+    if node.op.startswith(_SIDE_BY_SIDE) and _calls(node, drawing):
+        _set_input(node, nodes, "num_parallel_calls", 1, in_function)
+    elif node.op.startswith("ParallelInterleaveDataset"):
+        # What is written down has as many calls as the program said, beside a cycle that this machine has shortened.
+        _set_input(node, nodes, "num_parallel_calls", -1, in_function)  # as many as are good
+
+
+def _cache_in(folder: str, nodes: Any) -> None:
+    """Have caches in memory, which end with the data set, be files in a folder."""
+    import tensorflow as tf
+
+    names = {node.name: node for node in nodes}
+    for node in [node for node in nodes if node.op.startswith("CacheDataset")]:
+        given = names.get(node.input[1])
+        if given is not None and not tf.make_ndarray(given.attr["value"].tensor).item():
+            _set_input(node, nodes, "filename", f"{folder}/{node.name.replace('/', '-')}", False)
+
+
+def _set_input(node: Any, nodes: Any, name: str, value: Any, in_function: bool) -> None:
+    """Have an input of a node, if it has one of that name, be a constant."""
+    import tensorflow as tf
+
+    kind = _inputs(node).get(name)
+    if kind is None:
+        return
+    kind = kind or node.attr["dtype"].type
+    made = nodes.add(name=f"{node.name}/raytf_{name}", op="Const")
+    made.attr["dtype"].type = kind
+    made.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.as_dtype(kind)))
+    node.input[_place(node, name)] = f"{made.name}:output:0" if in_function else made.name
+
+
+def _inputs(node: Any) -> dict[str, int]:
+    """Names of a node's inputs -> their types."""
+    return {argument.name: argument.type for argument in operation(node.op).input_arg}
+
+
+def _place(node: Any, name: str) -> int:
+    """Where an input stands among those of a node, some of which may be lists."""
+    place = 0
+    for argument in operation(node.op).input_arg:
+        if argument.name == name:
+            break
+        if argument.number_attr:
+            place += node.attr[argument.number_attr].i
+        elif argument.type_list_attr:
+            place += len(node.attr[argument.type_list_attr].list.type)
+        else:
+            place += 1
+    return place

@@ -1,0 +1,102 @@
+"""Data sets of batches as sources: their records with random access, or batches that arrive while the run trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.plan import BatchPlan, StepPlan
+from raytf.data.sources.base import Source, Spec, crc_of
+
+#: (global step, shards) -> leaves of those shards' records, one after another, and the number of records of the batch.
+Fetch = Callable[[int, range], tuple[list[np.ndarray], int]]
+
+
+class BatchedSource:
+    """The records of a data set of batches.
+
+    Args:
+        records: all of them, with leaves in the order of `spec`.
+        spec: what one looks like, nested as in a batch.
+        rows: records in each batch.
+    """
+
+    block_sizes = None
+    window = 1
+
+    def __init__(self, records: Source, spec: tuple[Any, Any, Any], rows: list[int]):
+        self._records, self.spec, self.rows = records, spec, rows
+        self.name, self.records = records.name, records.records
+
+    @property
+    def crc(self) -> int:
+        """Of the sizes of all batches and of some records."""
+        some = np.unique(np.linspace(0, self.records - 1, 16).astype(np.int64))
+        return crc_of([np.asarray(self.rows, np.int64), *self._records.take(some)])
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return self._records.take(records)
+
+    def reader(self, shards: int) -> Source:
+        """One that a pipeline has for itself."""
+        own = self._records.reader(shards) if hasattr(self._records, "reader") else self._records
+        return BatchedSource(own, self.spec, self.rows)
+
+    def label_range(self) -> tuple[float, float] | None:
+        return self._records.label_range() if isinstance(self.spec[1], Spec) else None
+
+
+class LiveBatches:
+    """Batches that the driver's program makes while the run trains.
+
+    Args:
+        name: of the data, for people.
+        first: leaves of the first batch, in the order of `tree.flatten`.
+        spec: what a record looks like, nested as in a batch; a length that differs from batch to batch is -1.
+        steps: batches of an epoch.
+        fetch: gets a batch; None before the run begins.
+
+    Attributes:
+        records: those of the first batch, which stand for all others before training begins.
+    """
+
+    block_sizes = None
+    window = 1
+
+    def __init__(
+        self, name: str, first: list[np.ndarray], spec: tuple[Any, Any, Any], steps: int, fetch: Fetch | None = None
+    ):
+        self.name, self._first, self.spec, self.steps, self.fetch = name, first, spec, steps, fetch
+        self.records = len(first[0])
+
+    @property
+    def identity(self) -> str:
+        """What must be the same when the program is started again: it may shuffle, so that no record need be."""
+        return f"{self.steps} batches an epoch, which the program makes"
+
+    def fed(self, fetch: Fetch) -> LiveBatches:
+        """The same, with a way to get batches."""
+        return LiveBatches(self.name, self._first, self.spec, self.steps, fetch)
+
+    def take(self, records: np.ndarray) -> list[np.ndarray]:
+        return [leaf[records] for leaf in self._first]
+
+    def label_range(self) -> tuple[float, float] | None:
+        return None
+
+
+def spec_of(batch: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """What one record of a batch looks like."""
+    return tree.map_leaves(lambda leaf: Spec(leaf.shape[1:], leaf.dtype.name), batch)
+
+
+def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:
+    """How the steps of training on a source are divided."""
+    if isinstance(source, BatchedSource):
+        return BatchPlan.of(source.rows, shards)
+    if isinstance(source, LiveBatches):
+        return BatchPlan(source.steps * global_batch_size, global_batch_size, shards, source.steps)
+    return StepPlan(source.records, global_batch_size, shards)

@@ -1,0 +1,164 @@
+"""Records the batches of a data set that is the same in each pass: in memory, or once in the run's folder."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from raytf.data import tree
+from raytf.data.sources.arrays import ArraySource
+from raytf.data.sources.base import SMALL_BYTES, crc_of
+from raytf.data.sources.batches import BatchedSource, spec_of
+from raytf.data.sources.parquet import ParquetSource
+from raytf.data.sources.schema import Schema
+from raytf.data.sources.writer import FILE_BYTES, DatasetFolder, FileLayout
+from raytf.data.streams import Batch, Stream
+from raytf.errors import DataError
+
+_BLOCK_BYTES = 1 << 20
+#: Beside the files, when all are there: records in each batch.
+_ROWS = "_raytf_batches.json"
+
+
+class BatchesDifferError(DataError):
+    """Records of two batches have different shapes, so that they cannot stand in one table."""
+
+
+def recorded(
+    stream: Stream, storage: Any, say: Callable[[str], object], most: int | None = None, small: int = SMALL_BYTES
+) -> BatchedSource:
+    """The batches of one pass: in memory up to `small` bytes, otherwise written to a folder and read from there.
+
+    Files that an earlier start has written are used again.
+
+    Args:
+        stream: the batches.
+        storage: the folder, for large ones.
+        say: told what is written.
+        most: batches, if only some of them are wanted.
+        small: bytes.
+
+    Raises:
+        BatchesDifferError: the batches' records have different shapes.
+        ConfigError: something else is in the folder.
+        DataError: there is no batch, or the data fails.
+        StorageError: storage refuses.
+    """
+    table = _Table(stream, storage, most)
+    if table.is_finished:
+        return table.source()
+    kept: list[list[np.ndarray]] = []
+    size, batches = 0, _batches(stream, most)
+    for leaves in batches:
+        kept.append(leaves)
+        size += sum(leaf.nbytes for leaf in leaves)
+        if size > small:
+            table.write(itertools.chain(kept, batches), say)
+            return table.source()
+    whole = [np.concatenate(parts) for parts in zip(*kept, strict=True)]
+    x, y, weight = tree.unflatten(table.spec, whole)
+    records = ArraySource(x, y, weight, name=stream.name)
+    return BatchedSource(records, table.spec, [len(leaves[0]) for leaves in kept])
+
+
+def _batches(stream: Stream, most: int | None) -> Iterator[list[np.ndarray]]:
+    """Leaves of each batch, in the order of `tree.flatten`."""
+    first = _shapes(stream.peek())
+    for i in itertools.count() if most is None else range(most):
+        batch = stream.read(0, i)
+        if batch is None:
+            return
+        if _shapes(batch) != first:
+            raise BatchesDifferError(f"{stream.name} data: batch {i + 1} has {_shapes(batch)}, the first has {first}.")
+        yield [leaf for _, leaf in tree.flatten(batch)]
+
+
+def _shapes(batch: Batch) -> str:
+    return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(batch))
+
+
+class _Table:
+    """A folder with the records of a stream's batches as Parquet.
+
+    Args:
+        stream, storage, most: as for `recorded`.
+    """
+
+    def __init__(self, stream: Stream, storage: Any, most: int | None):
+        self._stream, self._storage, self._most = stream, storage, most
+        self._first = [leaf for _, leaf in tree.flatten(stream.peek())]
+        self.spec = spec_of(stream.peek())
+        specs = [leaf for _, leaf in tree.flatten(self.spec)]
+        names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
+        known = {"first batch": crc_of(self._first), "batches": stream.steps if most is None else most}
+        about = json.dumps(known | {"record": _shapes(stream.peek())})
+        columns = dict(zip(names, names, strict=True)), None, None
+        self._layout = FileLayout.of("parquet", self.spec, None, FILE_BYTES, _BLOCK_BYTES)
+        schema = Schema(columns, dict(zip(names, specs, strict=True)), None, {}, about)
+        self._folder = DatasetFolder(storage, schema, self._layout, None)
+
+    @property
+    def is_finished(self) -> bool:
+        return self._folder.is_finished
+
+    def source(self) -> BatchedSource:
+        rows = json.loads(self._storage.get(_ROWS))
+        return BatchedSource(ParquetSource(self._storage.uri), self.spec, rows)
+
+    def write(self, batches: Iterator[list[np.ndarray]], say: Callable[[str], object]) -> None:
+        """Write the files that are not there yet."""
+        folder, layout, rows = self._folder, self._layout, list[int]()
+        steps, each = self._most or self._stream.steps, sum(leaf.nbytes for leaf in self._first)
+        expected = f"about {each * steps / 2**30:.1f} GiB" if steps else "of a size that nobody knows before"
+        say(
+            f"{self._stream.name} data, {expected}, is written to {self._storage.locate('')}, once, and read from there"
+        )
+        folder.begin()
+        coming = _Rest(batches, rows)
+        for i in itertools.count():
+            name = layout.name(i)
+            if name in folder.files:  # of an earlier start
+                coming.skip(folder.files[name].records)
+            elif coming.is_over():
+                break
+            else:
+                folder.write(name, coming.upto(layout.file_records))
+                say(f"{self._stream.name} data: {sum(rows)} records are written")
+        self._storage.put(_ROWS, json.dumps(rows).encode())
+        folder.finish()
+
+
+class _Rest:
+    """Batches that are still to come, whose sizes are noted.
+
+    Args:
+        batches: their leaves.
+        rows: gets the number of records of each one that was taken.
+    """
+
+    def __init__(self, batches: Iterator[list[np.ndarray]], rows: list[int]):
+        self._batches, self._rows = batches, rows
+        self._head: list[np.ndarray] | None = None
+
+    def is_over(self) -> bool:
+        if self._head is None:
+            self._head = next(self._batches, None)
+        return self._head is None
+
+    def upto(self, records: int) -> Iterator[list[np.ndarray]]:
+        """Batches with at least this many records together, if there are so many."""
+        done = 0
+        while done < records and not self.is_over():
+            leaves, self._head = self._head, None
+            assert leaves is not None
+            self._rows.append(len(leaves[0]))
+            done += len(leaves[0])
+            yield leaves
+
+    def skip(self, records: int) -> None:
+        for _ in self.upto(records):
+            pass

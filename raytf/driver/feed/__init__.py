@@ -1,0 +1,1 @@
+"""Batches that the driver's program makes while workers train: it makes them, they ask for them by their step."""

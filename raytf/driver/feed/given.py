@@ -1,0 +1,142 @@
+"""Batches that `fit` is given (a data set of TensorFlow, a PyDataset, a generator), as streams and as sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raytf._tensorflow.datasets import is_dataset
+from raytf.config.train_config import TrainConfig
+from raytf.data import tree
+from raytf.data.sources import Source
+from raytf.data.sources.batches import LiveBatches
+from raytf.data.sources.recording import BatchesDifferError, recorded
+from raytf.data.streams import Stream, from_generator, from_py_dataset, from_tf_dataset
+from raytf.errors import ConfigError, DataError
+from raytf.storage.storage import Storage
+
+#: Data of up to this many bytes are recorded if nothing else is said: about as much as is written in some minutes.
+_RECORDED_BYTES = 8 << 30
+
+
+def is_py_dataset(data: Any) -> bool:
+    """Whether something is a keras.utils.PyDataset; Keras is not imported to know it."""
+    return any(kind.__name__ == "PyDataset" and "keras" in kind.__module__ for kind in type(data).__mro__)
+
+
+def are_batches(data: Any) -> bool:
+    """Whether something gives batches, one after another."""
+    return is_dataset(data) or is_py_dataset(data) or (hasattr(data, "__next__") and hasattr(data, "__iter__"))
+
+
+def stream_of(
+    data: Any, name: str, steps: int | None, config: TrainConfig, epochs: int = 1, shuffle: bool = False
+) -> Stream:
+    """The stream of what `are_batches`.
+
+    Args:
+        data: the batches.
+        name: of the argument, for people.
+        steps: batches of an epoch, as the program says.
+        config: the run's settings.
+        epochs: how often the batches are read.
+        shuffle: whether a PyDataset's batches have another order in each epoch.
+
+    Raises:
+        ConfigError: a flag asks for another size of batches than they have.
+        DataError: they cannot be read, or nobody says how many there are.
+    """
+    seed, asked = config.batch.seed, config.batch.global_batch_size
+    is_asked = asked != TrainConfig().batch.global_batch_size and name == "train"
+    if is_dataset(data):
+        return from_tf_dataset(data.rebatch(asked) if is_asked else data, name, steps, seed)
+    if is_py_dataset(data):
+        found = from_py_dataset(data, name, steps, shuffle and name == "train", seed)
+    else:
+        found = from_generator(data, name, steps, epochs)
+    rows = rows_of(found)
+    if is_asked and rows != asked:
+        raise ConfigError(
+            f"--global-batch-size {asked}: {name} data makes batches of {rows} itself. Leave the flag out, or have the "
+            "program make such batches."
+        )
+    return found
+
+
+def evaluated_of(data: Any, name: str, steps: int | None, config: TrainConfig) -> Stream:
+    """As `stream_of`, for data of an evaluation, of which the program may want the first batches only."""
+    if steps is not None and is_dataset(data):
+        return stream_of(data.take(steps), name, None, config)
+    has_end = is_py_dataset(data) and data.num_batches is not None
+    return stream_of(data, name, None if has_end else steps, config)
+
+
+def rows_of(stream: Stream) -> int:
+    """Records of the first batch."""
+    return len(next(leaf for _, leaf in tree.flatten(stream.peek())))
+
+
+def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[str], None]) -> Source:
+    """A source for training: records, or batches that are made while the run trains.
+
+    Args:
+        stream: the batches.
+        how: --pipeline: auto, record or live.
+        folder: for records.
+        say: told what was chosen, and why.
+
+    Raises:
+        ConfigError: batches cannot be recorded, and --pipeline asks for it.
+        DataError: the data fails.
+    """
+    why = _why_live(stream, how)
+    if not why:
+        try:
+            found = recorded(stream, folder, say)
+            say(f"{stream.name} data: {len(found.rows)} batches, recorded, {_why_recorded(stream)}")
+            return found
+        except BatchesDifferError as error:
+            if how == "record":
+                raise ConfigError(
+                    f"--pipeline record: {error} Pad them to one length, or leave the flag out."
+                ) from None
+            why = "its batches have records of different shapes"
+    if stream.steps is None:
+        say(f"{stream.name} data does not know how many batches it has; they are counted")
+        stream.steps = stream.count()
+    say(f"{stream.name} data: {stream.steps} batches an epoch, made by this program while the run trains, since {why}")
+    first = [leaf for _, leaf in tree.flatten(stream.peek())]
+    return LiveBatches(stream.name, first, stream.spec(), stream.steps)
+
+
+def _why_recorded(stream: Stream) -> str:
+    if stream.changes:
+        return f"since --pipeline record asks for it: all epochs have the batches of the first, though {stream.changes}"
+    return "since each pass is the same"
+
+
+def _why_live(stream: Stream, how: str) -> str:
+    """Why batches are made while the run trains; empty if they are recorded."""
+    if how == "live":
+        return "--pipeline live asks for it"
+    size = sum(leaf.nbytes for _, leaf in tree.flatten(stream.peek())) * (stream.steps or 0)
+    if how == "auto" and stream.changes:
+        return stream.changes
+    if how == "auto" and size > _RECORDED_BYTES:
+        return f"it has about {size / 2**30:.0f} GiB"
+    return ""
+
+
+def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: Callable[[str], None]) -> Source:
+    """A source for validation or a test, which reads its batches once.
+
+    Args:
+        steps: how many batches, if the program says so.
+
+    Raises:
+        DataError: the data fails, or its batches have records of different shapes.
+    """
+    try:
+        return recorded(stream, folder, say, most=steps)
+    except BatchesDifferError as error:
+        raise DataError(f"{error} Pad them to one length: an evaluation reads records of one shape.") from None

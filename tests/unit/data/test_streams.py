@@ -1,0 +1,188 @@
+"""Batches in order: epochs, what is read twice, what is skipped, and what is no batch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf.data.streams import Stream, batch_of, from_generator, from_py_dataset
+from raytf.errors import DataError
+
+LENGTH = 7
+
+
+class Passes:
+    """Elements (pass, place), of which it notes what was asked for."""
+
+    def __init__(self, length: int | None = LENGTH):
+        self.length, self.opened = length, list[tuple[int, int]]()
+
+    def __call__(self, number: int, first: int) -> Iterator[Any]:
+        self.opened.append((number, first))
+        places = itertools.count(first) if self.length is None else range(first, self.length)
+        return ((np.full((2, 1), number), np.full(2, i)) for i in places)
+
+
+def told(batch: Any) -> tuple[int, int]:
+    """(pass, place) of an element."""
+    return int(batch[0][0, 0]), int(batch[1][0])
+
+
+@given(
+    places=st.lists(st.tuples(st.integers(0, 3), st.integers(0, LENGTH - 1)), max_size=8),
+    depends=st.booleans(),
+    peeks=st.booleans(),
+)
+def test_what_is_asked_for_is_read_in_whatever_order(places: list[tuple[int, int]], depends: bool, peeks: bool):
+    stream = Stream("train", Passes(), LENGTH, depends_on_passes=depends)
+    for epoch, index in places:
+        if peeks:
+            stream.peek()
+        assert told(stream.read(epoch, index)) == (epoch, index)
+
+
+@given(first=st.integers(0, 40), more=st.integers(0, 10))
+def test_epochs_of_one_pass_begin_where_the_last_one_ended(first: int, more: int):
+    stream = Stream("train", Passes(None), 5, goes_on=True)
+    for step in (first, first + more):
+        assert told(stream.read(*divmod(step, 5))) == (0, step)
+
+
+def test_a_batch_that_was_looked_at_is_read_again_without_another_pass():
+    passes = Passes()
+    stream = Stream("train", passes, LENGTH, can_go_back=False)
+    assert told(stream.peek()) == told(stream.peek()) == (0, 0)
+    assert [told(stream.read(0, i)) for i in range(LENGTH)] == [(0, i) for i in range(LENGTH)]
+    assert stream.read(0, LENGTH) is None
+    assert passes.opened == [(0, 0)]
+
+
+@pytest.mark.parametrize(("depends", "opened"), [(True, [(0, 0), (1, 0), (2, 3)]), (False, [(2, 3)])])
+def test_passes_before_are_read_only_where_they_decide(depends: bool, opened: list[tuple[int, int]]):
+    passes = Passes()
+    stream = Stream("train", passes, LENGTH, depends_on_passes=depends)
+    assert told(stream.read(2, 3)) == (2, 3)
+    assert passes.opened == opened
+
+
+def test_what_can_be_read_once_is_not_read_again():
+    stream = from_generator((np.full((2, 1), i) for i in range(9)), "train", 3, 3)
+    assert stream.read(0, 1) is not None
+    with pytest.raises(DataError, match="from batch 1 on, and it can be read once only"):
+        stream.read(0, 0)
+
+
+def test_a_generator_that_is_skipped_to_goes_on_from_there():
+    stream = from_generator((np.full((2, 1), i) for i in itertools.count()), "train", 3, 3)
+    stream.peek()
+    found = [stream.read(1, i) for i in range(3)]
+    assert [int(batch[0][0, 0]) for batch in found if batch is not None] == [3, 4, 5]
+
+
+def test_a_generator_for_several_epochs_needs_their_length():
+    with pytest.raises(DataError, match=r"can be read once, and there are 2 epochs\. Give steps_per_epoch"):
+        from_generator(iter([]), "train", None, 2)
+
+
+class Batches:
+    """As a keras.utils.PyDataset."""
+
+    def __init__(self, num_batches: int | None = 5):
+        self.num_batches, self.hooks = num_batches, list[str]()
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((3, 1), index), np.arange(3)
+
+    def on_epoch_begin(self) -> None:
+        self.hooks.append("begin")
+
+    def on_epoch_end(self) -> None:
+        self.hooks.append("end")
+
+
+def read(stream: Stream, epoch: int) -> list[int]:
+    return [int(stream.read(epoch, i)[0][0, 0]) for i in range(stream.steps)]
+
+
+def test_a_py_dataset_has_each_batch_once_an_epoch_in_an_order_of_the_seed():
+    epochs = [read(from_py_dataset(Batches(), "train", None, True, seed=3), epoch) for epoch in (0, 1)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(5))] * 2
+    assert epochs[0] != epochs[1]
+    again = from_py_dataset(Batches(), "train", None, True, seed=3)
+    assert [read(again, 0), read(again, 1)] == epochs
+    assert read(from_py_dataset(Batches(), "train", None, False, seed=3), 1) == list(range(5))
+
+
+def test_a_py_dataset_is_told_of_epochs_also_of_those_that_are_skipped():
+    batches = Batches()
+    from_py_dataset(batches, "train", None, False, 0).read(2, 1)
+    assert batches.hooks == ["begin", "end", "begin", "end", "begin"]
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "words"),
+    [
+        (None, None, "has no end. Give steps_per_epoch"),
+        (0, None, "has no batches"),
+        (5, 3, "has 5 batches, and steps_per_epoch is 3"),
+    ],
+)
+def test_an_epoch_has_one_length(batches: int | None, steps: int | None, words: str):
+    with pytest.raises(DataError, match=words):
+        from_py_dataset(Batches(batches), "train", steps, False, 0)
+
+
+def test_a_py_dataset_without_end_has_the_epochs_that_are_asked_for():
+    stream = from_py_dataset(Batches(None), "train", 4, True, 0)
+    assert [read(stream, 0), read(stream, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+X, Y = np.zeros((3, 2)), np.zeros(3)
+
+
+@pytest.mark.parametrize(
+    ("element", "parts"),
+    [
+        (X, (X, None, None)),
+        ((X,), (X, None, None)),
+        ([X, Y], (X, Y, None)),
+        ((X, Y, Y), (X, Y, Y)),
+        (({"a": X, "b": Y}, Y), ({"a": X, "b": Y}, Y, None)),
+        ({"a": X}, ({"a": X}, None, None)),
+    ],
+)
+def test_an_element_is_taken_apart_as_by_keras(element: Any, parts: Any):
+    found = batch_of(element, "train")
+    assert str(found) == str(parts)
+
+
+@pytest.mark.parametrize(
+    ("element", "words"),
+    [
+        ((X, Y, Y, Y), "an element has 4 parts"),
+        ((X, 1.0), "a single value where a batch has a row for each record"),
+        ((X, np.zeros(4)), "differ in their number of records"),
+        ((np.array(["a", "b", "c"]), Y), "is not a number"),
+        ((None, Y), "an element has no x"),
+    ],
+)
+def test_what_is_no_batch_is_refused(element: Any, words: str):
+    with pytest.raises(DataError, match=words):
+        batch_of(element, "train")
+
+
+def test_what_the_program_raises_is_told():
+    def broken() -> Iterator[Any]:
+        yield X, Y
+        raise KeyError("lost")
+
+    stream = from_generator(broken(), "train", 2, 1)
+    assert stream.read(0, 0) is not None
+    with pytest.raises(DataError, match="train data failed: KeyError: 'lost'"):
+        stream.read(0, 1)
