@@ -186,6 +186,20 @@ def batch_of(element: Any, name: str) -> Batch:
     return batch
 
 
+def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
+    """How a batch differs from what all are to be like, for people; empty if it does not."""
+    found = {path: (leaf.shape[1:], leaf.dtype.name) for path, leaf in tree.flatten(batch)}
+    wanted = {path: (one.shape, one.dtype) for path, one in tree.flatten(spec)}
+    if found.keys() != wanted.keys():
+        return f"it has {', '.join(found)} where the first one has {', '.join(wanted)}"
+    for path, (shape, dtype) in found.items():
+        like, kind = wanted[path]
+        if dtype != kind or len(shape) != len(like) or any(n not in (-1, m) for n, m in zip(like, shape, strict=True)):
+            known = tuple(None if n < 0 else n for n in like)
+            return f"a record of {path} is {shape} {dtype} where those of the first one are {known} {kind}"
+    return ""
+
+
 def _array(leaf: Any, name: str) -> np.ndarray:
     if hasattr(leaf, "to_tensor") or hasattr(leaf, "dense_shape"):
         raise DataError(

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf.data import tree
 from raytf.data.plan import BatchPlan
-from raytf.data.streams import Batch, Stream
+from raytf.data.streams import Batch, Stream, misfit
 from raytf.driver.feed.mailbox import Mailbox, Offer, Wish
 from raytf.errors import RaytfError
 from raytf.training.feed_client import FeedClient
@@ -63,6 +63,7 @@ class _Producer:
 
     def __init__(self, stream: Stream, plan: BatchPlan, mailbox: Any):
         self._stream, self._plan, self._mailbox = stream, plan, mailbox
+        self._spec = stream.spec()
         #: Batches that may be asked for again, by step.
         self._kept: dict[int, Offer] = {}
 
@@ -95,6 +96,10 @@ class _Producer:
                 f"{self._stream.name} data has ended after {index} of {self._plan.steps_per_epoch} batches in epoch "
                 f"{epoch + 1}. Give as many as there are, or make data without end, as with dataset.repeat().",
             )
+        why = misfit(batch, self._spec)
+        if why:
+            name, steps = self._stream.name, self._plan.steps_per_epoch
+            return Offer(0, [], f"{name} data: batch {index + 1} of {steps} in epoch {epoch + 1} differs: {why}.")
         return self._put(batch)
 
     def _put(self, batch: Batch) -> Offer:

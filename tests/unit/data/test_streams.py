@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.data.streams import Stream, batch_of, from_generator, from_py_dataset
+from raytf.data.sources.base import Spec
+from raytf.data.streams import Stream, batch_of, from_generator, from_py_dataset, misfit
 from raytf.errors import DataError
 
 LENGTH = 7
@@ -175,6 +176,26 @@ def test_an_element_is_taken_apart_as_by_keras(element: Any, parts: Any):
 def test_what_is_no_batch_is_refused(element: Any, words: str):
     with pytest.raises(DataError, match=words):
         batch_of(element, "train")
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((np.zeros((9, 5, 2)), Y), ""),
+        (
+            (np.zeros((9, 5, 3)), Y),
+            "a record of [0] is (5, 3) float64 where those of the first one are (None, 2) float64",
+        ),
+        ((np.zeros((9, 2)), Y), "a record of [0] is (2,) float64"),
+        ((np.zeros((9, 5, 2), np.float32), Y), "a record of [0] is (5, 2) float32"),
+        ((np.zeros((9, 5, 2)), Y, Y), "it has [0], [1], [2] where the first one has [0], [1]"),
+    ],
+)
+def test_a_batch_that_is_not_like_the_first_one_is_told(batch: Any, words: str):
+    spec = Spec((-1, 2), "float64"), Spec((), "float64"), None
+    found = misfit((*batch, None)[:3], spec)
+    assert found.startswith(words)
+    assert bool(found) is bool(words)
 
 
 def test_what_the_program_raises_is_told():
