@@ -22,6 +22,9 @@ class FeedClient:
     def __init__(self, handle: ActorHandle, shards: int):
         self._handle: Any = handle  # Ray makes its methods when it runs
         self._shards = shards
+        #: The offer that was had last, and the leaves of its batches for some shards.
+        self._offer: Any = None
+        self._batches: tuple[range, list[list[np.ndarray]]] = range(0), []
 
     def __call__(self, step: int, shards: range) -> tuple[list[np.ndarray], int]:
         """Leaves of the records of some logical shards at a step, and the number of records of all shards.
@@ -29,14 +32,27 @@ class FeedClient:
         Raises:
             DataError: the program cannot make the batch.
         """
-        rows, parts, failure = ray.get(self._handle.ask.remote(step))
-        if failure:
-            raise DataError(failure)
-        if len(parts) == 1:
-            first, stop = (n * rows // self._shards for n in (shards.start, shards.stop))
-            return [leaf[first:stop] for leaf in ray.get(parts[0])], rows
-        found = ray.get(parts[shards.start : shards.stop])
-        return [np.concatenate(leaves) for leaves in zip(*found, strict=True)], rows
+        if self._offer is None or not self._offer.has(step) or self._batches[0] != shards:
+            self._offer = ray.get(self._handle.ask.remote(step))
+            self._batches = shards, self._taken(shards)
+        at = step - self._offer.start
+        if at == len(self._offer.rows):
+            raise DataError(self._offer.failure)
+        return self._batches[1][at], self._offer.rows[at]
+
+    def _taken(self, shards: range) -> list[list[np.ndarray]]:
+        """Leaves of some shards' records, for each batch of the offer."""
+        rows, parts = self._offer.rows, self._offer.parts
+        if len(parts) > 1:
+            found = ray.get(parts[shards.start : shards.stop])
+            return [
+                [np.concatenate(leaves) for leaves in zip(*batch, strict=True)] for batch in zip(*found, strict=True)
+            ]
+        cut: list[list[np.ndarray]] = []
+        for count, leaves in zip(rows, ray.get(parts[0]) if parts else [], strict=True):
+            first, stop = (n * count // self._shards for n in (shards.start, shards.stop))
+            cut.append([leaf[first:stop] for leaf in leaves])
+        return cut
 
     def saved(self, step: int) -> None:
         """Tell that a checkpoint of a step is on storage, from rank 0."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,17 +15,18 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raytf.data import tree
 from raytf.data.plan import BatchPlan
-from raytf.data.streams import Batch, Stream, misfit
+from raytf.data.streams import Stream, misfit
 from raytf.driver.feed.mailbox import Mailbox, Offer, Wish
-from raytf.errors import RaytfError
+from raytf.errors import RaytfError, one_line
 from raytf.training.feed_client import FeedClient
 
 #: Bytes of batches that may wait for the workers, and how many batches at the most and at the least.
 _AHEAD_BYTES, _AHEAD_MOST, _AHEAD_LEAST = 64 << 20, 32, 3
 #: Seconds in which all of it ends.
 _END_SECONDS = 2.0
-#: A larger batch is cut into its shards, of which each worker gets only its own.
-_WHOLE_BYTES = 1 << 20
+#: Larger ones are cut into their shards, of which each worker gets only its own. Smaller ones travel together, as many
+#: as are made in this time.
+_WHOLE_BYTES, _TOGETHER_SECONDS = 1 << 20, 0.05
 
 
 @contextlib.contextmanager
@@ -42,7 +45,9 @@ def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]
     options = {"num_cpus": 0, "scheduling_strategy": here, "max_restarts": -1, "max_task_retries": -1}
     # Every rank may wait in a call, beside the driver.
     mailbox: Any = ray.remote(Mailbox).options(**options, max_concurrency=1000).remote(total, ahead)
-    producer = threading.Thread(target=_Producer(stream, plan, mailbox).run, name="raytf-feed", daemon=True)
+    most = max(1, min(ahead, _AHEAD_MOST // 2, _WHOLE_BYTES // max(1, size)))
+    making = _Producer(stream, plan, total, most, mailbox)
+    producer = threading.Thread(target=making.run, name="raytf-feed", daemon=True)
     producer.start()
     try:
         yield FeedClient(mailbox, plan.shards)
@@ -57,15 +62,16 @@ class _Producer:
     """Brings the batches that the mailbox wishes.
 
     Args:
-        stream, plan: as for `feeding`.
+        stream, plan, total: as for `feeding`.
+        most: batches that travel together.
         mailbox: handle of the actor.
     """
 
-    def __init__(self, stream: Stream, plan: BatchPlan, mailbox: Any):
-        self._stream, self._plan, self._mailbox = stream, plan, mailbox
-        self._spec = stream.spec()
-        #: Batches that may be asked for again, by step.
-        self._kept: dict[int, Offer] = {}
+    def __init__(self, stream: Stream, plan: BatchPlan, total: int, most: int, mailbox: Any):
+        self._stream, self._plan, self._total, self._most = stream, plan, total, most
+        self._mailbox, self._spec = mailbox, stream.spec()
+        #: What may be asked for again.
+        self._kept: list[Offer] = []
 
     def run(self) -> None:
         """Until the mailbox ends."""
@@ -73,39 +79,65 @@ class _Producer:
         with contextlib.suppress(ray.exceptions.RayError):
             while True:
                 wish: Wish = ray.get(self._mailbox.wish.remote(position))
-                step, floor = wish
-                if step is None:
+                if wish.step is None:
                     return
-                for old in [old for old in self._kept if old < floor]:
-                    del self._kept[old]
-                if step not in self._kept:
-                    self._kept[step] = self._made(step)
-                ray.get(self._mailbox.offer.remote(step, self._kept[step]))
-                position = max(self._kept) + 1
+                self._kept = [old for old in self._kept if old.stop > wish.floor]
+                offer = next((old for old in self._kept if old.has(wish.step)), None)
+                if offer is None:
+                    offer = self._surely_made(wish.step)
+                    self._kept.append(offer)
+                    position = offer.stop
+                elif wish.step == position:
+                    position = offer.stop
+                ray.get(self._mailbox.offer.remote(offer))
 
-    def _made(self, step: int) -> Offer:
+    def _surely_made(self, start: int) -> Offer:
+        """As `_made`; whatever goes wrong is an answer, since workers wait for one."""
+        try:
+            return self._made(start)
+        except Exception as error:  # such as a store without room
+            text = f"{self._stream.name} data: batches from step {start + 1} on cannot be sent to the workers: "
+            return Offer(start, [], [], text + one_line(error, 300))
+
+    def _made(self, start: int) -> Offer:
+        """Batches from a step on: as many as are small together and soon made, at least one."""
+        batches: list[list[np.ndarray]] = []
+        failure, began = "", time.monotonic()
+        while start + len(batches) < self._total:
+            made = self._batch(start + len(batches))
+            if isinstance(made, str):
+                failure = made
+                break
+            batches.append(made)
+            if len(batches) == self._most or time.monotonic() - began > _TOGETHER_SECONDS:
+                break
+        return Offer(start, [len(leaves[0]) for leaves in batches], self._put(batches), failure)
+
+    def _batch(self, step: int) -> list[np.ndarray] | str:
+        """The leaves of a batch, or why there are none."""
         epoch, index = self._plan.locate(step)
+        name, steps = self._stream.name, self._plan.steps_per_epoch
         try:
             batch = self._stream.read(epoch, index)
         except RaytfError as error:
-            return Offer(0, [], str(error))
+            return str(error)
         if batch is None:
-            return Offer(
-                0,
-                [],
-                f"{self._stream.name} data has ended after {index} of {self._plan.steps_per_epoch} batches in epoch "
-                f"{epoch + 1}. Give as many as there are, or make data without end, as with dataset.repeat().",
+            return (
+                f"{name} data has ended after {index} of {steps} batches in epoch {epoch + 1}. Give as many as there "
+                "are, or make data without end, as with dataset.repeat()."
             )
         why = misfit(batch, self._spec)
         if why:
-            name, steps = self._stream.name, self._plan.steps_per_epoch
-            return Offer(0, [], f"{name} data: batch {index + 1} of {steps} in epoch {epoch + 1} differs: {why}.")
-        return self._put(batch)
+            return f"{name} data: batch {index + 1} of {steps} in epoch {epoch + 1} differs: {why}."
+        return [np.ascontiguousarray(leaf) for _, leaf in tree.flatten(batch)]
 
-    def _put(self, batch: Batch) -> Offer:
-        leaves = [np.ascontiguousarray(leaf) for _, leaf in tree.flatten(batch)]
-        rows = len(leaves[0])
-        if sum(leaf.nbytes for leaf in leaves) <= _WHOLE_BYTES:
-            return Offer(rows, [ray.put(leaves)])
-        ends = np.cumsum(self._plan.parts(rows))
-        return Offer(rows, [ray.put([leaf[a:b] for leaf in leaves]) for a, b in zip([0, *ends], ends, strict=False)])
+    def _put(self, batches: list[list[np.ndarray]]) -> list[Any]:
+        """References to their leaves, as `Offer` has them."""
+        if sum(leaf.nbytes for leaves in batches for leaf in leaves) <= _WHOLE_BYTES:
+            return [ray.put(batches)]
+        shards: list[list[list[np.ndarray]]] = [[] for _ in range(self._plan.shards)]
+        for leaves in batches:
+            ends = [0, *np.cumsum(self._plan.parts(len(leaves[0])))]
+            for own, (first, stop) in zip(shards, itertools.pairwise(ends), strict=True):
+                own.append([leaf[first:stop] for leaf in leaves])
+        return [ray.put(own) for own in shards]
