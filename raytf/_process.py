@@ -126,20 +126,28 @@ def as_interrupts(told: EndingSignal) -> Iterator[None]:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Have SIGTERM mean afterwards what it meant before: Ray's own handler leaves with exit code 15."""
-    before = signal.getsignal(signal.SIGTERM)
+def held_back() -> Iterator[None]:
+    """Hold SIGINT, SIGTERM and SIGHUP back until the `with` statement is over; the second of them ends the process.
 
-    def restore() -> None:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
+    What a handler raises must not pass through native code that calls Python, as Ray's start does: that aborts the
+    process. In the main thread alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
 
+    def note(number: int, frame: Any) -> None:
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+
+    all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, note) for n in all_three if signal.getsignal(n) is not signal.SIG_IGN}
     try:
         yield
-    except SystemExit as error:
-        restore()
-        if error.code == signal.SIGTERM:
-            signal.raise_signal(signal.SIGTERM)  # it has come meanwhile, and means what it meant before
-        raise
     finally:
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray._private.utils
 import ray._private.worker
 import ray._raylet
 from ray._common import utils
@@ -28,6 +29,8 @@ SEEN = {
     "ray._private.node.Node.node_manager_port": "2.60.0",
     "ray._private.node.Node.raylet_socket_name": "2.60.0",
     "ray._private.function_manager.FunctionActorManager.export_setup_func": "2.60.0",
+    "ray._private.ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "2.60.0",
+    "ray._private.utils.set_sigterm_handler": "2.60.0",
     "ray._raylet.CoreWorker.get_job_config": "2.60.0",
     "ray._raylet.setproctitle": "2.60.0",
     "ray._private.ray_constants.ENABLE_RAY_CLUSTER": "2.60.0",
@@ -44,6 +47,21 @@ SEEN = {
 HOOK = ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 #: Module that each worker of Ray Train imports.
 TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
+
+
+@contextlib.contextmanager
+def no_signal_handlers() -> Iterator[None]:
+    """While the `with` statement lasts, `ray.init` leaves signals as they are. Of its two handlers of SIGTERM the one in
+    Python exits with code 15, in the middle of whatever Ray does, and the other one aborts the process."""
+    own = ray._private.utils.set_sigterm_handler
+    disabled = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
+    ray._private.utils.set_sigterm_handler = lambda handler: None
+    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+    try:
+        yield
+    finally:
+        ray._private.utils.set_sigterm_handler = own
+        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = disabled
 
 
 def this_node() -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from raytf import _process
+from raytf._ray import worker_process
 from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
@@ -72,7 +73,8 @@ def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
         }
     try:
         silent = contextlib.nullcontext() if verbose else _process.no_stderr()
-        with silent, _process.kept(), own.starting() if own else local_ray.reaching(address or ""):
+        starting = own.starting() if own else local_ray.reaching(address or "")
+        with _process.held_back(), worker_process.no_signal_handlers(), silent, starting:
             ray.init(**chatter)
     except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
         where = (
@@ -81,6 +83,11 @@ def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
         if own:
             own.over()
         raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error
+    except BaseException:  # a signal that was held back: Ray has started
+        ray.shutdown()
+        if own:
+            own.over()
+        raise
     try:
         with RayWatch(own.begun() if own else local_ray.signs_of_cluster()):
             yield own is not None

@@ -38,13 +38,12 @@ SCRIPT = """
             while True:
                 time.sleep(1)
         elif job.act == "begin-ray":
-            import signal
             from raytf import _process
-            with _process.kept():
-                signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as ray.init does
+            with _process.held_back():
                 print("ready", flush=True)
-                while True:
-                    time.sleep(1)
+                time.sleep(2)
+                print("begun", flush=True)
+            time.sleep(60)
         elif job.act == "thread":
             import threading
             threading.Thread(target=threading.Event().wait).start()  # as a storage call that is never answered
@@ -154,11 +153,12 @@ def test_a_signal_ends_a_command_as_an_interrupt_does_with_a_code_of_its_own(run
         try:
             assert started.stdout.readline() == b"ready\n"
             started.send_signal(number)
-            _, said = started.communicate(timeout=60)
+            out, said = started.communicate(timeout=60)
         finally:
             started.kill()
     text = f"told to stop ({number.name}); the same command goes on from the last checkpoint.\n"
     assert (started.returncode, said.decode()) == (128 + number, text)
+    assert out == (b"begun\n" if act == "begin-ray" else b""), "what must not be interrupted was"
 
 
 def test_a_hanging_thread_does_not_hold_the_exit_nor_swallow_output(run):
