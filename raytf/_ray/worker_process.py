@@ -51,8 +51,11 @@ TRAIN_WORKER = "ray.train.v2._internal.execution.worker_group.worker"
 
 @contextlib.contextmanager
 def no_signal_handlers() -> Iterator[None]:
-    """While the `with` statement lasts, `ray.init` leaves signals as they are. Of its two handlers of SIGTERM the one in
-    Python exits with code 15, in the middle of whatever Ray does, and the other one aborts the process."""
+    """While the `with` statement lasts, `ray.init` leaves signals as they are.
+
+    It has two handlers of SIGTERM: that in Python exits with code 15, in the middle of whatever Ray does, and the other
+    one aborts the process.
+    """
     own = ray._private.utils.set_sigterm_handler
     disabled = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
     ray._private.utils.set_sigterm_handler = lambda handler: None
