@@ -128,7 +128,7 @@ class Pipeline:
 
     def _describe(self) -> tuple[Any, list[Spec]]:
         batch = self.sample()
-        found = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in (np.asarray(v) for _, v in tree.flatten(batch))]
+        found = [Spec.of(np.asarray(leaf)) for _, leaf in tree.flatten(batch)]
         if self._augment is not None:
             return batch, found
         given = [spec for _, spec in tree.flatten(self._template)]  # of a source whose batches differ
@@ -230,24 +230,21 @@ class Pipeline:
     def _by_shard(
         self, flat: list[np.ndarray], lengths: Sequence[int], steps: int, seeds: np.ndarray
     ) -> list[np.ndarray]:
-        made: list[tuple[int, int, list[np.ndarray]]] = []
+        b = max(self.plan.micro_batch_size, *(length // steps for length in lengths), 0)
+        # Lengths that differ are of the source's leaves, which come in the same order.
+        shapes = [s.shape if s.has_lengths else flat[i].shape[1:] for i, s in enumerate(self.leaf_specs)]
+        out = [
+            np.zeros((steps, len(self.shards), b, *shape), s.dtype)
+            for s, shape in zip(self.leaf_specs, shapes, strict=True)
+        ]
         begin = 0
         for i, length in enumerate(lengths):
             size = length // steps  # a call of several steps is full, so its shards divide evenly
             for k in range(steps if size else 0):
                 batch = self._finish([leaf[begin : begin + size] for leaf in flat], seeds[k, i])
-                made.append((k, i, [leaf for _, leaf in tree.flatten(batch)]))
+                for target, (_, leaf) in zip(out, tree.flatten(batch), strict=True):
+                    target[k, i, :size] = leaf
                 begin += size
-        b = max(self.plan.micro_batch_size, *(length // steps for length in lengths), 0)
-        like = made[0][2] if made else flat
-        head = steps, len(self.shards), b
-        out = [
-            np.zeros((*head, *(spec.shape if spec.has_lengths else leaf.shape[1:])), spec.dtype)
-            for spec, leaf in zip(self.leaf_specs, like, strict=True)
-        ]
-        for k, i, leaves in made:
-            for target, leaf in zip(out, leaves, strict=True):
-                target[k, i, : len(leaf)] = leaf
         return out
 
     def _finish(self, leaves: list[np.ndarray], seed: np.ndarray) -> tuple[Any, Any, Any]:

@@ -36,6 +36,11 @@ class Spec:
     shape: tuple[int, ...]
     dtype: str
 
+    @classmethod
+    def of(cls, rows: np.ndarray) -> Spec:
+        """Of the records that an array has in its first dimension."""
+        return cls(rows.shape[1:], rows.dtype.name)
+
     @property
     def has_lengths(self) -> bool:
         """Whether all lengths are known."""

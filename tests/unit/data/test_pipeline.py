@@ -80,6 +80,16 @@ def test_class_weights_with_several_targets():
         pipeline(y={"a": np.zeros(11, int)}, class_weight={0: 1.0})
 
 
+def test_a_worker_without_records_in_the_last_step_has_all_leaves():
+    """Class weights are a leaf that the source does not have."""
+    source, plan = ArraySource(np.zeros((9, 2)), np.zeros(9, int)), StepPlan(9, 8, 4)
+    with closing(Pipeline(source, plan, range(3), seed=0, shuffle=False, class_weight={0: 2.0})) as made:
+        made.prepare(seeds_per_shard=0, classes=None)
+        call = made.submit(1, 2).result()
+    assert call.counts.tolist() == [0, 0, 0]
+    assert [leaf.shape for leaf in call.leaves] == [(1, 3, 2, 2), (1, 3, 2), (1, 3, 2)]
+
+
 @pytest.mark.parametrize("order", ["blocks", "records"])
 def test_blocks_that_are_read_ahead_give_the_same_records(tmp_path, order):
     x = (np.arange(600) % 251).astype(np.uint8).reshape(300, 2)
