@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -77,9 +77,11 @@ def no_stderr() -> Iterator[None]:
 
 
 @contextmanager
-def told_to_stop(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Have both call the handler while the `with` statement lasts; in the main thread alone."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+def told_to_stop(
+    handler: Callable[[int, Any], None], numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """Have signals call the handler while the `with` statement lasts; in the main thread alone."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -143,11 +145,9 @@ def held_back() -> Iterator[None]:
         came.append(number)
 
     all_three = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, note) for n in all_three if signal.getsignal(n) is not signal.SIG_IGN}
     try:
-        yield
+        with told_to_stop(note, [n for n in all_three if signal.getsignal(n) is not signal.SIG_IGN]):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])

@@ -72,26 +72,28 @@ def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
             "include_dashboard": False,
         }
     try:
-        silent = contextlib.nullcontext() if verbose else _process.no_stderr()
-        starting = own.starting() if own else local_ray.reaching(address or "")
-        with _process.held_back(), worker_process.no_signal_handlers(), silent, starting:
-            ray.init(**chatter)
-    except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
-        where = (
-            f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"
-        )
-        if own:
-            own.over()
-        raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error
-    except BaseException:  # a signal that was held back: Ray has started
-        ray.shutdown()
-        if own:
-            own.over()
-        raise
-    try:
+        _init(chatter, own, address)
         with RayWatch(own.begun() if own else local_ray.signs_of_cluster()):
             yield own is not None
     finally:
         ray.shutdown()
         if own:
             own.over()
+
+
+def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> None:
+    """Connect, or start a Ray. A signal that comes meanwhile is raised when that is done.
+
+    Raises:
+        ClusterError: neither could be done.
+    """
+    silent = contextlib.nullcontext() if chatter["log_to_driver"] else _process.no_stderr()
+    starting = own.starting() if own else local_ray.reaching(address or "")
+    try:
+        with _process.held_back(), worker_process.no_signal_handlers(), silent, starting:
+            ray.init(**chatter)
+    except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
+        where = (
+            f"cannot connect to Ray at RAY_ADDRESS={address}" if address else "Ray cannot be started on this machine"
+        )
+        raise ClusterError(f"{where}: {one_line(error, 300)}", passes=True) from error

@@ -215,9 +215,8 @@ class BatchOrder:
     def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
         found = [np.zeros(0, np.int64)]
         for step in range(first, stop):
-            parts = self.plan.parts(self.plan.records_of(step))
-            start = int(self.plan.starts[step] + parts[:shard].sum())
-            found.append(np.arange(start, start + int(parts[shard]), dtype=np.int64))
+            cuts = self.plan.starts[step] + self.plan.cuts(self.plan.records_of(step))
+            found.append(np.arange(cuts[shard], cuts[shard + 1], dtype=np.int64))
         return np.concatenate(found)
 
     def coming(self, shard: int, step: int, most: int) -> np.ndarray:

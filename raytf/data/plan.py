@@ -47,10 +47,14 @@ class StepPlan:
         """Whether all shards of a full step have the same number of records."""
         return self.global_batch_size % self.shards == 0
 
+    def cuts(self, rows: int) -> np.ndarray:
+        """[V+1] where each shard begins among this many records of a step."""
+        return np.arange(self.shards + 1, dtype=np.int64) * rows // self.shards
+
     @cached_property
     def _ends(self) -> np.ndarray:
         """[V+1] records of a full step that the shards before each one have."""
-        return np.arange(self.shards + 1, dtype=np.int64) * self.global_batch_size // self.shards
+        return self.cuts(self.global_batch_size)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -135,7 +139,7 @@ class BatchPlan(StepPlan):
 
     def parts(self, rows: int) -> np.ndarray:
         """[V] records of a batch of this many that each shard has."""
-        return np.diff(np.arange(self.shards + 1, dtype=np.int64) * rows // self.shards)
+        return np.diff(self.cuts(rows))
 
     def counts(self, step_in_epoch: int, shards: range | None = None) -> np.ndarray:
         own = slice(None) if shards is None else slice(shards.start, shards.stop)

@@ -302,15 +302,16 @@ def from_tf_dataset(data: Any, name: str, steps: int | None, seed: int) -> Strea
     length = steps if count == _UNKNOWN else _steps(name, None if count == _ENDLESS else count, steps)
     graph = datasets.DatasetGraph(data)
     keeps, draws = graph.keeps(), graph.draws()
-    #: What the data set caches in memory, which would end with each of the data sets that are drawn; ends with them.
-    cache = tempfile.TemporaryDirectory(prefix="raytf-cache-", ignore_cleanup_errors=True)
+    # What the data set caches in memory would end with each of the data sets that are drawn. The folder ends with them.
+    is_drawn = bool(draws and not keeps)
+    cache = tempfile.TemporaryDirectory(prefix="raytf-cache-", ignore_cleanup_errors=True) if is_drawn else None
 
     def seeds(place: int, number: int) -> tuple[int, int]:
         first, second = (int(fold(_PIPELINE, seed, number, place, i)) % (2**31 - 1) + 1 for i in range(2))
         return first, second
 
     def open_pass(number: int, first: int) -> Iterator[Any]:
-        made = graph.ordered if keeps or not draws else graph.drawn(seeds, number, cache.name)
+        made = graph.ordered if cache is None else graph.drawn(seeds, number, cache.name)
         return itertools.islice(iter(made), first, None)
 
     goes_on = count == _ENDLESS or (count == _UNKNOWN and steps is not None)

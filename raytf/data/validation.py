@@ -70,7 +70,7 @@ class DataFindings:
             return
         self.records += len(leaves[0])
         for name, leaf in zip(names, leaves, strict=True):
-            self.specs.setdefault(name, Spec(leaf.shape[1:], leaf.dtype.name))
+            self.specs.setdefault(name, Spec.of(leaf))
             if leaf.dtype.kind in "fc":
                 good = np.isfinite(leaf)
                 if not good.all():

@@ -8,6 +8,7 @@ import numpy as np
 import ray
 from ray.actor import ActorHandle
 
+from raytf.data.plan import StepPlan
 from raytf.errors import DataError
 
 
@@ -16,12 +17,12 @@ class FeedClient:
 
     Args:
         handle: of the mailbox.
-        shards: logical shards of a step.
+        plan: how a batch is divided among logical shards.
     """
 
-    def __init__(self, handle: ActorHandle, shards: int):
+    def __init__(self, handle: ActorHandle, plan: StepPlan):
         self._handle: Any = handle  # Ray makes its methods when it runs
-        self._shards = shards
+        self._plan = plan
         #: The offer that was had last, and the leaves of its batches for some shards.
         self._offer: Any = None
         self._batches: tuple[range, list[list[np.ndarray]]] = range(0), []
@@ -50,7 +51,7 @@ class FeedClient:
             ]
         cut: list[list[np.ndarray]] = []
         for count, leaves in zip(rows, ray.get(parts[0]) if parts else [], strict=True):
-            first, stop = (n * count // self._shards for n in (shards.start, shards.stop))
+            first, stop = self._plan.cuts(count)[[shards.start, shards.stop]]
             cut.append([leaf[first:stop] for leaf in leaves])
         return cut
 

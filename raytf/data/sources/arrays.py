@@ -49,7 +49,7 @@ class ArraySource:
         self.records = len(self._leaves[0])
         if not self.records:
             raise DataError(f"{name}: there are no records.")
-        self.spec = tree.map_leaves(lambda a: Spec(a.shape[1:], a.dtype.name), self._tree)
+        self.spec = tree.map_leaves(Spec.of, self._tree)
 
     @property
     def leaves(self) -> list[np.ndarray]:

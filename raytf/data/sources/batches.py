@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from raytf.data import tree
 from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources.base import Source, Spec, crc_of
 
@@ -86,11 +85,6 @@ class LiveBatches:
 
     def label_range(self) -> tuple[float, float] | None:
         return None
-
-
-def spec_of(batch: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-    """What one record of a batch looks like."""
-    return tree.map_leaves(lambda leaf: Spec(leaf.shape[1:], leaf.dtype.name), batch)
 
 
 def plan_of(source: Source, global_batch_size: int, shards: int) -> StepPlan:

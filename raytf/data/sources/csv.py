@@ -136,7 +136,7 @@ class CsvSource(BlockSource):
             raise DataError(f"{uri}: x has {len(vector)} columns; shape {self._shape} does not fit.")
         self._dtype = np.dtype(given["dtype"]).name
         first = self._read(0)
-        self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
+        self._leaf_specs = [Spec.of(leaf) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
         self._order_by(given["order"], sum(self._files.sizes))
         if not self._by_record:

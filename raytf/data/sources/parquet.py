@@ -86,7 +86,7 @@ class ParquetSource(BlockSource):
         if not self.records:
             raise DataError(f"{uri}: the Parquet files hold no records.")
         first = self._block(0)
-        self._leaf_specs = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in first]
+        self._leaf_specs = [Spec.of(leaf) for leaf in first]
         self.spec = tree.unflatten(self._columns, self._leaf_specs)
         self._order_by(order, 0)
         # What the footers tell of each row group, and the first records.

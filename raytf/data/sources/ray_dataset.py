@@ -114,7 +114,7 @@ def _write(dataset: Any, uri: str, columns: tuple[Any, Any, Any], say: Callable[
     first = next(batches, [])
     if not first:
         raise DataError("the Ray Dataset holds no records.")
-    specs.update({name: Spec(leaf.shape[1:], leaf.dtype.name) for name, leaf in zip(names, first, strict=True)})
+    specs.update({name: Spec.of(leaf) for name, leaf in zip(names, first, strict=True)})
     spec = tree.unflatten(columns, [specs[name] for name in names])
     layout = FileLayout.of("parquet", spec, None, FILE_BYTES, _BLOCK_BYTES)
     folder = opened()
@@ -151,7 +151,7 @@ def _batches(dataset: Any, names: list[str]) -> Iterator[list[np.ndarray]]:
                     f"the Ray Dataset's column {name!r} has dtype {leaf.dtype}: no numbers, or lists of different "
                     "lengths. Convert it with Dataset.map first."
                 )
-        now = [Spec(leaf.shape[1:], leaf.dtype.name) for leaf in leaves]
+        now = [Spec.of(leaf) for leaf in leaves]
         if seen and now != seen:
             raise DataError(f"the Ray Dataset's records differ: {now} after {seen}. Pad or convert them first.")
         seen = now

@@ -11,12 +11,12 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources.arrays import ArraySource
-from raytf.data.sources.base import SMALL_BYTES, crc_of
-from raytf.data.sources.batches import BatchedSource, spec_of
+from raytf.data.sources.base import SMALL_BYTES, Spec, crc_of
+from raytf.data.sources.batches import BatchedSource
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import Schema
 from raytf.data.sources.writer import FILE_BYTES, DatasetFolder, FileLayout
-from raytf.data.streams import Batch, Stream
+from raytf.data.streams import Batch, Stream, misfit
 from raytf.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
@@ -67,13 +67,14 @@ def recorded(
 
 def _batches(stream: Stream, most: int | None) -> Iterator[list[np.ndarray]]:
     """Leaves of each batch, in the order of `tree.flatten`."""
-    first = _shapes(stream.peek())
+    spec = tree.map_leaves(Spec.of, stream.peek())
     for i in itertools.count() if most is None else range(most):
         batch = stream.read(0, i)
         if batch is None:
             return
-        if _shapes(batch) != first:
-            raise BatchesDifferError(f"{stream.name} data: batch {i + 1} has {_shapes(batch)}, the first has {first}.")
+        if misfit(batch, spec):
+            told = f"batch {i + 1} has {_shapes(batch)}, the first has {_shapes(stream.peek())}."
+            raise BatchesDifferError(f"{stream.name} data: {told}")
         yield [leaf for _, leaf in tree.flatten(batch)]
 
 
@@ -91,7 +92,7 @@ class _Table:
     def __init__(self, stream: Stream, storage: Any, most: int | None):
         self._stream, self._storage, self._most = stream, storage, most
         self._first = [leaf for _, leaf in tree.flatten(stream.peek())]
-        self.spec = spec_of(stream.peek())
+        self.spec = tree.map_leaves(Spec.of, stream.peek())
         specs = [leaf for _, leaf in tree.flatten(self.spec)]
         names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
         known = {"first batch": crc_of(self._first), "batches": stream.steps if most is None else most}

@@ -50,7 +50,7 @@ def feeding(stream: Stream, plan: BatchPlan, total: int) -> Iterator[FeedClient]
     producer = threading.Thread(target=making.run, name="raytf-feed", daemon=True)
     producer.start()
     try:
-        yield FeedClient(mailbox, plan.shards)
+        yield FeedClient(mailbox, plan)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.get(mailbox.close.remote(), timeout=_END_SECONDS)
@@ -137,7 +137,7 @@ class _Producer:
             return [ray.put(batches)]
         shards: list[list[list[np.ndarray]]] = [[] for _ in range(self._plan.shards)]
         for leaves in batches:
-            ends = [0, *np.cumsum(self._plan.parts(len(leaves[0])))]
-            for own, (first, stop) in zip(shards, itertools.pairwise(ends), strict=True):
+            cuts = self._plan.cuts(len(leaves[0]))
+            for own, (first, stop) in zip(shards, itertools.pairwise(cuts), strict=True):
                 own.append([leaf[first:stop] for leaf in leaves])
         return [ray.put(own) for own in shards]

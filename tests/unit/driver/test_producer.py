@@ -68,7 +68,7 @@ def test_each_rank_gets_its_shards_of_each_batch(most: int, shards: int, bytes_:
         found: list[list[np.ndarray]] = [[] for _ in range(total)]
         for first, stop in itertools.pairwise(bounds):
             handle = Handle(producer._Producer(stream(SIZES, total), plan, total, most, None))
-            client = FeedClient(handle, shards)  # type: ignore[arg-type]
+            client = FeedClient(handle, plan)  # type: ignore[arg-type]
             for step in range(total):
                 (deep, ids), rows = client(step, range(first, stop))
                 assert rows == SIZES[step % 4]
@@ -83,8 +83,8 @@ def test_each_rank_gets_its_shards_of_each_batch(most: int, shards: int, bytes_:
 
 def test_what_cannot_be_made_is_told_at_its_step_and_not_before():
     ends = Stream("train", lambda number, first: iter([np.zeros((2, 1))] * (3 - first)), 5)
-    making = producer._Producer(ends, BatchPlan(10, 2, 2, 5), 10, 4, None)
-    client = FeedClient(Handle(making), 2)  # type: ignore[arg-type]
+    plan = BatchPlan(10, 2, 2, 5)
+    client = FeedClient(Handle(producer._Producer(ends, plan, 10, 4, None)), plan)  # type: ignore[arg-type]
     for step in range(3):
         assert client(step, range(2))[1] == 2
     with pytest.raises(DataError, match="train data has ended after 3 of 5 batches in epoch 1"):
