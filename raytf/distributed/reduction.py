@@ -48,8 +48,8 @@ _LEAST = -90
 _MOST = 128
 
 #: (scales, sums over workers that start meanwhile) -> (encoded tensors summed over this worker's shards, or over those
-#: of all workers if there are such sums; rows [L, M + extra]).
-Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor]]
+#: of all workers if there are such sums; rows [L, M + extra]; packed slices of this worker's shards).
+Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]]
 
 
 class Reduced(NamedTuple):
@@ -60,12 +60,14 @@ class Reduced(NamedTuple):
         row: [M] added over all shards.
         flags: [F] added over all ranks.
         finite: whether all numbers in the tensors are finite.
+        slices: packed slices of this worker's shards, as computed.
     """
 
     tensors: list[tf.Tensor]
     row: tf.Tensor
     flags: tf.Tensor
     finite: tf.Tensor
+    slices: Sequence[tf.Tensor] = ()
 
 
 class Reduction(Protocol):
@@ -94,7 +96,13 @@ class Reduction(Protocol):
         ...
 
     def reduce(
-        self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
+        self,
+        all_reduce: AllReduce,
+        compute: Compute,
+        flags: tf.Tensor,
+        shards: range,
+        total_shards: int,
+        slices: Sequence[tf.TensorSpec] = (),
     ) -> Reduced:
         """Compute this worker's shards and add them over all workers.
 
@@ -104,6 +112,7 @@ class Reduction(Protocol):
             flags: [F] this worker's flags, whole numbers.
             shards: of this worker.
             total_shards: V.
+            slices: specs of the packed slices that `compute` returns.
         """
         ...
 
@@ -133,16 +142,22 @@ class FloatReduction:
         return [tf.cast(t, self.dtype) * tf.cast(weight, self.dtype) for t in tensors], tf.zeros([0])
 
     def reduce(
-        self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
+        self,
+        all_reduce: AllReduce,
+        compute: Compute,
+        flags: tf.Tensor,
+        shards: range,
+        total_shards: int,
+        slices: Sequence[tf.TensorSpec] = (),
     ) -> Reduced:
         if all_reduce is None:
-            summed, rows = compute(tf.zeros([0]), None)
+            summed, rows, found = compute(tf.zeros([0]), None)
             tensors = [tf.cast(t, d) for t, d in zip(summed, self.layout.dtypes, strict=True)]
-            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed))
+            return Reduced(tensors, tf.reduce_sum(rows, 0), flags, all_finite(summed), found)
         early = None
         if self._overlap is not None:
             early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
-        summed, rows = compute(tf.zeros([0]), early)
+        summed, rows, found = compute(tf.zeros([0]), early)
         beside = [tf.cast(_everyones(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
         if early is None:
             *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
@@ -150,7 +165,8 @@ class FloatReduction:
             tensors, (matrix, flags_sum) = summed, all_reduce(after(summed, beside))
         finite = all_finite(tensors)
         tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
-        return Reduced(tensors, tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32), finite)
+        row, flags_sum = tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32)
+        return Reduced(tensors, row, flags_sum, finite, found)
 
 
 class FixedPointReduction:
@@ -200,7 +216,13 @@ class FixedPointReduction:
         return self._encoding.encode(tensors, weight, scales)
 
     def reduce(
-        self, all_reduce: AllReduce, compute: Compute, flags: tf.Tensor, shards: range, total_shards: int
+        self,
+        all_reduce: AllReduce,
+        compute: Compute,
+        flags: tf.Tensor,
+        shards: range,
+        total_shards: int,
+        slices: Sequence[tf.TensorSpec] = (),
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
@@ -209,7 +231,7 @@ class FixedPointReduction:
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, matrix = compute(power_of_two(self._bits - used), early)
+            summed, matrix, found = compute(power_of_two(self._bits - used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
                 beside = [words.of_bits(_everyones(matrix, shards, total_shards)), flags_sum]
@@ -220,7 +242,7 @@ class FixedPointReduction:
                 matrix = words.bits(bits)
             largest = _largest(matrix, self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
-            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *summed)
+            return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *found, *summed)
 
         # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
         start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
@@ -229,10 +251,11 @@ class FixedPointReduction:
         is_packed = all_reduce is not None and early is None
         if is_packed:
             travel = words.travelling(travel, encoding.small)
-        sums = [zeros([0], self.dtype)] * travel
-        shapes = *invariants, *([tf.TensorShape(None)] * travel)
+        sums = [*(tf.zeros([0, s.shape[1]], s.dtype) for s in slices), *([zeros([0], self.dtype)] * travel)]
+        shapes = *invariants, *(s.shape for s in slices), *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
         _, used, needed, matrix, flags_sum, *sums = again
+        found, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         self._exponents.assign(tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST))
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
@@ -244,7 +267,7 @@ class FixedPointReduction:
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
-        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite))
+        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found)
 
     def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
         if all_reduce is None:

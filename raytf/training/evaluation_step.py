@@ -12,8 +12,8 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
-from raytf.training.microbatch import (
-    MicroBatch,
+from raytf.training.microbatch import MicroBatch
+from raytf.training.shard_loop import (
     ShardBatch,
     ShardSum,
     fixed_values,

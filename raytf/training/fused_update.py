@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from raytf import _keras
+from raytf.distributed.slices import unique_rows
 
 #: An optimizer's `update_step`: (gradient, variable, learning rate).
 _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
@@ -41,11 +42,39 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         chosen = update if dense and variable.dtype in (tf.float32, tf.float64) else functools.partial(own, inner)
         chosen(gradient, variable, learning_rate)
 
-    attributes["update_step"] = update_step  # on this object only, not on its class
+    with _methods(inner, {"update_step": update_step}):
+        yield
+
+
+@contextlib.contextmanager
+def repeatable(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Make an optimizer add each row of slices once to a variable, so that the last bits do not differ by chance.
+
+    Keras hands several occurrences of a row to kernels that add them in an order of their own.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+
+    def of(own: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        return lambda variable, value: own(
+            variable, unique_rows(value) if isinstance(value, tf.IndexedSlices) else value
+        )
+
+    with _methods(inner, {name: of(getattr(inner, name)) for name in ("assign_add", "assign_sub")}):
+        yield
+
+
+@contextlib.contextmanager
+def _methods(owner: Any, methods: dict[str, Callable[..., None]]) -> Iterator[None]:
+    """Give an object, not its class, other methods for the duration of the `with` statement."""
+    attributes = vars(owner)
+    before = {name: attributes[name] for name in methods if name in attributes}
+    attributes.update(methods)
     try:
         yield
     finally:
-        del attributes["update_step"]
+        for name in methods:
+            del attributes[name]
+        attributes.update(before)
 
 
 def _adam(adam: Any) -> _Update:

@@ -1,4 +1,4 @@
-"""A micro-batch, which is one logical shard of one step, and the loop over the micro-batches of a worker.
+"""A micro-batch, which is one logical shard of one step.
 
 Each micro-batch is a pure function of the weights, the layers' states at the start of the step, its records and its
 seeds. It runs in a `keras.StatelessScope`, so every shard of a step starts from the same state, whichever worker it
@@ -8,8 +8,7 @@ is on, and the values that layers and metrics would have written are returned an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -18,10 +17,8 @@ import tensorflow as tf
 
 from raytf.checkpoint import variables
 from raytf.data import tree
-from raytf.data.plan import StepPlan
-from raytf.distributed import reduction, wire
-from raytf.distributed.buckets import Buckets
-from raytf.distributed.devices import Devices
+from raytf.distributed import reduction
+from raytf.distributed.slices import SliceLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.training import loss_division
@@ -35,6 +32,20 @@ class StepValues(NamedTuple):
     states: list[Any]
 
 
+class ShardResult(NamedTuple):
+    """What a micro-batch returns.
+
+    Attributes:
+        tensors: gradients and layers' updates; a gradient that is slices has no elements here.
+        row: [1 + M] the loss times the micro-batch's weight, and what is added to metrics.
+        slices: for each gradient that is slices, its packed occurrences, see `SliceLayout`.
+    """
+
+    tensors: list[tf.Tensor]
+    row: tf.Tensor
+    slices: list[tf.Tensor]
+
+
 class MicroBatch:
     """One logical shard of one step, as a pure function.
 
@@ -43,10 +54,19 @@ class MicroBatch:
         template: a batch's structure, (x, y, sample_weight).
         training: whether to compute gradients and layers' updates.
         jit: compile with XLA.
+        keeps_slices: return gradients of lookups as slices; otherwise all gradients are dense.
     """
 
-    def __init__(self, model: keras.Model, template: tuple[Any, Any, Any], training: bool, jit: bool = False):
+    def __init__(
+        self,
+        model: keras.Model,
+        template: tuple[Any, Any, Any],
+        training: bool,
+        jit: bool = False,
+        keeps_slices: bool = False,
+    ):
         self.model, self._template, self._training = model, template, training
+        self._keeps_slices = keeps_slices
         self._kwargs = {"training": training} if user_model.takes_training(model) else {}
         self._sums = models.sums_over_batch(model)
         self.trainable = list(model.trainable_variables)
@@ -60,6 +80,8 @@ class MicroBatch:
         #: Indices of trainable variables with a gradient, and of layers' states that a step updates; set by a trace.
         self.with_gradient: list[int] = []
         self.updated: list[int] = []
+        #: The gradients that are slices, by their place in `with_gradient`; set by the first trace.
+        self.slices: dict[int, SliceLayout] = {}
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
         self.divided = loss_division.places(model)
         self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
@@ -67,8 +89,8 @@ class MicroBatch:
 
     def __call__(
         self, leaves, seeds, weight: tf.Tensor, values: StepValues | None = None, factors: tf.Tensor | None = None
-    ) -> tuple[list[tf.Tensor], Any]:
-        """Gradients and layers' updates, and the row [1 + M]: the loss times `weight`, and what is added to metrics.
+    ) -> ShardResult:
+        """Compute the shard.
 
         Args:
             leaves: leaves of the batch, each [n, ...].
@@ -80,7 +102,9 @@ class MicroBatch:
         weights, states = values or self.values()
         gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
         row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
-        return [*gradients, *updates], tf.concat(row, 0)
+        slices = [layout.pack(gradients[place], weight) for place, layout in self.slices.items()]
+        dense = [tf.zeros([0], g.dtype) if i in self.slices else g for i, g in enumerate(gradients)]
+        return ShardResult([*dense, *updates], tf.concat(row, 0), slices)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
         """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
@@ -161,12 +185,22 @@ class MicroBatch:
             updates = self._updates(states, after)
         return gradients, updates, deltas, tf.cast(loss, tf.float32)
 
-    def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[tf.Tensor]:
-        found = tape.gradient(objective, weights)
-        self.with_gradient = [i for i, g in enumerate(found) if g is not None]
+    def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[Any]:
+        every = tape.gradient(objective, weights)
+        self.with_gradient = [i for i, g in enumerate(every) if g is not None]
         if not self.with_gradient:
             raise ModelError("the loss depends on none of the trainable weights. Check compute_loss and the outputs.")
-        return [tf.convert_to_tensor(g) for g in found if g is not None]
+        found = [every[i] for i in self.with_gradient]
+        if not self._keeps_slices:
+            return [tf.convert_to_tensor(g) for g in found]
+        if not self.slices:
+            for place, gradient in enumerate(found):
+                if isinstance(gradient, tf.IndexedSlices):
+                    variable = self.trainable[self.with_gradient[place]]
+                    self.slices[place] = SliceLayout(
+                        tuple(variable.shape), tf.as_dtype(variable.dtype), gradient.indices.shape[0]
+                    )
+        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(found)]
 
     def _updates(self, states: list[tf.Tensor], after: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         self.updated, updates = [], []
@@ -187,14 +221,20 @@ class MicroBatch:
         return updates
 
     def layout(self) -> reduction.WireLayout:
-        """The shapes and types of what a traced micro-batch returns; integers are sent as float32."""
+        """The shapes and types of the tensors that a traced micro-batch returns; integers are sent as float32."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
-        return reduction.WireLayout([v.shape for v in sent], kinds)
+        return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
 
-    def apply(self, tensors: list[tf.Tensor]) -> None:
-        """Update weights, optimizer and layers' states with reduced tensors."""
-        gradients, updates = tensors[: len(self.with_gradient)], tensors[len(self.with_gradient) :]
+    def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
+        """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
+        found: list[Any] = tensors[: len(self.with_gradient)]
+        for (place, layout), words in zip(self.slices.items(), slices, strict=True):
+            found[place] = layout.unpack(words)
+        return found
+
+    def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
+        """Update weights, optimizer and layers' states with reduced gradients and layers' updates."""
         self.model.optimizer.apply(gradients, [self.trainable[i] for i in self.with_gradient])
         for i, value in zip(self.updated, updates, strict=True):
             variable = self.states[i]
@@ -208,167 +248,3 @@ class MicroBatch:
         sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics]
         for variable, part in zip(self.metrics, tf.split(row, sizes), strict=True):
             variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
-
-
-@dataclass(frozen=True)
-class ShardBatch:
-    """The records of some shards of one step.
-
-    Attributes:
-        leaves: each [L, b, ...].
-        seeds: [L, S, 2].
-        counts: [L] records in each shard, or None if all are full.
-        total: number of records in all shards of this step, if not all are full.
-        factors: [L, n] factors of the losses that are divided by data.
-    """
-
-    leaves: list[tf.Tensor]
-    seeds: tf.Tensor
-    counts: tf.Tensor | None = None
-    total: tf.Tensor | int = 0
-    factors: tf.Tensor | None = None
-
-    def part(self, own: range) -> ShardBatch:
-        """The part with the shards of `own`, indices into this batch."""
-        at = slice(own.start, own.stop)
-        counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
-        return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
-
-
-@dataclass(frozen=True)
-class ShardSum:
-    """How the results of shards are summed.
-
-    Attributes:
-        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
-        like: specs of a shard's encoded tensors and row.
-        shards: number of shards of all workers.
-        alike: whether a shard's bits must not depend on the number of shards.
-        early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
-            device.
-    """
-
-    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
-    like: tuple[list[tf.TensorSpec], tf.TensorSpec]
-    shards: int
-    alike: bool = True
-    early: Buckets | None = None
-
-
-def loop_shards(
-    micro: MicroBatch, how: ShardSum, shards: ShardBatch, values: StepValues
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Encoded tensors summed over a device's shards of one step, and their rows [L, M].
-
-    Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
-    single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
-    every number of shards. If the last bits may differ, a single shard needs no loop, which saves a sum.
-
-    Args:
-        micro: the micro-batch.
-        how: how the results are summed.
-        shards: records of the device's shards.
-        values: values of the model; all shards start from them.
-    """
-    like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
-    size = shards.seeds.shape[0]
-
-    def one(i: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-        batch, weight = [leaf[i] for leaf in shards.leaves], tf.constant(1.0 / how.shards)
-        if counts is not None:
-            batch = [leaf[: counts[i]] for leaf in batch]
-            weight = tf.cast(counts[i], tf.float32) / tf.cast(shards.total, tf.float32)
-        tensors, row = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
-        encoded, extra = how.encode(tensors, weight)
-        return encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape)
-
-    def nothing() -> tuple[list[tf.Tensor], tf.Tensor]:
-        return [wire.zeros(spec.shape, spec.dtype) for spec in like[0]], tf.zeros(like[1].shape, like[1].dtype)
-
-    if size == 1 and counts is None and not how.alike and (early is None or early.rounds == 1):
-        tensors, row = one(tf.constant(0))
-        return tensors if early is None else early(None, tensors), row[None]
-
-    rounds = size if early is None else early.rounds
-    idle = rounds - size
-
-    def body(k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray) -> tuple[Any, Any, Any]:
-        i = tf.maximum(k - idle, 0) if early else k
-        conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
-        more, row = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
-        summed = [a + b for a, b in zip(summed, more, strict=True)]
-        if early is not None:
-            summed = early(tf.equal(k, rounds - 1), summed)
-        return k + 1, summed, rows.write(k, row)
-
-    rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
-    start = (tf.constant(0), nothing()[0], rows)
-    _, summed, rows = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
-    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape])
-
-
-def spread_shards(
-    devices: Devices, micro: MicroBatch, how: ShardSum, shards: ShardBatch, fixed: Sequence[StepValues]
-) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
-
-    Args:
-        devices: this process's devices.
-        micro, how, shards: as for `loop_shards`, with all shards of this worker.
-        fixed: for each device, its copies of the values that no step changes.
-    """
-    summed, rows = [], []
-    for device, (own, known) in enumerate(zip(devices.spread(shards.seeds.shape[0]), fixed, strict=False)):
-        with devices.on(device):
-            part = shards.part(own)
-            tensors, row = loop_shards(micro, how, part, micro.values(known))
-            summed.append(tensors)
-            rows.append(row)
-    with devices.at_home():
-        return devices.add(summed), tf.concat(rows, 0)
-
-
-def full_counts(plan: StepPlan, shards: range) -> tuple[tf.Tensor | None, int]:
-    """What `ShardBatch` has as counts and total for a full step of some shards."""
-    if plan.is_even:
-        return None, 0
-    return tf.constant(plan.sizes[shards.start : shards.stop], tf.int32), plan.global_batch_size
-
-
-def shard_divisors(
-    micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
-) -> Any:
-    """[L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
-    count = len(micro.divided)
-
-    def one(i: tf.Tensor) -> tf.Tensor:
-        if counts is None:
-            return micro.divisors([leaf[i] for leaf in leaves], seeds[i], values)
-        batch = [leaf[i][: counts[i]] for leaf in leaves]
-        return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
-
-    told = tf.TensorSpec([count], tf.float32)
-    return tf.map_fn(one, tf.range(seeds.shape[0]), fn_output_signature=told, parallel_iterations=1)
-
-
-def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
-    """[L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
-
-    Args:
-        own: [L, n] result of `shard_divisors`.
-        totals: [n] divisors summed over all shards of the step.
-        counts: [L] records in each shard, or None if all are full.
-        total: number of records in all shards of the step.
-        plan: has the number of shards.
-    """
-    weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
-    return loss_division.factors(own, totals, weights)
-
-
-def fixed_values(devices: Devices, micro: MicroBatch) -> list[StepValues]:
-    """For each device, copies of the values that no step changes; made once per call."""
-    copies = []
-    for device in range(len(devices.names)):
-        with devices.on(device):
-            copies.append(micro.fixed())
-    return copies

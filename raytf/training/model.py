@@ -66,11 +66,6 @@ def build(
                 f"{type(model).__name__} overrides {method}, which raytf replaces. Override compute_loss or "
                 "compute_metrics instead, or use a custom layer."
             )
-    if getattr(model.optimizer, "gradient_accumulation_steps", None):
-        raise ModelError(
-            "gradient_accumulation_steps is not supported: raytf accumulates over logical shards. Use a larger "
-            "--global-batch-size with more --logical-shards."
-        )
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
         predicted = model(x, training=False) if takes_training(model) else model(x)

@@ -22,12 +22,13 @@ from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
 from raytf.distributed.buckets import Buckets, Overlap
 from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.distributed.slices import gather
 from raytf.errors import ConfigError
 from raytf.inference import user_model
-from raytf.training.fused_update import fused
+from raytf.training.fused_update import fused, repeatable
 from raytf.training.learning_rate import LearningRate
-from raytf.training.microbatch import (
-    MicroBatch,
+from raytf.training.microbatch import MicroBatch
+from raytf.training.shard_loop import (
     ShardBatch,
     ShardSum,
     fixed_values,
@@ -114,7 +115,7 @@ class TrainStep:
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
         self._rate = rate or LearningRate(model.optimizer, None)
         self._keeps_gradients = options.keeps_gradients
-        self.micro = MicroBatch(model, template, training=True, jit=options.jit)
+        self.micro = MicroBatch(model, template, training=True, jit=options.jit, keeps_slices=True)
         self._specs = specs
         #: Shapes of a record's leaves, also where they differ from batch to batch.
         self._shapes = [np.shape(leaf)[1:] for _, leaf in tree.flatten(template)]
@@ -177,8 +178,8 @@ class TrainStep:
             leaves: leaves of the batch, each [b, ...].
             seeds: [S, 2] int32.
         """
-        tensors, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
-        return b"".join(t.numpy().tobytes() for t in [*tensors, row])
+        found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        return b"".join(t.numpy().tobytes() for t in [*found.tensors, found.row, *found.slices])
 
     def probe_update(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
         """As `probe`, but for a whole step of one micro-batch: with the loop body that computes shards in training, in
@@ -239,8 +240,8 @@ class TrainStep:
     def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
         """Compute one micro-batch to its end. Only its row is fetched, a few bytes: fetching gradients from a GPU would
         take longer than computing them."""
-        *_, row = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
-        row.numpy()
+        found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
+        found.row.numpy()
 
     def _make_reduction(self, options: StepOptions) -> reductions.Reduction:
         # Which weights have gradients and which states change is known only after a trace, and loops need it before.
@@ -298,13 +299,14 @@ class TrainStep:
         return loss, ok
 
     def _nothing_kept(self) -> list[tf.Tensor]:
-        layout, count = self.reduction.layout, len(self.micro.with_gradient) if self._keeps_gradients else 0
-        return [tf.zeros(s, d) for s, d in zip(layout.shapes[:count], layout.dtypes[:count], strict=True)]
+        count = len(self.micro.with_gradient) if self._keeps_gradients else 0
+        variables = [self.micro.trainable[i] for i in self.micro.with_gradient[:count]]
+        return [tf.zeros(v.shape, d) for v, d in zip(variables, self.reduction.layout.dtypes[:count], strict=True)]
 
-    def _kept(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def _kept(self, gradients: list[Any]) -> list[tf.Tensor]:
         if not self._keeps_gradients:
             return []
-        gradients = tensors[: len(self.micro.with_gradient)]
+        gradients = [tf.convert_to_tensor(g) for g in gradients]
         if isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer):
             scale = tf.convert_to_tensor(self._model.optimizer.dynamic_scale)
             return [g / tf.cast(scale, g.dtype) for g in gradients]
@@ -327,25 +329,31 @@ class TrainStep:
         # too late: the sum already has the gradients of other workers.
         is_even = is_float and counts is None and not self._has_overlap
 
-        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor]:
+        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
             how = ShardSum(encode, like, plan.shards, alike=not is_float, early=early)
             batch = ShardBatch(leaves, seeds, counts, total, factors)
-            summed, rows = spread_shards(self._devices, micro, how, batch, fixed)
-            return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows
+            summed, rows, found = spread_shards(self._devices, micro, how, batch, fixed)
+            return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows, found
 
         with self._devices.at_home():
             factors = self._factors(leaves, seeds, counts, total, all_reduce)
-            reduced = reduction.reduce(all_reduce, compute, flags, shards, of)
-            kept = self._kept(reduced.tensors)  # before the update changes the loss scale
-            with self._rate.applied(rate), fused(self._model.optimizer):
-                micro.apply(reduced.tensors)
+            layouts = list(micro.slices.values())
+            reduced = reduction.reduce(all_reduce, compute, flags, shards, of, [each.spec for each in layouts])
+            known = [each.count if counts is None else None for each in layouts]
+            slices = gather(all_reduce, reduced.slices, known, shards, of)
+            gradients = micro.gradients(reduced.tensors, slices)
+            kept = self._kept(gradients)  # before the update changes the loss scale
+            with self._rate.applied(rate), fused(self._model.optimizer), repeatable(self._model.optimizer):
+                micro.apply(gradients, reduced.tensors[len(gradients) :])
             micro.add_metrics(reduced.row[1:])
         # With a dynamic loss scale, overflows are expected: the optimizer skips the step and lowers the scale.
         expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
-        return reduced.row[0], tf.constant(True) if expected else reduced.finite, reduced.flags, kept
+        values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
+        finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
+        return reduced.row[0], tf.constant(True) if expected else finite, reduced.flags, kept
 
     def _factors(self, leaves, seeds, counts, total, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.

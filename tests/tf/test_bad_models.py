@@ -14,6 +14,7 @@ from raytf.config.sections import ComputeSection
 from raytf.data import ArraySource
 from raytf.errors import DataError, ModelError
 from raytf.training.model import build
+from raytf.training.parameter_server.step import AsyncStep
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -53,11 +54,6 @@ def frozen() -> keras.Model:
         (lambda: compiled(optimizer=None), ModelError, ("without an optimizer", "model.compile(optimizer=...)")),
         (lambda: compiled(loss=None), ModelError, ("without a loss", "self.add_loss(...)")),
         (own_step, ModelError, ("OwnStep overrides train_step", "compute_loss")),
-        (
-            lambda: compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2)),
-            ModelError,
-            ("gradient_accumulation_steps", "--logical-shards"),
-        ),
         (lambda: compiled(5), DataError, ("does not take the data", "(8,)", "(None, 5)")),
         (lambda: compiled(loss="mse", metrics=[keras.metrics.F1Score()]), DataError, ("do not take the labels",)),
         (frozen, ModelError, ("no trainable weights", "trainable=True")),
@@ -68,6 +64,12 @@ def test_a_model_that_cannot_be_trained(factory: Callable[[], Any], kind: type[E
         built(factory, np.arange(64) % 3)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_parameter_servers_do_not_add_over_steps():
+    model = compiled(optimizer=keras.optimizers.SGD(gradient_accumulation_steps=2))
+    with pytest.raises(ModelError, match=r"gradient_accumulation_steps .* --strategy parameter-server"):
+        AsyncStep(None, model, None, (None, None, None), [], False, workers=2)
 
 
 def test_labels_that_the_model_has_no_class_for():

@@ -137,8 +137,8 @@ class LocalRounding(FixedPointReduction):
             return tensor // unit * unit
 
         def rounded(scales: tf.Tensor, early: None):
-            summed, rows = compute(scales, early)
-            return tf.nest.map_structure(local, summed), rows
+            summed, rows, slices = compute(scales, early)
+            return tf.nest.map_structure(local, summed), rows, slices
 
         return super().reduce(all_reduce, rounded, *more)
 
@@ -160,7 +160,7 @@ def add_over_ranks(
         def compute(scales: tf.Tensor, early: None):
             parts = [made.encode([tf.constant(values[v])], tf.constant(1 / shards, tf.float32), scales) for v in own]
             summed = [tf.add_n(list(tensors)) for tensors in zip(*(tensors for tensors, _ in parts), strict=True)]
-            return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+            return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]), []
 
         reduced = made.reduce(world.all_reduce(r), compute, tf.zeros([1]), own, shards)
         return b"".join(tensor.numpy().tobytes() for tensor in reduced.tensors)

@@ -30,7 +30,7 @@ def reduce_over(splits, values: np.ndarray, reduction=None) -> np.ndarray:
         def compute(scales, early):
             parts = [reduction.encode([tf.constant(values[v])], tf.constant(1.0), scales) for v in own]
             rows = [tf.concat([tf.zeros([1]), extra], 0) for _, extra in parts]
-            return [tf.add_n([tensors[0] for tensors, _ in parts])], tf.stack(rows)
+            return [tf.add_n([tensors[0] for tensors, _ in parts])], tf.stack(rows), []
 
         return reduction.reduce(all_reduce, compute, tf.zeros([1]), own, shards).tensors[0].numpy()
 
@@ -125,7 +125,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
     def compute(scales, early):
         parts = [reduction.encode([tf.constant(v) for v in values], tf.constant(0.5), scales) for _ in range(2)]
         summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
-        return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+        return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]), []
 
     reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
     assert not bool(reduced.finite)
@@ -143,7 +143,7 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
         def compute(scales, early):
             calls.append(value)
             tensors, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
-            return tensors, tf.concat([tf.zeros([1]), extra], 0)[None]
+            return tensors, tf.concat([tf.zeros([1]), extra], 0)[None], []
 
         return float(reduction.reduce(packed(tf.identity), compute, tf.zeros([1]), range(1), 1).tensors[0][0])
 
@@ -218,9 +218,8 @@ def test_the_loop_gives_the_same_in_a_graph(words, all_reduce):
     def step(x):
         def compute(scales, early):
             parts = [reduction.encode([x[v]], tf.constant(1.0), scales) for v in range(2)]
-            return [parts[0][0][0] + parts[1][0][0]], tf.stack(
-                [tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]
-            )
+            rows = tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+            return [parts[0][0][0] + parts[1][0][0]], rows, []
 
         reduced = reduction.reduce(all_reduce, compute, tf.ones([3]), range(2), 2)
         return reduced.tensors[0], reduced.row, reduced.flags
@@ -240,7 +239,7 @@ def test_one_worker_that_packs_nothing_has_the_bits_of_several():
         def compute(scales, early, reduction=reduction):
             parts = [reduction.encode([tf.constant(v[s]) for v in values], tf.constant(0.5), scales) for s in range(2)]
             summed = [a + b for a, b in zip(parts[0][0], parts[1][0], strict=True)]
-            return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts])
+            return summed, tf.stack([tf.concat([tf.ones([1]), extra], 0) for _, extra in parts]), []
 
         reduced = reduction.reduce(all_reduce, compute, tf.ones([1]), range(2), 2)
         found.append([t.numpy().tobytes() for t in [*reduced.tensors, reduced.row, reduced.flags]])

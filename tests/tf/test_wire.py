@@ -170,7 +170,7 @@ def test_what_is_not_finite_changes_no_bit_of_its_neighbours(bad):
         def compute(scales, early):
             parts = [exact.encode([tf.constant(v) for v in values], tf.constant(0.25), scales) for _ in range(4)]
             summed = [tf.add_n(list(each)) for each in zip(*(tensors for tensors, _ in parts), strict=True)]
-            return summed, tf.stack([tf.concat([tf.constant([0.1]), extra], 0) for _, extra in parts])
+            return summed, tf.stack([tf.concat([tf.constant([0.1]), extra], 0) for _, extra in parts]), []
 
         found = exact.reduce(all_reduce, compute, tf.ones([1]), range(4), 4)
         assert not np.isfinite(found.tensors[0].numpy()).any()

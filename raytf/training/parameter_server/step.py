@@ -20,19 +20,13 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Spec
 from raytf.distributed.reduction import FloatReduction
+from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.training.learning_rate import LearningRate
-from raytf.training.microbatch import (
-    MicroBatch,
-    ShardBatch,
-    ShardSum,
-    StepValues,
-    loop_shards,
-    shard_divisors,
-    shard_factors,
-)
+from raytf.training.microbatch import MicroBatch, StepValues
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
 from raytf.training.parameter_server.state import ServerState
+from raytf.training.shard_loop import ShardBatch, ShardSum, loop_shards, shard_divisors, shard_factors
 from raytf.training.step import StepOutcome
 
 #: Calls under way per worker: one that it computes, and one that waits for it.
@@ -112,6 +106,11 @@ class ServerStep:
         jit: bool,
         rate: LearningRate | None = None,
     ):
+        if getattr(model.optimizer, "gradient_accumulation_steps", None):
+            raise ModelError(
+                "gradient_accumulation_steps is not supported with --strategy parameter-server, where several batches "
+                "are under way at once. Use a larger --global-batch-size, or another strategy."
+            )
         self._coordinator, self._plan, self._specs = servers.coordinator, plan, specs
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
@@ -168,7 +167,7 @@ class ServerStep:
             totals = tf.reduce_sum(own, 0) if totals is None else totals
             factors = shard_factors(own, totals, counts, total, self._plan)
         how = ShardSum(encode, like, self._plan.shards)
-        summed, rows = loop_shards(micro, how, ShardBatch(leaves, seeds, counts, total, factors), values)
+        summed, rows, _ = loop_shards(micro, how, ShardBatch(leaves, seeds, counts, total, factors), values)
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in summed])
         return summed, tf.reduce_sum(rows, 0), finite, [values.states[i] for i in micro.updated]
 

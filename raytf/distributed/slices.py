@@ -1,0 +1,115 @@
+"""Gradients of embeddings: only the rows that occur, from all shards, in shard order.
+
+TensorFlow has the gradient of a lookup as `tf.IndexedSlices`: for each occurrence of a row its index and its values.
+Optimizers read more from them than from their dense sum: Keras's Adam squares each occurrence by itself. So nothing is
+added here. Every worker gets the occurrences of all shards, bit for bit, and hands the optimizer what it would get from
+the whole batch on one machine. What is sent grows with the occurrences, and not with the rows of the table.
+
+An occurrence is a row of int64: its index, then the bits of its values. Other workers' rows are zero in a sum over the
+workers, so they arrive unchanged, and collectives of CPUs and GPUs add int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from raytf.distributed.wire import AllReduce
+
+
+@dataclass(frozen=True)
+class SliceLayout:
+    """The slices of one trainable variable.
+
+    Attributes:
+        shape: of the variable: (rows, ...).
+        dtype: of the variable.
+        count: occurrences in a full shard; None if it differs from shard to shard.
+    """
+
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    count: int | None
+
+    @property
+    def size(self) -> int:
+        """Values in a row of the variable."""
+        return int(np.prod(self.shape[1:], dtype=np.int64))
+
+    @property
+    def width(self) -> int:
+        """int64 words of an occurrence."""
+        return 1 + (self.size if self.dtype == tf.float64 else -(-self.size // 2))
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Of packed occurrences."""
+        return tf.TensorSpec([None, self.width], tf.int64)
+
+    def pack(self, slices: tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
+        """[n, width] the occurrences of a shard, their values multiplied by the shard's weight."""
+        wide = tf.float64 if self.dtype == tf.float64 else tf.float32
+        values = tf.reshape(tf.cast(slices.values, wide), [-1, self.size]) * tf.cast(weight, wide)
+        if wide == tf.float32:
+            values = tf.reshape(tf.pad(values, [[0, 0], [0, self.size % 2]]), [-1, self.width - 1, 2])
+        words = tf.concat([tf.cast(slices.indices, tf.int64)[:, None], tf.bitcast(values, tf.int64)], 1)
+        return tf.ensure_shape(words, self.spec.shape)
+
+    def unpack(self, words: tf.Tensor) -> tf.IndexedSlices:
+        """The slices of [n, width] occurrences."""
+        wide = tf.float64 if self.dtype == tf.float64 else tf.float32
+        flat = tf.reshape(tf.bitcast(words[:, 1:], wide), [tf.shape(words)[0], -1])[:, : self.size]
+        values = tf.cast(tf.reshape(flat, [-1, *self.shape[1:]]), self.dtype)
+        return tf.IndexedSlices(values, words[:, 0], tf.constant(self.shape, tf.int64))
+
+
+def gather(
+    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: range, total_shards: int
+) -> list[tf.Tensor]:
+    """The occurrences of all shards, in shard order, on every worker: for each variable [n of all shards, width] int64.
+
+    Args:
+        all_reduce: sums tensors over workers; None if this is the only worker.
+        own: for each variable, the occurrences of this worker's shards.
+        counts: for each variable, the occurrences of any shard; None if only the workers themselves know.
+        shards: of this worker.
+        total_shards: V.
+    """
+    if all_reduce is None or not own:
+        return list(own)
+    begins, totals = _places(all_reduce, own, counts, shards, total_shards)
+    laid = []
+    for words, begin, total in zip(own, begins, totals, strict=True):
+        after = total - begin - tf.shape(words, tf.int64)[0]
+        laid.append(tf.pad(words, [[begin, after], [0, 0]]))
+    (flat,) = all_reduce([tf.concat([tf.reshape(each, [-1]) for each in laid], 0)])
+    parts = tf.split(flat, [tf.size(each) for each in laid], num=len(laid))
+    return [tf.reshape(part, [-1, words.shape[1]]) for part, words in zip(parts, own, strict=True)]
+
+
+def _places(
+    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: range, total_shards: int
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """For each variable: at which occurrence this worker's begin, and how many there are of all shards."""
+    assert all_reduce is not None
+    if all(count is not None for count in counts):
+        known = [tf.constant(count, tf.int64) for count in counts]
+        return [count * shards.start for count in known], [count * total_shards for count in known]
+    found = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
+    (every,) = all_reduce([tf.pad(found[None], [[shards.start, total_shards - shards.start - 1], [0, 0]])])
+    before, total = tf.reduce_sum(every[: shards.start], 0), tf.reduce_sum(every, 0)
+    return tf.unstack(before, len(own)), tf.unstack(total, len(own))
+
+
+def unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The same sum with each row once.
+
+    TensorFlow's kernels that add slices to a variable add several occurrences of a row in an order of their own, so
+    the last bits would differ from run to run.
+    """
+    rows, places = tf.unique(slices.indices)
+    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, slices.dense_shape)

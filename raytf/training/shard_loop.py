@@ -1,0 +1,186 @@
+"""The loop over the logical shards that a worker has of one step, on each of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from raytf.data.plan import StepPlan
+from raytf.distributed import wire
+from raytf.distributed.buckets import Buckets
+from raytf.distributed.devices import Devices
+from raytf.training import loss_division
+from raytf.training.microbatch import MicroBatch, ShardResult, StepValues
+
+
+@dataclass(frozen=True)
+class ShardBatch:
+    """The records of some shards of one step.
+
+    Attributes:
+        leaves: each [L, b, ...].
+        seeds: [L, S, 2].
+        counts: [L] records in each shard, or None if all are full.
+        total: number of records in all shards of this step, if not all are full.
+        factors: [L, n] factors of the losses that are divided by data.
+    """
+
+    leaves: list[tf.Tensor]
+    seeds: tf.Tensor
+    counts: tf.Tensor | None = None
+    total: tf.Tensor | int = 0
+    factors: tf.Tensor | None = None
+
+    def part(self, own: range) -> ShardBatch:
+        """The part with the shards of `own`, indices into this batch."""
+        at = slice(own.start, own.stop)
+        counts, factors = (None if each is None else each[at] for each in (self.counts, self.factors))
+        return ShardBatch([leaf[at] for leaf in self.leaves], self.seeds[at], counts, self.total, factors)
+
+
+@dataclass(frozen=True)
+class ShardSum:
+    """How the results of shards are summed.
+
+    Attributes:
+        encode: (tensors, weight) -> encoded tensors, and what they add to the row.
+        like: specs of a shard's encoded tensors and row.
+        shards: number of shards of all workers.
+        alike: whether a shard's bits must not depend on the number of shards.
+        early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
+            device.
+    """
+
+    encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
+    like: tuple[list[tf.TensorSpec], tf.TensorSpec]
+    shards: int
+    alike: bool = True
+    early: Buckets | None = None
+
+
+def loop_shards(
+    micro: MicroBatch, how: ShardSum, shards: ShardBatch, values: StepValues
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices in shard order.
+
+    Shards are computed one after another, so that memory is that of one micro-batch however many shards a device has. A
+    single shard is computed in a loop as well: TensorFlow optimizes a loop's body separately, so it is the same for
+    every number of shards. If the last bits may differ, a single shard needs no loop, which saves a sum.
+
+    Args:
+        micro: the micro-batch.
+        how: how the results are summed.
+        shards: records of the device's shards.
+        values: values of the model; all shards start from them.
+    """
+    like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
+    size, packed = shards.seeds.shape[0], [layout.spec for layout in micro.slices.values()]
+
+    def one(i: tf.Tensor) -> ShardResult:
+        batch, weight = [leaf[i] for leaf in shards.leaves], tf.constant(1.0 / how.shards)
+        if counts is not None:
+            batch = [leaf[: counts[i]] for leaf in batch]
+            weight = tf.cast(counts[i], tf.float32) / tf.cast(shards.total, tf.float32)
+        tensors, row, slices = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
+        encoded, extra = how.encode(tensors, weight)
+        return ShardResult(encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape), slices)
+
+    def nothing() -> ShardResult:
+        empty = [tf.zeros([0, spec.shape[1]], spec.dtype) for spec in packed]
+        zeros = [wire.zeros(spec.shape, spec.dtype) for spec in like[0]]
+        return ShardResult(zeros, tf.zeros(like[1].shape, like[1].dtype), empty)
+
+    if size == 1 and counts is None and not how.alike and (early is None or early.rounds == 1):
+        tensors, row, slices = one(tf.constant(0))
+        return tensors if early is None else early(None, tensors), row[None], slices
+
+    rounds = size if early is None else early.rounds
+    idle = rounds - size
+
+    def body(
+        k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray, slices: list[tf.TensorArray]
+    ) -> tuple[Any, Any, Any, Any]:
+        i = tf.maximum(k - idle, 0) if early else k
+        conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
+        more, row, found = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
+        summed = [a + b for a, b in zip(summed, more, strict=True)]
+        if early is not None:
+            summed = early(tf.equal(k, rounds - 1), summed)
+        return k + 1, summed, rows.write(k, row), [a.write(k, f) for a, f in zip(slices, found, strict=True)]
+
+    rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
+    arrays = [tf.TensorArray(s.dtype, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
+    start = (tf.constant(0), nothing().tensors, rows, arrays)
+    _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
+    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape]), [a.concat() for a in arrays]
+
+
+def spread_shards(
+    devices: Devices, micro: MicroBatch, how: ShardSum, shards: ShardBatch, fixed: Sequence[StepValues]
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
+
+    Args:
+        devices: this process's devices.
+        micro, how, shards: as for `loop_shards`, with all shards of this worker.
+        fixed: for each device, its copies of the values that no step changes.
+    """
+    summed, rows, slices = [], [], []
+    for device, (own, known) in enumerate(zip(devices.spread(shards.seeds.shape[0]), fixed, strict=False)):
+        with devices.on(device):
+            part = shards.part(own)
+            tensors, row, found = loop_shards(micro, how, part, micro.values(known))
+            summed.append(tensors)
+            rows.append(row)
+            slices.append(found)
+    with devices.at_home():
+        return devices.add(summed), tf.concat(rows, 0), [tf.concat(each, 0) for each in zip(*slices, strict=True)]
+
+
+def full_counts(plan: StepPlan, shards: range) -> tuple[tf.Tensor | None, int]:
+    """What `ShardBatch` has as counts and total for a full step of some shards."""
+    if plan.is_even:
+        return None, 0
+    return tf.constant(plan.sizes[shards.start : shards.stop], tf.int32), plan.global_batch_size
+
+
+def shard_divisors(
+    micro: MicroBatch, leaves: list[tf.Tensor], seeds: tf.Tensor, counts: Any, values: StepValues
+) -> Any:
+    """[L, n] the divisors of each shard's losses that are divided by data; 0 for a shard without records."""
+    count = len(micro.divided)
+
+    def one(i: tf.Tensor) -> tf.Tensor:
+        if counts is None:
+            return micro.divisors([leaf[i] for leaf in leaves], seeds[i], values)
+        batch = [leaf[i][: counts[i]] for leaf in leaves]
+        return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
+
+    told = tf.TensorSpec([count], tf.float32)
+    return tf.map_fn(one, tf.range(seeds.shape[0]), fn_output_signature=told, parallel_iterations=1)
+
+
+def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:
+    """[L, n] the factors by which the shards' losses are multiplied, for `loop_shards`.
+
+    Args:
+        own: [L, n] result of `shard_divisors`.
+        totals: [n] divisors summed over all shards of the step.
+        counts: [L] records in each shard, or None if all are full.
+        total: number of records in all shards of the step.
+        plan: has the number of shards.
+    """
+    weights = tf.constant(1.0 / plan.shards) if counts is None else counts / total
+    return loss_division.factors(own, totals, weights)
+
+
+def fixed_values(devices: Devices, micro: MicroBatch) -> list[StepValues]:
+    """For each device, copies of the values that no step changes; made once per call."""
+    copies = []
+    for device in range(len(devices.names)):
+        with devices.on(device):
+            copies.append(micro.fixed())
+    return copies
