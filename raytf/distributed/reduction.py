@@ -251,7 +251,7 @@ class FixedPointReduction:
         is_packed = all_reduce is not None and early is None
         if is_packed:
             travel = words.travelling(travel, encoding.small)
-        sums = [*(tf.zeros([0, s.shape[1]], s.dtype) for s in slices), *([zeros([0], self.dtype)] * travel)]
+        sums = [*(tf.zeros([0, s.shape[1]]) for s in slices), *([zeros([0], self.dtype)] * travel)]
         shapes = *invariants, *(s.shape for s in slices), *([tf.TensorShape(None)] * travel)
         again = tf.while_loop(lambda again, *_: again, attempt, (*start, *sums), shapes, parallel_iterations=1)
         _, used, needed, matrix, flags_sum, *sums = again

@@ -5,8 +5,9 @@ Optimizers read more from them than from their dense sum: Keras's Adam squares e
 added here. Every worker gets the occurrences of all shards, bit for bit, and hands the optimizer what it would get from
 the whole batch on one machine. What is sent grows with the occurrences, and not with the rows of the table.
 
-An occurrence is a row of int64: its index, then the bits of its values. Other workers' rows are zero in a sum over the
-workers, so they arrive unchanged, and collectives of CPUs and GPUs add int64.
+An occurrence is a row of float32, with which nothing is computed: the bits of its index, then its values. A GPU can
+copy, pad and lay side by side float32, but not int64. Only in the sum over workers two of them are an int64: other
+workers' rows are zero there, so they arrive bit for bit.
 """
 
 from __future__ import annotations
@@ -41,35 +42,37 @@ class SliceLayout:
 
     @property
     def width(self) -> int:
-        """int64 words of an occurrence."""
-        return 1 + (self.size if self.dtype == tf.float64 else -(-self.size // 2))
+        """float32 words of an occurrence, an even number."""
+        return 2 + (2 * self.size if self.dtype == tf.float64 else self.size + self.size % 2)
 
     @property
     def spec(self) -> tf.TensorSpec:
         """Of packed occurrences."""
-        return tf.TensorSpec([None, self.width], tf.int64)
+        return tf.TensorSpec([None, self.width], tf.float32)
 
     def pack(self, slices: tf.IndexedSlices, weight: tf.Tensor) -> tf.Tensor:
         """[n, width] the occurrences of a shard, their values multiplied by the shard's weight."""
         wide = tf.float64 if self.dtype == tf.float64 else tf.float32
         values = tf.reshape(tf.cast(slices.values, wide), [-1, self.size]) * tf.cast(weight, wide)
-        if wide == tf.float32:
-            values = tf.reshape(tf.pad(values, [[0, 0], [0, self.size % 2]]), [-1, self.width - 1, 2])
-        words = tf.concat([tf.cast(slices.indices, tf.int64)[:, None], tf.bitcast(values, tf.int64)], 1)
-        return tf.ensure_shape(words, self.spec.shape)
+        if wide == tf.float64:
+            values = tf.reshape(tf.bitcast(values, tf.float32), [-1, 2 * self.size])
+        index = tf.bitcast(tf.cast(slices.indices, tf.int64), tf.float32)
+        filled = tf.pad(values, [[0, 0], [0, self.width - 2 - values.shape[1]]])
+        return tf.ensure_shape(tf.concat([index, filled], 1), self.spec.shape)
 
     def unpack(self, words: tf.Tensor) -> tf.IndexedSlices:
         """The slices of [n, width] occurrences."""
-        wide = tf.float64 if self.dtype == tf.float64 else tf.float32
-        flat = tf.reshape(tf.bitcast(words[:, 1:], wide), [tf.shape(words)[0], -1])[:, : self.size]
-        values = tf.cast(tf.reshape(flat, [-1, *self.shape[1:]]), self.dtype)
-        return tf.IndexedSlices(values, words[:, 0], tf.constant(self.shape, tf.int64))
+        values = words[:, 2:]
+        if self.dtype == tf.float64:
+            values = tf.bitcast(tf.reshape(values, [-1, self.size, 2]), tf.float64)
+        values = tf.reshape(tf.cast(values[:, : self.size], self.dtype), [-1, *self.shape[1:]])
+        return tf.IndexedSlices(values, tf.bitcast(words[:, :2], tf.int64), tf.constant(self.shape, tf.int64))
 
 
 def gather(
     all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: range, total_shards: int
 ) -> list[tf.Tensor]:
-    """The occurrences of all shards, in shard order, on every worker: for each variable [n of all shards, width] int64.
+    """The occurrences of all shards, in shard order, on every worker: for each variable [n of all shards, width].
 
     Args:
         all_reduce: sums tensors over workers; None if this is the only worker.
@@ -85,8 +88,10 @@ def gather(
     for words, begin, total in zip(own, begins, totals, strict=True):
         after = total - begin - tf.shape(words, tf.int64)[0]
         laid.append(tf.pad(words, [[begin, after], [0, 0]]))
-    (flat,) = all_reduce([tf.concat([tf.reshape(each, [-1]) for each in laid], 0)])
-    parts = tf.split(flat, [tf.size(each) for each in laid], num=len(laid))
+    flat = tf.concat([tf.reshape(each, [-1, 2]) for each in laid], 0)
+    (flat,) = all_reduce([tf.bitcast(flat, tf.int64)])
+    sizes = [tf.shape(each)[0] * (each.shape[1] // 2) for each in laid]
+    parts = tf.split(tf.bitcast(flat, tf.float32), sizes, num=len(laid))
     return [tf.reshape(part, [-1, words.shape[1]]) for part, words in zip(parts, own, strict=True)]
 
 

@@ -12,6 +12,7 @@ from raytf.data.plan import StepPlan
 from raytf.distributed import wire
 from raytf.distributed.buckets import Buckets
 from raytf.distributed.devices import Devices
+from raytf.distributed.slices import SliceLayout
 from raytf.training import loss_division
 from raytf.training.microbatch import MicroBatch, ShardResult, StepValues
 
@@ -77,7 +78,8 @@ def loop_shards(
         values: values of the model; all shards start from them.
     """
     like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
-    size, packed = shards.seeds.shape[0], [layout.spec for layout in micro.slices.values()]
+    size, layouts = shards.seeds.shape[0], list(micro.slices.values())
+    packed = [layout.spec for layout in layouts]
 
     def one(i: tf.Tensor) -> ShardResult:
         batch, weight = [leaf[i] for leaf in shards.leaves], tf.constant(1.0 / how.shards)
@@ -89,7 +91,7 @@ def loop_shards(
         return ShardResult(encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape), slices)
 
     def nothing() -> ShardResult:
-        empty = [tf.zeros([0, spec.shape[1]], spec.dtype) for spec in packed]
+        empty = [tf.zeros([0, spec.shape[1]]) for spec in packed]
         zeros = [wire.zeros(spec.shape, spec.dtype) for spec in like[0]]
         return ShardResult(zeros, tf.zeros(like[1].shape, like[1].dtype), empty)
 
@@ -112,10 +114,19 @@ def loop_shards(
         return k + 1, summed, rows.write(k, row), [a.write(k, f) for a, f in zip(slices, found, strict=True)]
 
     rows = tf.TensorArray(tf.float32, rounds, element_shape=like[1].shape)
-    arrays = [tf.TensorArray(s.dtype, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
+    arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
     start = (tf.constant(0), nothing().tensors, rows, arrays)
     _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
-    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape]), [a.concat() for a in arrays]
+    slices = [_joined(a, layout, bool(idle) or counts is not None) for a, layout in zip(arrays, layouts, strict=True)]
+    return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape]), slices
+
+
+def _joined(array: tf.TensorArray, layout: SliceLayout, has_gaps: bool) -> tf.Tensor:
+    """The slices of all shards one after another."""
+    if has_gaps or layout.count is None:
+        return array.concat()
+    # On a GPU, `concat` would tell the host how long each part is.
+    return tf.reshape(array.stack(), [-1, layout.width])
 
 
 def spread_shards(
