@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _keras
+from raytf._keras import own_steps
 from raytf._process import in_thread
 from raytf.checkpoint.snapshot_slot import copy_all
 from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
@@ -21,12 +22,28 @@ from raytf.errors import CheckpointError
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Name -> variable, in one order for a given model."""
-    return _named(model, model.optimizer.variables, model.metrics_variables)
+    others, logs = _own_of(model)
+    return _named(model, [*model.optimizer.variables, *others], [*model.metrics_variables, *logs])
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
     """As `variables`, without metrics, for a model that is not compiled; without an optimizer, without that."""
-    return _named(model, [] if optimizer is None else optimizer.variables, [])
+    if optimizer is None:
+        return _named(model, [], [])
+    others = _own_of(model)[0] if optimizer is model.optimizer else []
+    return _named(model, [*optimizer.variables, *others], [])
+
+
+def _own_of(model: keras.Model) -> tuple[list[Any], list[Any]]:
+    """Variables that only a model with a `train_step` of its own has: of further optimizers; of metrics that are never
+    reset, and what its last step returned."""
+    optimizers = own_steps.optimizers_within(model)[1:] if model.optimizer is not None else []
+    last = vars(model).get("_raytf_logs")
+    if last is None:
+        return [v for each in optimizers for v in each.variables], []
+    listed = {id(v) for v in model.metrics_variables}
+    metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables if id(v) not in listed]
+    return [v for each in optimizers for v in each.variables], [*metrics, last[1]]
 
 
 def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -34,6 +35,11 @@ class SliceLayout:
     shape: tuple[int, ...]
     dtype: tf.DType
     count: int | None
+
+    @classmethod
+    def of(cls, variable: Any, gradient: tf.IndexedSlices) -> SliceLayout:
+        """Of a variable's gradient in a shard."""
+        return cls(tuple(variable.shape), tf.as_dtype(variable.dtype), gradient.indices.shape[0])
 
     @property
     def size(self) -> int:

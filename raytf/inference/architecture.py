@@ -25,7 +25,8 @@ from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.data import tree
 from raytf.errors import ConfigError, DamagedFileError, JobError, ModelError, one_line
-from raytf.inference import untrusted_model
+from raytf.inference import own_run, untrusted_model
+from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, takes_training, with_precision
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
@@ -52,13 +53,16 @@ _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
 }
 
 
-def describe(model: keras.Model, x: Any) -> bytes:
+def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None)) -> bytes:
     """The file; where Keras cannot serialize the model it says so, and why.
 
     Args:
         x: inputs of one or more records, nested.
+        others: their labels and weights, which a model needs that has its own `train_step`.
     """
     document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
+    if overrides_step(model):
+        document["batch"] = [None if part is None else _spec(part) for part in (x, *others)]
     # A model of one's own class has the policies of its layers from here alone.
     document["precision"] = dataclasses.asdict(precision.of_process())
     try:
@@ -104,7 +108,11 @@ def precision_of(run: Storage) -> Precision:
 
 def call(model: keras.Model, run: Storage) -> None:
     """Call a model with one record of zeros like the run's, so that all of its weights are there."""
-    inputs = _document(run).get("inputs")
+    document = _document(run)
+    if overrides_step(model) and model.compiled and document.get("batch"):
+        own_run.build(model, tuple(_zeros(document["batch"])))
+        return
+    inputs = document.get("inputs")
     if inputs is not None:
         x = _zeros(inputs)
         run_user_code("the model", lambda: model(x, training=False) if takes_training(model) else model(x))
@@ -272,6 +280,8 @@ def _spec(x: Any) -> Any:
 
 def _zeros(spec: Any) -> Any:
     """One record of zeros, as `_spec` described it."""
+    if spec is None:
+        return None
     if isinstance(spec, dict) and set(spec) == {_LEAF}:
         dtype, shape = _leaf(spec[_LEAF])
         return keras.ops.convert_to_tensor(np.zeros((1, *shape), dtype))

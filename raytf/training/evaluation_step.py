@@ -12,7 +12,9 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
+from raytf.training import model as models
 from raytf.training.microbatch import MicroBatch
+from raytf.training.own_test import OwnTest
 from raytf.training.shard_loop import (
     ShardBatch,
     ShardSum,
@@ -41,7 +43,7 @@ class EvalStep:
         devices: Devices | None = None,
     ):
         self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
-        self.micro = MicroBatch(model, template, training=False)
+        self.micro = self._make_micro(model, template, specs)
         signature = [
             [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
             tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
@@ -53,6 +55,14 @@ class EvalStep:
         self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
         self._full_divisors = tf.function(self._divisors_of_steps, input_signature=signature, autograph=False)
         self._partial_divisors = tf.function(self._divisors, input_signature=some, autograph=False)
+
+    def _make_micro(
+        self, model: keras.Model, template: tuple[Any, Any, Any], specs: list[Spec]
+    ) -> MicroBatch | OwnTest:
+        if not models.overrides_test(model):
+            return MicroBatch(model, template, training=False)
+        leaves = [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in specs]
+        return OwnTest(model, template, leaves)
 
     def __call__(self, call: CallBatch, totals: np.ndarray | None = None) -> np.ndarray:
         """[L, 1 + M] what the call's records add to loss and metrics, for each shard.
@@ -79,13 +89,17 @@ class EvalStep:
         count = len(self.micro.divided)
         counts, _ = full_counts(self._plan, self._shards)
 
+        micro = self.micro
+        assert isinstance(micro, MicroBatch)
+
         def one(k: tf.Tensor) -> tf.Tensor:
-            return shard_divisors(self.micro, [leaf[k] for leaf in leaves], seeds[k], counts, self.micro.values())
+            return shard_divisors(micro, [leaf[k] for leaf in leaves], seeds[k], counts, micro.values())
 
         told = tf.TensorSpec([len(self._shards), count], tf.float32)
         return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
 
     def _divisors(self, leaves, seeds, counts):
+        assert isinstance(self.micro, MicroBatch)
         return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
 
     def _full_steps(self, leaves, seeds, totals):
@@ -109,7 +123,7 @@ class EvalStep:
 
         like: tuple[list[tf.TensorSpec], tf.TensorSpec] = [], tf.TensorSpec([self.micro.row_width], tf.float32)
         factors = None
-        if self.micro.divided:
+        if isinstance(self.micro, MicroBatch) and self.micro.divided:
             own = shard_divisors(self.micro, leaves, seeds, counts, self.micro.values())
             factors = shard_factors(own, totals, counts, total, self._plan)
         how = ShardSum(encode, like, self._plan.shards)

@@ -78,7 +78,7 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
         ExactnessError: names the operation or the machines that are not exact.
         WorkerLostError: another rank raises an ExactnessError.
     """
-    if not isinstance(step.reduction, FixedPointReduction):
+    if not all(isinstance(reduction, FixedPointReduction) for reduction in step.reductions):
         raise ExactnessError(
             "--exact: the model has float64 weights or states, and 32-bit fixed point is less precise than float64. "
             "Use float32 (keras.config.set_floatx), or train without --exact."

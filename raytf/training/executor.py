@@ -9,7 +9,6 @@ import keras
 
 from raytf.data.pipeline import Pipeline
 from raytf.distributed.group import Group
-from raytf.distributed.reduction import Reduction
 from raytf.training.step import StepOutcome
 
 if TYPE_CHECKING:
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
 class CompiledStep(Protocol):
     """The training step of an executor."""
 
-    @property
-    def reduction(self) -> Reduction:
-        """How gradients are summed; its state is saved with the model."""
+    def reduction_state(self) -> dict[str, keras.Variable]:
+        """What the sums of gradients keep from step to step, by name; saved with the model."""
         ...
 
     @property

@@ -18,6 +18,16 @@ _Update = Callable[[tf.Tensor, tf.Variable, tf.Tensor], None]
 
 
 @contextlib.contextmanager
+def prepared(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
+    """`fused` and `repeatable`; nothing where there is no optimizer."""
+    if optimizer is None:
+        yield
+        return
+    with fused(optimizer), repeatable(optimizer):
+        yield
+
+
+@contextlib.contextmanager
 def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Make Adam, AdamW and SGD update each weight with one TensorFlow operation, in graphs traced in this context.
 

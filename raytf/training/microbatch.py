@@ -8,21 +8,18 @@ is on, and the values that layers and metrics would have written are returned an
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from raytf.checkpoint import variables
 from raytf.data import tree
-from raytf.distributed import reduction
-from raytf.distributed.slices import SliceLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.training import loss_division
 from raytf.training import model as models
+from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
 
 
 class StepValues(NamedTuple):
@@ -32,21 +29,7 @@ class StepValues(NamedTuple):
     states: list[Any]
 
 
-class ShardResult(NamedTuple):
-    """What a micro-batch returns.
-
-    Attributes:
-        tensors: gradients and layers' updates; a gradient that is slices has no elements here.
-        row: [1 + M] the loss times the micro-batch's weight, and what is added to metrics.
-        slices: for each gradient that is slices, its packed occurrences, see `SliceLayout`.
-    """
-
-    tensors: list[tf.Tensor]
-    row: tf.Tensor
-    slices: list[tf.Tensor]
-
-
-class MicroBatch:
+class MicroBatch(ShardWork):
     """One logical shard of one step, as a pure function.
 
     Args:
@@ -65,26 +48,20 @@ class MicroBatch:
         jit: bool = False,
         keeps_slices: bool = False,
     ):
-        self.model, self._template, self._training = model, template, training
-        self._keeps_slices = keeps_slices
-        self._kwargs = {"training": training} if user_model.takes_training(model) else {}
-        self._sums = models.sums_over_batch(model)
-        self.trainable = list(model.trainable_variables)
         self.seeds = variables.seed_states(model)
         seeds = {id(v) for v in self.seeds}
-        self.states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        states = [v for v in model.non_trainable_variables if id(v) not in seeds]
+        super().__init__(model.optimizer, model.trainable_variables, states, keeps_slices)
+        self.model, self._template, self._training = model, template, training
+        self._kwargs = {"training": training} if user_model.takes_training(model) else {}
+        self._sums = models.sums_over_batch(model)
         self.metrics = list(model.metrics_variables)
         self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
         self._output_losses = {id(v) for m in models.output_loss_metrics(model) for v in m.variables}
         self._loss_metric = models.loss_metric(model)
-        #: Indices of trainable variables with a gradient, and of layers' states that a step updates; set by a trace.
-        self.with_gradient: list[int] = []
-        self.updated: list[int] = []
-        #: The gradients that are slices, by their place in `with_gradient`; set by the first trace.
-        self.slices: dict[int, SliceLayout] = {}
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
         self.divided = loss_division.places(model)
-        self.row_width = 1 + sum(int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics)
+        self.row_width = 1 + sum(elements(self.metrics))
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
     def __call__(
@@ -101,10 +78,7 @@ class MicroBatch:
         """
         weights, states = values or self.values()
         gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
-        row = [tf.reshape(loss * weight, [1]), *(tf.reshape(tf.cast(d, tf.float32), [-1]) for d in deltas)]
-        slices = [layout.pack(gradients[place], weight) for place, layout in self.slices.items()]
-        dense = [tf.zeros([0], g.dtype) if i in self.slices else g for i, g in enumerate(gradients)]
-        return ShardResult([*dense, *updates], tf.concat(row, 0), slices)
+        return self._result(gradients, updates, flat([loss * weight, *deltas]), weight)
 
     def divisors(self, leaves, seeds, values: StepValues) -> tf.Tensor:
         """[n] the divisors of a shard's losses in `divided`. TensorFlow prunes the rest of the model from the graph."""
@@ -190,61 +164,19 @@ class MicroBatch:
         self.with_gradient = [i for i, g in enumerate(every) if g is not None]
         if not self.with_gradient:
             raise ModelError("the loss depends on none of the trainable weights. Check compute_loss and the outputs.")
-        found = [every[i] for i in self.with_gradient]
-        if not self._keeps_slices:
-            return [tf.convert_to_tensor(g) for g in found]
-        if not self.slices:
-            for place, gradient in enumerate(found):
-                if isinstance(gradient, tf.IndexedSlices):
-                    variable = self.trainable[self.with_gradient[place]]
-                    self.slices[place] = SliceLayout(
-                        tuple(variable.shape), tf.as_dtype(variable.dtype), gradient.indices.shape[0]
-                    )
-        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(found)]
+        return self._kept([every[i] for i in self.with_gradient])
 
-    def _updates(self, states: list[tf.Tensor], after: dict[int, tf.Tensor]) -> list[tf.Tensor]:
-        self.updated, updates = [], []
-        for i, (variable, before) in enumerate(zip(self.states, states, strict=True)):
-            value = after[id(variable)]
-            # A value that was not changed is the same tensor as before: `value` of a mapped variable is its tensor,
-            # perhaps cast.
-            if value is None or value is before:
-                continue
-            if not (value.dtype.is_floating or value.dtype.is_integer):
-                raise ModelError(
-                    f"layer state {variable.path} of dtype {variable.dtype} changes in training; raytf can agree on "
-                    "numbers only. Make it a float or an integer."
-                )
-            self.updated.append(i)
-            # An integer is sent as its difference, which a float on the wire holds exactly.
-            updates.append(value if value.dtype.is_floating else value - before)
-        return updates
+    @property
+    def phases(self) -> list[MicroBatch]:
+        """The parts of a step that each end with an update."""
+        return [self]
 
-    def layout(self) -> reduction.WireLayout:
-        """The shapes and types of the tensors that a traced micro-batch returns; integers are sent as float32."""
-        sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
-        kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
-        return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
+    def begin(self) -> None:
+        """Nothing has to be noted at the beginning of a step."""
 
-    def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
-        """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
-        found: list[Any] = tensors[: len(self.with_gradient)]
-        for (place, layout), words in zip(self.slices.items(), slices, strict=True):
-            found[place] = layout.unpack(words)
-        return found
-
-    def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
-        """Update weights, optimizer and layers' states with reduced gradients and layers' updates."""
-        self.model.optimizer.apply(gradients, [self.trainable[i] for i in self.with_gradient])
-        for i, value in zip(self.updated, updates, strict=True):
-            variable = self.states[i]
-            if tf.as_dtype(variable.dtype).is_floating:
-                variable.assign(value)
-            else:
-                variable.assign_add(tf.cast(tf.round(value), variable.dtype))
+    def finish(self, row: tf.Tensor) -> None:
+        """Nothing is left to do after the update."""
 
     def add_metrics(self, row: tf.Tensor) -> None:
         """Add reduced rows to the model's metrics."""
-        sizes = [int(np.prod(v.shape, dtype=np.int64)) for v in self.metrics]
-        for variable, part in zip(self.metrics, tf.split(row, sizes), strict=True):
-            variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+        add_to(self.metrics, row)

@@ -12,14 +12,19 @@ import keras
 import numpy as np
 
 from raytf import _keras
+from raytf._keras import own_steps
 from raytf.config import canonical_text, precision
 from raytf.config.precision import Precision
 from raytf.config.sections import ComputeSection
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.errors import DataError, ModelError, one_line
+from raytf.inference import own_run
+from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
 from raytf.training import loss_division
+
+_NOTHING_TO_TRAIN = "the model has no trainable weights. Set trainable=True on the layers that should learn."
 
 
 def build(
@@ -60,13 +65,9 @@ def build(
             "the model is compiled with run_eagerly=True, and workers run traced steps alone. Leave it out; print with "
             "tf.print, and look for a mistake with plain Keras."
         )
-    for method in ("train_step", "test_step"):
-        if _overrides(model, method):
-            raise ModelError(
-                f"{type(model).__name__} overrides {method}, which raytf replaces. Override compute_loss or "
-                "compute_metrics instead, or use a custom layer."
-            )
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
+    if overrides_step(model):
+        return _build_own(model, (x, y, weight), compute, say)
     try:
         predicted = model(x, training=False) if takes_training(model) else model(x)
     except Exception as error:
@@ -75,10 +76,7 @@ def build(
             f"the model does not take the data. One record is {shapes}; the model's input is {_inputs(model)}. "
             f"Keras says: {one_line(error, 300)}"
         ) from error
-    policies = layer_policies(model)
-    precision.check_made(compute.mixed_precision, precision.of_process(), policies)
-    if compute.mixed_precision is None and set(policies) - {"float32"}:
-        say(f"dtype policy, as the job has set it: {', '.join(policies)}")
+    _check_policies(model, compute, say)
     if not _has_own_loss(model) and not _adds_loss(model, x):
         raise ModelError(
             "the model is compiled without a loss, and no layer adds one. Give model.compile(loss=...), call "
@@ -101,9 +99,30 @@ def build(
         ) from error
     model.reset_metrics()
     if not model.trainable_variables:
-        raise ModelError("the model has no trainable weights. Set trainable=True on the layers that should learn.")
+        raise ModelError(_NOTHING_TO_TRAIN)
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _build_own(
+    model: keras.Model, sample: tuple[Any, Any, Any], compute: ComputeSection, say: Callable[[str], None]
+) -> keras.Model:
+    """The variables of a model with a `train_step` of its own, which may have neither a loss nor a `call`."""
+    own_run.build(model, sample)
+    _check_policies(model, compute, say)
+    if not model.trainable_variables:
+        raise ModelError(_NOTHING_TO_TRAIN)
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model.reset_metrics()
+    return model
+
+
+def _check_policies(model: keras.Model, compute: ComputeSection, say: Callable[[str], None]) -> None:
+    policies = layer_policies(model)
+    precision.check_made(compute.mixed_precision, precision.of_process(), policies)
+    if compute.mixed_precision is None and set(policies) - {"float32"}:
+        say(f"dtype policy, as the job has set it: {', '.join(policies)}")
 
 
 def layer_policies(model: keras.Model) -> list[str]:
@@ -146,6 +165,11 @@ def check_added(model: keras.Model, collected: list[Any]) -> None:
             "two layers add the same tensor to the loss, as self.add_loss(self.inner.losses) does. The model's loss "
             "has what inner layers add without that: leave it out, or add 1.0 * loss, which is another tensor."
         )
+
+
+def overrides_test(model: keras.Model) -> bool:
+    """Whether the model has a `test_step` of its own."""
+    return _overrides(model, "test_step")
 
 
 def overrides_loss(model: keras.Model) -> bool:
@@ -217,6 +241,17 @@ def sums_over_batch(model: keras.Model) -> bool:
 
 
 def logs(model: keras.Model) -> dict[str, float]:
+    """What Keras would show of the training now: loss and metrics, or what a `train_step` of the model's own returned.
+
+    As in Keras, the latter counts where it has other names than the model's metrics.
+    """
+    own = own_run.last_logs(model)
+    if own is None or set(own[0]) == set(model.get_metrics_result()):
+        return results(model)
+    return {name: float(value) for name, value in zip(own[0], own[1].numpy(), strict=True)}
+
+
+def results(model: keras.Model) -> dict[str, float]:
     """Current loss and metrics by name; a vector, such as the result of F1Score, becomes one number for each class."""
     named: dict[str, float] = {}
     for name, value in model.get_metrics_result().items():
@@ -237,13 +272,13 @@ def describe(model: keras.Model) -> dict[str, str]:
     """The properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
-    optimizer = model.optimizer
+    optimizers = own_steps.optimizers_within(model)
     return {
         "architecture": _digest(config),
         "structure": _digest(canonical_text.canonical(config)),
         "loss weights": _json(getattr(compiled, "config", {}).get("loss_weights")),
         "weights": "; ".join(layers) if len(layers) <= 40 else _digest(layers),
-        "optimizer": type(optimizer).__name__ + " " + _json(optimizer.get_config()),
+        "optimizer": "; ".join(f"{type(one).__name__} {_json(one.get_config())}" for one in optimizers),
         "loss": _json([_loss_name(loss) for _, loss in tree.flatten(model.loss)]),
         "metrics": _json(sorted(m.name for m in model.metrics)),
         "compiled metrics": _json([_compiled(compiled, key) for key in ("metrics", "weighted_metrics")]),

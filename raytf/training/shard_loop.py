@@ -14,7 +14,8 @@ from raytf.distributed.buckets import Buckets
 from raytf.distributed.devices import Devices
 from raytf.distributed.slices import SliceLayout
 from raytf.training import loss_division
-from raytf.training.microbatch import MicroBatch, ShardResult, StepValues
+from raytf.training.microbatch import MicroBatch, StepValues
+from raytf.training.shard_work import HasFixed, ShardResult, ShardWork
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ShardSum:
 
 
 def loop_shards(
-    micro: MicroBatch, how: ShardSum, shards: ShardBatch, values: StepValues
+    micro: ShardWork, how: ShardSum, shards: ShardBatch, values: Any
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
     """Encoded tensors summed over a device's shards of one step, their rows [L, M], and their slices in shard order.
 
@@ -130,7 +131,7 @@ def _joined(array: tf.TensorArray, layout: SliceLayout, has_gaps: bool) -> tf.Te
 
 
 def spread_shards(
-    devices: Devices, micro: MicroBatch, how: ShardSum, shards: ShardBatch, fixed: Sequence[StepValues]
+    devices: Devices, micro: ShardWork, how: ShardSum, shards: ShardBatch, fixed: Sequence[Any]
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
     """As `loop_shards`, for all shards of this worker, which its devices compute at the same time.
 
@@ -188,7 +189,7 @@ def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, pl
     return loss_division.factors(own, totals, weights)
 
 
-def fixed_values(devices: Devices, micro: MicroBatch) -> list[StepValues]:
+def fixed_values(devices: Devices, micro: HasFixed) -> list[Any]:
     """For each device, copies of the values that no step changes; made once per call."""
     copies = []
     for device in range(len(devices.names)):

@@ -58,7 +58,7 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     program.step.trace()
     phases.mark("trace")
     chosen = tiers_of_run.newest(attempt, program, tiers)
-    program.named.update(program.step.reduction.state())
+    program.named.update(program.step.reduction_state())
     state = TrainingState.of(chosen, attempt.known_step)
     if chosen is not None:
         attempt.reporter.resume(chosen.step, chosen.files)
@@ -165,7 +165,8 @@ def _make_note(attempt: Attempt, program: Program, step: int) -> Callable[[], No
     began, lock = time.time(), threading.Lock()
     described = b""
     if attempt.group.rank == 0:
-        described = architecture.describe(program.model, program.pipeline.sample()[0])
+        x, *others = program.pipeline.sample()
+        described = architecture.describe(program.model, x, tuple(others))
     is_kept = False
 
     def write() -> None:

@@ -6,13 +6,14 @@ Shapes in this module: K steps of a call, F flags, L shards of this worker, b re
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf._keras import own_steps
 from raytf.checkpoint.digest import device_sum
 from raytf.data import tree
 from raytf.data.pipeline import CallBatch
@@ -20,23 +21,24 @@ from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
-from raytf.distributed.buckets import Buckets, Overlap
+from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
-from raytf.distributed.slices import gather
 from raytf.errors import ConfigError
 from raytf.inference import user_model
-from raytf.training.fused_update import fused, repeatable
+from raytf.inference.own_run import overrides_step
+from raytf.training.fused_update import prepared
 from raytf.training.learning_rate import LearningRate
 from raytf.training.microbatch import MicroBatch
+from raytf.training.own_step import OwnStep
 from raytf.training.shard_loop import (
     ShardBatch,
-    ShardSum,
     fixed_values,
     full_counts,
     shard_divisors,
     shard_factors,
-    spread_shards,
 )
+from raytf.training.shard_sums import ShardSums
+from raytf.training.shard_work import ShardResult
 
 
 class StepOutcome(NamedTuple):
@@ -94,8 +96,8 @@ class TrainStep:
         rate: the optimizer's learning rate; by default unchanged.
 
     Attributes:
-        micro: the micro-batch of one logical shard.
-        reduction: how gradients are added; its state must be saved.
+        micro: the computation of one logical shard.
+        reductions: how the gradients of each phase are added.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
     """
 
@@ -115,14 +117,17 @@ class TrainStep:
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
         self._rate = rate or LearningRate(model.optimizer, None)
         self._keeps_gradients = options.keeps_gradients
-        self.micro = MicroBatch(model, template, training=True, jit=options.jit, keeps_slices=True)
         self._specs = specs
+        self.micro = self._make_micro(template, options)
         #: Shapes of a record's leaves, also where they differ from batch to batch.
         self._shapes = [np.shape(leaf)[1:] for _, leaf in tree.flatten(template)]
         #: Whether `sample_shard` has run the graph once.
         self._is_probe_ready = False
-        self._has_overlap = options.overlap is not None
-        self.reduction = self._make_reduction(options)
+        self._sums = ShardSums(self._devices, plan, all_reduce, shards, plan.shards, options.overlap is not None)
+        self.probe_function = self._trace_probe()
+        self.reductions = [
+            self._make_reduction(phase.layout(), len(phase.with_gradient), options) for phase in self.micro.phases
+        ]
         head = [None, len(shards), plan.micro_batch_size]
         signature = [
             [tf.TensorSpec([*head, *s.signature], s.dtype) for s in specs],
@@ -146,6 +151,13 @@ class TrainStep:
         """Whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
         return self._words.is_on_gpu
 
+    def reduction_state(self) -> dict[str, keras.Variable]:
+        """What must be saved with the weights."""
+        named = {}
+        for place, reduction in enumerate(self.reductions):
+            named.update({name.replace("/00000/", f"/{place:05d}/"): v for name, v in reduction.state().items()})
+        return named
+
     def functions(self) -> tuple[Any, Any]:
         """The `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
         return self._full, self._partial
@@ -166,7 +178,7 @@ class TrainStep:
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
         """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
-        paths = [self.micro.trainable[i].path for i in self.micro.with_gradient]
+        paths = [phase.trainable[i].path for phase in self.micro.phases for i in phase.with_gradient]
         return dict(zip(paths, outcome.gradients, strict=True)) if self._keeps_gradients else {}
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
@@ -187,7 +199,8 @@ class TrainStep:
 
         On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
-        micro, others = self.micro, [*self._model.optimizer.variables, *self.reduction.state().values()]
+        optimizers = [v for optimizer in own_steps.optimizers_within(self._model) for v in optimizer.variables]
+        micro, others = self.micro, [*optimizers, *self.reduction_state().values()]
         changed = [variable.value for variable in (*micro.trainable, *micro.states, *micro.metrics, *others)]
         before = [tf.identity(v) for v in changed]
         try:
@@ -243,14 +256,27 @@ class TrainStep:
         found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
         found.row.numpy()
 
-    def _make_reduction(self, options: StepOptions) -> reductions.Reduction:
+    def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
+        if overrides_step(self._model):
+            return OwnStep(self._model, template, self._shard_specs(), options.jit, keeps_slices=True)
+        return MicroBatch(self._model, template, training=True, jit=options.jit, keeps_slices=True)
+
+    def _shard_specs(self) -> list[tf.TensorSpec]:
+        return [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in self._specs]
+
+    def _trace_probe(self) -> Any:
         # Which weights have gradients and which states change is known only after a trace, and loops need it before.
-        b = self._plan.micro_batch_size
-        leaves = [tf.TensorSpec([b, *s.signature], s.dtype) for s in self._specs]
-        seeds = tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
-        probe = tf.function(lambda x, s: self.micro(x, s, tf.constant(1.0)), autograph=False)
-        self.probe_function = user_model.run_user_code("the model", lambda: probe.get_concrete_function(leaves, seeds))
-        layout = self.micro.layout()
+        phases, seeds = self.micro.phases, tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
+
+        def probe(leaves: list[tf.Tensor], seeds: tf.Tensor) -> ShardResult:
+            found = [phase(leaves, seeds, tf.constant(1.0)) for phase in phases]
+            row = found[0].row if len(found) == 1 else tf.concat([each.row for each in found], 0)
+            return ShardResult([t for f in found for t in f.tensors], row, [s for f in found for s in f.slices])
+
+        function = tf.function(probe, autograph=False)
+        return user_model.run_user_code("the model", lambda: function.get_concrete_function(self._shard_specs(), seeds))
+
+    def _make_reduction(self, layout: wire.WireLayout, gradients: int, options: StepOptions) -> reductions.Reduction:
         if tf.float64 in layout.dtypes:
             if options.compress:
                 raise ConfigError(
@@ -261,7 +287,7 @@ class TrainStep:
             return reductions.FloatReduction(layout, tf.float64, options.overlap)
         if not options.fixed_point:
             return reductions.FloatReduction(layout, overlap=options.overlap)
-        compressed = len(self.micro.with_gradient) if options.compress else 0
+        compressed = gradients if options.compress else 0
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, options.overlap)
 
     def _full_steps(self, leaves, seeds, flags):
@@ -299,61 +325,46 @@ class TrainStep:
         return loss, ok
 
     def _nothing_kept(self) -> list[tf.Tensor]:
-        count = len(self.micro.with_gradient) if self._keeps_gradients else 0
-        variables = [self.micro.trainable[i] for i in self.micro.with_gradient[:count]]
-        return [tf.zeros(v.shape, d) for v, d in zip(variables, self.reduction.layout.dtypes[:count], strict=True)]
+        kept = []
+        for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
+            variables = [phase.trainable[i] for i in phase.with_gradient] if self._keeps_gradients else []
+            kept += [tf.zeros(v.shape, d) for v, d in zip(variables, reduction.layout.dtypes, strict=False)]
+        return kept
 
-    def _kept(self, gradients: list[Any]) -> list[tf.Tensor]:
+    def _kept(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:
         if not self._keeps_gradients:
             return []
         gradients = [tf.convert_to_tensor(g) for g in gradients]
-        if isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer):
-            scale = tf.convert_to_tensor(self._model.optimizer.dynamic_scale)
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            scale = tf.convert_to_tensor(optimizer.dynamic_scale)
             return [g / tf.cast(scale, g.dtype) for g in gradients]
         return gradients
 
     def _step(
         self, rate, leaves, seeds, flags, counts, total, fixed, is_alone: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        reduction, micro = self.reduction, self.micro
-        all_reduce, shards, of = self._all_reduce, self._shards, self._plan.shards
+        sums = self._sums
         if is_alone:
-            all_reduce, shards, of = None, range(1), 1
-        like = (
-            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
-            tf.TensorSpec([micro.row_width + reduction.extra], tf.float32),
-        )
-
-        is_float, plan = isinstance(reduction, reductions.FloatReduction), self._plan
-        # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
-        # too late: the sum already has the gradients of other workers.
-        is_even = is_float and counts is None and not self._has_overlap
-
-        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
-
-            how = ShardSum(encode, like, plan.shards, alike=not is_float, early=early)
-            batch = ShardBatch(leaves, seeds, counts, total, factors)
-            summed, rows, found = spread_shards(self._devices, micro, how, batch, fixed)
-            return [s / plan.shards for s in summed] if is_even and plan.shards > 1 else summed, rows, found
-
+            sums = replace(sums, all_reduce=None, shards=range(1), total_shards=1)
+        kept, finite = [], tf.constant(True)
         with self._devices.at_home():
-            factors = self._factors(leaves, seeds, counts, total, all_reduce)
-            layouts = list(micro.slices.values())
-            reduced = reduction.reduce(all_reduce, compute, flags, shards, of, [each.spec for each in layouts])
-            known = [each.count if counts is None else None for each in layouts]
-            slices = gather(all_reduce, reduced.slices, known, shards, of)
-            gradients = micro.gradients(reduced.tensors, slices)
-            kept = self._kept(gradients)  # before the update changes the loss scale
-            with self._rate.applied(rate), fused(self._model.optimizer), repeatable(self._model.optimizer):
-                micro.apply(gradients, reduced.tensors[len(gradients) :])
-            micro.add_metrics(reduced.row[1:])
-        # With a dynamic loss scale, overflows are expected: the optimizer skips the step and lowers the scale.
-        expected = isinstance(self._model.optimizer, keras.optimizers.LossScaleOptimizer)
-        values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
-        finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
-        return reduced.row[0], tf.constant(True) if expected else finite, reduced.flags, kept
+            factors = self._factors(leaves, seeds, counts, total, sums.all_reduce)
+            batch = ShardBatch(leaves, seeds, counts, total, factors)
+            self.micro.begin()
+            for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
+                is_last = phase is self.micro.phases[-1]
+                # The flags travel with the last phase, whose sums come last.
+                told = flags if is_last else tf.zeros_like(flags)
+                reduced, gradients = sums(phase, reduction, batch, told, fixed)
+                kept += self._kept(gradients, phase.optimizer)  # before the update changes the loss scale
+                with self._rate.applied(rate), prepared(phase.optimizer):
+                    phase.apply(gradients, reduced.tensors[len(gradients) :])
+                # With a dynamic loss scale, overflows are expected: the optimizer skips the step and lowers the scale.
+                if not isinstance(phase.optimizer, keras.optimizers.LossScaleOptimizer):
+                    finite = finite & reduced.finite
+            self.micro.add_metrics(reduced.row[1:])
+            self.micro.finish(reduced.row)
+        return reduced.row[0], finite, reduced.flags, kept
 
     def _factors(self, leaves, seeds, counts, total, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.
@@ -362,7 +373,7 @@ class TrainStep:
             None if the model has no such losses.
         """
         micro = self.micro
-        if not micro.divided:
+        if isinstance(micro, OwnStep) or not micro.divided:
             return None
         own = shard_divisors(micro, leaves, seeds, counts, micro.values())
         every = reductions.everyones(all_reduce, own, self._shards, self._plan.shards, self._words)

@@ -181,7 +181,7 @@ def test_a_step_that_was_tried_leaves_nothing_behind():
     model = build(factory, pipeline.sample(), [SOURCE], ComputeSection(), 0)
     pipeline.prepare(len(seed_states(model)), None)
     step = TrainStep(model, plan, range(4), None, pipeline.template, pipeline.leaf_specs, StepOptions())
-    changing = {**variables(model), **step.reduction.state()}
+    changing = {**variables(model), **step.reduction_state()}
 
     def state() -> dict[str, bytes]:
         return {name: np.asarray(v.value).tobytes() for name, v in changing.items()}

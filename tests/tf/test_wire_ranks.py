@@ -68,11 +68,11 @@ def test_a_checkpoint_of_before_goes_on_to_the_weights_of_before(name, words):
         compress=name != "whole",
         words=words,
     )
-    named = variables.variables(made.model) | made.step.reduction.state()
+    named = variables.variables(made.model) | made.step.reduction_state()
     variables.restore(named, found.tensors)
     made.train(found.step, before_wire.STEPS)
     assert weights_sha256(made.model) == before_wire.ENDS[name]
     # What the reduction would save now has the name, type and shape that it had.
-    (exponents,) = made.step.reduction.state().values()
+    (exponents,) = made.step.reduction_state().values()
     before = found.tensors["reduction/00000/exponents"]
     assert (exponents.numpy().dtype, exponents.numpy().shape) == (before.dtype, before.shape)

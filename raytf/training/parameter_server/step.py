@@ -22,6 +22,7 @@ from raytf.data.sources import Spec
 from raytf.distributed.reduction import FloatReduction
 from raytf.errors import ModelError
 from raytf.inference import user_model
+from raytf.inference.own_run import overrides_step
 from raytf.training.learning_rate import LearningRate
 from raytf.training.microbatch import MicroBatch, StepValues
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
@@ -111,6 +112,11 @@ class ServerStep:
                 "gradient_accumulation_steps is not supported with --strategy parameter-server, where several batches "
                 "are under way at once. Use a larger --global-batch-size, or another strategy."
             )
+        if overrides_step(model):
+            raise ModelError(
+                f"{type(model).__name__} overrides train_step, whose updates --strategy parameter-server cannot make "
+                "on its servers. Override compute_loss instead, or use another strategy."
+            )
         self._coordinator, self._plan, self._specs = servers.coordinator, plan, specs
         self.micro = MicroBatch(model, template, training=True, jit=jit)
         leaves = [tf.TensorSpec([plan.micro_batch_size, *s.shape], s.dtype) for s in specs]
@@ -121,6 +127,10 @@ class ServerStep:
         layout = self.micro.layout()
         self.reduction = FloatReduction(layout, tf.float64 if tf.float64 in layout.dtypes else tf.float32)
         self.state = ServerState(servers.strategy, model, self.micro.states, servers.count, rate)
+
+    def reduction_state(self) -> dict[str, keras.Variable]:
+        """Nothing is kept from step to step."""
+        return self.reduction.state()
 
     def trace(self) -> None:
         """Does nothing: each kind of call is traced when it is first made."""

@@ -1,0 +1,202 @@
+"""One run of a model's own `train_step` or `test_step` in a graph, in which nothing is updated.
+
+The step is the user's code. It reads variables, updates metrics and layers' states, takes gradients and hands them to
+optimizers. In a `keras.StatelessScope` all of that becomes tensors: what variables hold is mapped to tensors, tapes
+differentiate by these, and the updates that `apply` would have made are left to whoever runs the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf._keras import own_steps
+from raytf._tensorflow import tapes
+from raytf.data import tree
+from raytf.errors import ModelError
+from raytf.inference.user_model import run_user_code
+
+
+class Parts(NamedTuple):
+    """All that a step of the model's own may read or change.
+
+    Attributes:
+        trainable: weights that may have gradients.
+        states: all other variables of the model, without those of its random generators.
+        seeds: states of random generators.
+        metrics: variables of metrics; those that nobody resets are the last ones.
+        optimizers: the compiled one first.
+    """
+
+    trainable: list[keras.Variable]
+    states: list[keras.Variable]
+    seeds: list[keras.Variable]
+    metrics: list[keras.Variable]
+    optimizers: list[keras.optimizers.Optimizer]
+
+
+def parts_of(model: keras.Model, seeds: list[keras.Variable]) -> Parts:
+    """The parts of a built model."""
+    metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables]
+    apart = {id(v) for v in [*seeds, *metrics]}
+    states = [v for v in model.non_trainable_variables if id(v) not in apart]
+    return Parts(list(model.trainable_variables), states, seeds, metrics, own_steps.optimizers_within(model))
+
+
+class Held(Exception):
+    """Leaves a step at an update."""
+
+
+class OwnScope(keras.StatelessScope):
+    """A stateless scope that knows which variables were changed, and in which some do not change.
+
+    Args:
+        mapping: what variables hold.
+        pinned: variables whose updates are ignored.
+    """
+
+    def __init__(self, mapping: Iterable[tuple[keras.Variable, Any]], pinned: Iterable[keras.Variable] = ()):
+        super().__init__(state_mapping=list(mapping), collect_losses=True)
+        self._pinned = {id(v) for v in pinned}
+        self.changed: dict[int, keras.Variable] = {}
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, _ = update
+        if id(variable) not in self._pinned:
+            self.changed[id(variable)] = variable
+            super().add_update(update)
+
+    def hold(self, variable: keras.Variable, value: Any) -> None:
+        """Have a variable hold a value, as an optimizer's update would."""
+        super().add_update((variable, value))
+
+
+#: (scope, optimizer, gradients, variables): called in place of an optimizer's `apply`; may raise `Held`.
+OnApply = Callable[[OwnScope, Any, Sequence[Any], Sequence[Any]], None]
+
+
+def run(
+    step: Callable[[Any], Any], data: Any, scope: OwnScope, trainable: Sequence[keras.Variable], on_apply: OnApply
+) -> dict[str, Any]:
+    """What a step returns, by name: scalars.
+
+    Args:
+        step: the model's `train_step` or `test_step`.
+        data: a batch, as Keras's own `fit` would give it.
+        scope: holds what the step reads, and afterwards what it has changed.
+        trainable: the variables by which tapes may differentiate.
+        on_apply: what to do where an optimizer would update.
+
+    Raises:
+        Held: from `on_apply`.
+        JobError: the step raised something else.
+    """
+
+    def current() -> Mapping[int, Any]:
+        tensors = {}
+        for variable in trainable:
+            tensor = scope.get_current_value(variable)
+            if tensor is not None and variable.trainable:
+                tensors[id(variable)] = tensors[id(own_steps.variable_of(variable))] = tensor
+        return tensors
+
+    def held(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        on_apply(scope, optimizer, gradients, variables)
+
+    def call() -> Any:
+        try:
+            return step(data)
+        except Held as end:  # not an error of the user's code
+            return end
+
+    with scope, own_steps.held_back(held), tapes.on_tensors(current):
+        logs = run_user_code(f"{step.__name__}", call)
+        if isinstance(logs, Held):
+            raise logs
+        return scalars(logs)
+
+
+def scalars(logs: Any) -> dict[str, Any]:
+    """The scalars of what a step returned, nested dicts as Keras shows them."""
+    if logs is None:
+        return {}
+    if not isinstance(logs, Mapping):
+        raise ModelError(
+            f"train_step returned {type(logs).__name__}. Expected a dict of numbers by name, as Keras does."
+        )
+    found: dict[str, Any] = {}
+    for name in sorted(logs):
+        value = logs[name]
+        if isinstance(value, Mapping):
+            found.update(scalars(value))
+            continue
+        tensor = tf.cast(keras.ops.convert_to_tensor(value), tf.float32)
+        found[name] = tensor if tensor.shape.rank == 0 else tf.reduce_mean(tensor)
+    return found
+
+
+def overrides_step(model: keras.Model) -> bool:
+    """Whether the model has a `train_step` of its own."""
+    return type(model).train_step is not keras.Model.train_step
+
+
+def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
+    """Make all variables of a model that has its own step: its layers', its optimizers', and the one for `last_logs`.
+
+    Args:
+        sample: (x, y, sample_weight) of a few records, as tensors.
+
+    Raises:
+        JobError: the step raised something.
+    """
+    updates: list[tuple[Any, list[Any]]] = []
+    names: list[str] = []
+
+    def whole(leaves: list[Any]) -> tf.Tensor:
+        data = data_of(tree.unflatten(sample, leaves))
+        with own_steps.held_back(lambda optimizer, _, given: updates.append((optimizer, list(given)))):
+            logs = scalars(run_user_code("train_step", lambda: model.train_step(data)))
+        names.extend(logs)
+        return loss_of(logs)
+
+    leaves = [leaf for _, leaf in tree.flatten(sample)]
+    specs = [tf.TensorSpec(leaf.shape, leaf.dtype) for leaf in leaves]
+    tf.function(whole, autograph=False).get_concrete_function(specs)
+    for optimizer, given in updates:
+        if not optimizer.built:
+            optimizer.build(given)
+    unique = list(dict.fromkeys(names))  # TensorFlow traces a function that makes variables twice
+    vars(model)["_raytf_logs"] = (
+        unique,
+        keras.Variable(np.zeros(len(unique), np.float32), trainable=False, name="latest"),
+    )
+
+
+def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:
+    """What the last step of a model's own returned: names, and a variable [n] with the numbers.
+
+    Returns:
+        None for a model with Keras's own step.
+    """
+    return vars(model).get("_raytf_logs")
+
+
+def latest(model: keras.Model) -> keras.Variable:
+    """The variable of `last_logs`, of a model that `build` has seen."""
+    return vars(model)["_raytf_logs"][1]
+
+
+def data_of(template: tuple[Any, Any, Any]) -> Any:
+    """A batch as `fit` hands it to `train_step`: x alone, or (x, y), or (x, y, sample_weight)."""
+    return keras.utils.pack_x_y_sample_weight(*template)
+
+
+def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:
+    """The number that stands for a step: what it calls the loss, else the first of its numbers."""
+    if not logs:
+        return tf.constant(0.0)
+    return logs["loss"] if "loss" in logs else next(iter(logs.values()))

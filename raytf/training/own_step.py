@@ -1,0 +1,362 @@
+"""A `train_step` of the model's own, run for each logical shard with its updates held back.
+
+Each call of an optimizer's `apply` ends a phase. In phase p every shard runs the step up to its p-th `apply`: the
+updates before it have been made, and what the weights held before them is still known, so each line sees what it would
+see on one machine. The gradients are reduced over all shards and applied once. TensorFlow prunes from a phase what its
+gradients do not need, so a GAN costs what it costs in Keras.
+
+In the last phase the step runs to its end. What it changes on the way (metrics, the statistics of BatchNorm, a queue)
+is summed over shards as ever, unless it is made of the weights after the last update: an average of the weights, a
+target network. That is computed once, afterwards, from what all workers have. It must not depend on the batch as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from raytf._keras import own_steps
+from raytf._tensorflow import tapes
+from raytf.checkpoint import variables
+from raytf.data import tree
+from raytf.errors import ModelError
+from raytf.inference import own_run
+from raytf.inference.own_run import Held, OwnScope
+from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
+
+_WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*)$")
+
+
+class OwnValues(NamedTuple):
+    """What variables hold in a phase.
+
+    Attributes:
+        weights, states: of `Parts`, when the step began.
+        later: for each update before this phase, what its weights hold since then.
+    """
+
+    weights: list[Any]
+    states: list[Any]
+    later: list[list[Any]]
+
+
+@dataclass
+class Findings:
+    """What tracing a step has told.
+
+    Attributes:
+        applies: for each update the optimizer and the weights, by their places in `Parts`.
+        late: variables that are made of the weights after the last update.
+        names: of the numbers that the step returns.
+        late_names: those that are not made of the batch: results of metrics.
+    """
+
+    applies: list[tuple[int, list[int]]] = field(default_factory=list)
+    late: list[keras.Variable] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    late_names: set[str] = field(default_factory=set)
+
+
+class OwnStep:
+    """A model's own step in phases; see `raytf.training.microbatch.MicroBatch`, whose part it has in a training step.
+
+    Args:
+        model: built and compiled.
+        template: a batch's structure, (x, y, sample_weight).
+        leaves: specs of a full shard's leaves.
+        jit: compile with XLA.
+        keeps_slices: as for a micro-batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        template: tuple[Any, Any, Any],
+        leaves: Sequence[tf.TensorSpec],
+        jit: bool = False,
+        keeps_slices: bool = False,
+    ):
+        self.model, self._template = model, template
+        self.parts = own_run.parts_of(model, variables.seed_states(model))
+        self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
+        #: All that may change apart from an optimizer's update.
+        self.states = [*self.parts.states, *self.parts.trainable]
+        self.initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        self._leaves = list(leaves)
+        self.found = Findings()
+        #: Of the step that is being traced: what variables held when it began, and after each update.
+        self._start: tuple[list[Any], list[Any]] | None = None
+        self._later: list[list[Any]] = []
+        self._survey_updates()
+        self._survey_end()
+        self.phases = [Phase(self, p, jit, keeps_slices) for p in range(max(1, len(self.found.applies)))]
+
+    @property
+    def row_width(self) -> int:
+        """Columns of the last phase's rows: the loss, metrics, and the numbers that the step returns."""
+        return self.phases[-1].row_width
+
+    def begin(self) -> None:
+        """Note what variables hold at the beginning of a step; to be traced."""
+        self._start, self._later = (self._now(self.trainable), self._now(self.parts.states)), []
+
+    def updated(self, place: int) -> None:
+        """Note what the weights of a phase hold after its update; to be traced."""
+        if self.found.applies:
+            self._later.append(self._now(self._weights_of(place)))
+
+    def values(self, place: int) -> OwnValues:
+        """What variables hold in a phase."""
+        if not place or self._start is None:  # no step has begun: a shard alone is computed
+            start = self._now(self.trainable), self._now(self.parts.states)
+            return OwnValues(*start, [self._now(self._weights_of(q)) for q in range(place)])
+        return OwnValues(*self._start, self._later[:place])
+
+    def fixed(self) -> None:
+        """No value is known not to change."""
+
+    def run(self, place: int, values: OwnValues, leaves: Sequence[Any], seeds: Any) -> tuple[Any, OwnScope, Any]:
+        """Run the step up to the end of a phase.
+
+        Returns:
+            The gradients at that end, the scope with all changes, and the numbers that the step returned; None in
+            phases before the last.
+        """
+        gradients: list[Any] = []
+        seen = 0
+
+        def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+            nonlocal seen
+            self._check_update(seen, optimizer, found, given)
+            at, seen = seen, seen + 1
+            if at < place:
+                for variable, value in zip(self._weights_of(at), values.later[at], strict=True):
+                    scope.hold(variable, value)
+                return
+            gradients.extend(gradient for gradient in found if gradient is not None)
+            if at + 1 < len(self.found.applies):
+                raise Held
+
+        scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
+        try:
+            logs = own_run.run(self.model.train_step, self._data(leaves), scope, self.trainable, on_apply)
+        except Held:
+            logs = None
+        return gradients, scope, logs
+
+    def finish(self, row: tf.Tensor) -> None:
+        """What comes after the last update and is the same for all shards; to be traced.
+
+        Args:
+            row: the reduced row of the last phase.
+        """
+        leaves = [tf.zeros([1 if n is None else n for n in spec.shape], spec.dtype) for spec in self._leaves]
+        scope, logs = self._afterwards(leaves, self._later)
+        for variable in self.found.late:
+            variable.assign(scope.get_current_value(variable))
+        names = self.found.names
+        if names:
+            told = row[1 + sum(elements(self.metrics)) :]
+            kept = [logs[name] if name in self.found.late_names else told[i] for i, name in enumerate(names)]
+            own_run.latest(self.model).assign(tf.stack(kept))
+
+    def add_metrics(self, row: tf.Tensor) -> None:
+        """Add reduced rows to the model's metrics."""
+        add_to(self.metrics, row[: sum(elements(self.metrics))])
+
+    # -- what the step does --------------------------------------------------------------------------------------------
+
+    def _survey_updates(self) -> None:
+        traced: dict[str, Any] = {}
+
+        def whole(leaves: Any, seeds: Any) -> tf.Tensor:
+            marks: list[Any] = []
+
+            def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+                chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
+                self.found.applies.append((self._optimizer(optimizer), [self._weight(v) for v in chosen]))
+                marks.clear()  # of the last update
+                for variable in self._weights_of(-1):
+                    marks.append(tf.identity(scope.get_current_value(variable)))
+                    scope.hold(variable, marks[-1])
+
+            start = self._now(self.trainable), self._now(self.parts.states)
+            scope = OwnScope(self._mapping(*start, seeds, self.initial_metrics))
+            logs = own_run.run(self.model.train_step, self._data(leaves), scope, self.trainable, on_apply)
+            known = {id(v) for v in [*self.states, *self.metrics, *self.seeds]}
+            for variable in scope.changed.values():
+                if id(variable) not in known:
+                    raise ModelError(
+                        f"train_step changes the variable {variable.path}, which is not of the model. Make it, or the "
+                        "layer or metric that has it, an attribute of the model, so that it is saved with it."
+                    )
+            changed = [v for v in self.states if id(v) in scope.changed]
+            is_late = tapes.depends([scope.get_current_value(v) for v in changed], marks)
+            self.found.late = [v for v, late in zip(changed, is_late, strict=True) if late]
+            self.found.names = list(logs)
+            traced["metrics"] = tapes.depends([scope.get_current_value(v) for v in self.metrics], marks)
+            return own_run.loss_of(logs)
+
+        function = tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
+        for op in function.graph.get_operations():
+            if _WRITES.match(op.type):
+                raise ModelError(
+                    f"train_step writes a tf.Variable ({op.name}), which Keras does not save. Make it a "
+                    "keras.Variable, or self.add_weight(..., trainable=False), and an attribute of the model."
+                )
+        if any(traced["metrics"]):
+            raise ModelError(
+                "train_step updates a metric with a prediction that is made after the last update of the weights. "
+                "Predict before optimizer.apply, as Keras's own train_step does."
+            )
+
+    def _survey_end(self) -> None:
+        def whole(leaves: Any) -> tf.Tensor:
+            later = [self._now(self._weights_of(q)) for q in range(len(self.found.applies))]
+            scope, logs = self._afterwards(leaves, later)
+            sources = [leaf for leaf in tf.nest.flatten(leaves) if isinstance(leaf, tf.Tensor)]
+            values = [scope.get_current_value(v) for v in self.found.late]
+            for variable, is_of_batch in zip(self.found.late, tapes.depends(values, sources), strict=True):
+                if is_of_batch:
+                    raise ModelError(
+                        f"train_step gives {variable.path} a value that is made of the batch and of the weights after "
+                        "their last update. raytf computes such values once and for all shards, without a batch. Use "
+                        "the batch before optimizer.apply."
+                    )
+            of_batch = tapes.depends(list(logs.values()), sources)
+            self.found.late_names = {name for name, raw in zip(logs, of_batch, strict=True) if not raw}
+            return own_run.loss_of(logs)
+
+        tf.function(whole, autograph=False).get_concrete_function(self._leaves)
+
+    def _afterwards(self, leaves: Sequence[Any], later: Sequence[list[Any]]) -> tuple[OwnScope, Any]:
+        """Run the step once all updates are made, with what all shards together have made of metrics and states."""
+        late = {id(v) for v in self.found.late}
+        pinned = [*(v for v in self.states if id(v) not in late), *self.metrics, *self.seeds]
+        seen = 0
+
+        def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+            nonlocal seen
+            for variable, value in zip(self._weights_of(seen), later[seen], strict=True):
+                scope.hold(variable, value)
+            seen += 1
+
+        weights = self._start[0] if self._start is not None else self._now(self.trainable)
+        now = self._now(self.parts.states)
+        # An average of something that the shards have changed is made of what they have changed together.
+        mapping = [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.parts.states, now, strict=True),
+            *((v, tf.identity(own_steps.variable_of(v))) for v in [*self.metrics, *self.seeds]),
+        ]
+        scope = OwnScope(mapping, pinned)
+        logs = own_run.run(self.model.train_step, self._data(leaves), scope, self.trainable, on_apply)
+        return scope, logs
+
+    def _check_update(self, at: int, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+        chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
+        now = self._optimizer(optimizer), [self._weight(v) for v in chosen]
+        if at >= len(self.found.applies) or now != self.found.applies[at]:
+            raise ModelError("train_step makes other updates when it is traced again. It must be the same each time.")
+
+    def _optimizer(self, optimizer: Any) -> int:
+        for place, known in enumerate(self.parts.optimizers):
+            if optimizer is known:
+                return place
+        raise ModelError(
+            f"train_step uses an optimizer ({optimizer.name}) that is not an attribute of the model, so its state "
+            "would not be saved. Set it in __init__ or in compile: self.optimizer_of_mine = ..."
+        )
+
+    def _weight(self, variable: Any) -> int:
+        for place, known in enumerate(self.trainable):
+            if variable is known or variable is own_steps.variable_of(known):
+                return place
+        raise ModelError(
+            f"train_step updates {getattr(variable, 'path', variable.name)}, which is not among the model's trainable "
+            "variables. Make the layer that has it an attribute of the model, with trainable=True."
+        )
+
+    def _weights_of(self, place: int) -> list[keras.Variable]:
+        return [self.trainable[i] for i in self.found.applies[place][1]]
+
+    @staticmethod
+    def _now(of: Sequence[keras.Variable]) -> list[Any]:
+        return [tf.identity(own_steps.variable_of(v)) for v in of]
+
+    def _data(self, leaves: Sequence[Any]) -> Any:
+        return own_run.data_of(tree.unflatten(self._template, leaves))
+
+    def _mapping(self, weights: Any, states: Any, seeds: Any, metrics: Any) -> list[tuple[keras.Variable, Any]]:
+        return [
+            *zip(self.trainable, weights, strict=True),
+            *zip(self.parts.states, states, strict=True),
+            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
+            *((v, tf.constant(a)) for v, a in zip(self.metrics, metrics, strict=True)),
+        ]
+
+    def _seeds_spec(self) -> tf.TensorSpec:
+        return tf.TensorSpec([len(self.seeds), 2], tf.int32)
+
+
+class Phase(ShardWork):
+    """One update of a model's own step, for one logical shard.
+
+    Args:
+        step: which it is a part of.
+        place: of the phase in it.
+        jit: compile with XLA.
+        keeps_slices: as for a micro-batch.
+    """
+
+    divided: tuple[int, ...] = ()
+
+    def __init__(self, step: OwnStep, place: int, jit: bool, keeps_slices: bool):
+        applies = step.found.applies
+        optimizer = step.parts.optimizers[applies[place][0]] if applies else None
+        super().__init__(optimizer, step.trainable, step.states, keeps_slices)
+        self._step, self._place, self.seeds = step, place, step.seeds
+        self.with_gradient = applies[place][1] if applies else []
+        self._is_last = place + 1 >= len(applies)
+        self.row_width = 1 + (sum(elements(step.metrics)) + len(step.found.names) if self._is_last else 0)
+        self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
+
+    def __call__(self, leaves, seeds, weight: tf.Tensor, values: OwnValues | None = None, factors=None) -> ShardResult:
+        """Compute a shard; see `MicroBatch`."""
+        gradients, updates, loss, deltas, logs = self._run(values or self.values(), leaves, seeds)
+        return self._result(
+            gradients, updates, flat([loss * weight, *deltas, *(each * weight for each in logs)]), weight
+        )
+
+    def values(self, known: Any = None) -> OwnValues:
+        """What variables hold in this phase."""
+        return self._step.values(self._place)
+
+    def fixed(self) -> None:
+        """No value is known not to change."""
+
+    def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
+        """Make the update."""
+        super().apply(gradients, updates)
+        self._step.updated(self._place)
+
+    def _compute(self, values: OwnValues, leaves: Any, seeds: Any) -> tuple[Any, Any, Any, Any, Any]:
+        step = self._step
+        found, scope, logs = step.run(self._place, values, leaves, seeds)
+        gradients = self._kept(found)
+        if not self._is_last:
+            return gradients, [], tf.constant(0.0), [], []
+        deltas = [
+            scope.get_current_value(v) - tf.constant(before)
+            for v, before in zip(step.metrics, step.initial_metrics, strict=True)
+        ]
+        late = {id(v) for v in step.found.late}
+        changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
+        after = {id(v): scope.get_current_value(v) for v in changed}
+        updates = self._updates([*values.states, *values.weights], after)
+        return gradients, updates, own_run.loss_of(logs), deltas, list(logs.values())

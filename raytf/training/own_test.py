@@ -1,0 +1,84 @@
+"""A `test_step` of the model's own, run for each logical shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from raytf.checkpoint import variables
+from raytf.data import tree
+from raytf.errors import ModelError
+from raytf.inference import own_run
+from raytf.inference.own_run import OwnScope
+from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
+
+
+class OwnTest(ShardWork):
+    """One logical shard of an evaluation; see `raytf.training.microbatch.MicroBatch`.
+
+    Args:
+        model: built and compiled.
+        template: a batch's structure, (x, y, sample_weight).
+        leaves: specs of a full shard's leaves.
+    """
+
+    divided: tuple[int, ...] = ()
+
+    def __init__(self, model: keras.Model, template: tuple[Any, Any, Any], leaves: Sequence[tf.TensorSpec]):
+        parts = own_run.parts_of(model, variables.seed_states(model))
+        super().__init__(None, parts.trainable, parts.states, keeps_slices=False)
+        self._model, self._template = model, template
+        self.seeds, self.metrics = parts.seeds, parts.metrics
+        self._initial_metrics = [keras.ops.convert_to_numpy(v) for v in self.metrics]
+        #: Names of the numbers that the step returns.
+        self.names: list[str] = []
+        seeds = tf.TensorSpec([len(self.seeds), 2], tf.int32)
+        tf.function(self._compute, autograph=False).get_concrete_function(list(leaves), seeds)
+        self.row_width = 1 + sum(elements(self.metrics)) + len(self.names)
+
+    def __call__(self, leaves, seeds, weight: tf.Tensor, values: Any = None, factors: Any = None) -> ShardResult:
+        """Compute a shard."""
+        loss, deltas, logs = self._compute(leaves, seeds)
+        return self._result([], [], flat([loss * weight, *deltas, *(each * weight for each in logs)]), weight)
+
+    def values(self, known: Any = None) -> None:
+        """The step reads variables where they are: an evaluation changes none."""
+
+    def fixed(self) -> None:
+        """As `values`."""
+
+    def add_metrics(self, row: Any) -> None:
+        """Add reduced rows to the model's metrics."""
+        add_to(self.metrics, row[: sum(elements(self.metrics))])
+
+    def logs(self, row: Any, steps: int) -> dict[str, float]:
+        """What the step returned, on average over the steps.
+
+        Args:
+            row: summed over all shards and steps.
+            steps: how many there were.
+        """
+        told = row[len(row) - len(self.names) :]
+        return {name: float(value) / steps for name, value in zip(self.names, told, strict=True)}
+
+    def _compute(self, leaves: Any, seeds: Any) -> tuple[Any, Any, Any]:
+        mapping = [
+            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
+            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
+        ]
+        scope = OwnScope(mapping)
+        data = own_run.data_of(tree.unflatten(self._template, leaves))
+        logs = own_run.run(self._model.test_step, data, scope, self.trainable, _refuse)
+        deltas = [
+            scope.get_current_value(v) - tf.constant(before)
+            for v, before in zip(self.metrics, self._initial_metrics, strict=True)
+        ]
+        self.names = list(logs)
+        return own_run.loss_of(logs), deltas, list(logs.values())
+
+
+def _refuse(scope: OwnScope, optimizer: Any, gradients: Sequence[Any], given: Sequence[Any]) -> None:
+    raise ModelError("test_step calls an optimizer. An evaluation must not change the weights: do it in train_step.")

@@ -1,0 +1,85 @@
+"""The shards of a step, computed on this worker's devices and summed over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from raytf.data.plan import StepPlan
+from raytf.distributed import reduction as reductions
+from raytf.distributed.buckets import Buckets
+from raytf.distributed.devices import Devices
+from raytf.distributed.slices import gather
+from raytf.training.shard_loop import ShardBatch, ShardSum, spread_shards
+from raytf.training.shard_work import ShardWork
+
+
+@dataclass(frozen=True)
+class ShardSums:
+    """Computes and sums shards; to be traced.
+
+    Attributes:
+        devices: of this process.
+        plan: sizes of batches and shards.
+        all_reduce: sums tensors over workers; None if this is the only worker.
+        shards: of this worker.
+        total_shards: V.
+        has_overlap: whether sums over workers start while gradients are computed.
+    """
+
+    devices: Devices
+    plan: StepPlan
+    all_reduce: reductions.AllReduce
+    shards: range
+    total_shards: int
+    has_overlap: bool
+
+    def __call__(
+        self,
+        work: ShardWork,
+        reduction: reductions.Reduction,
+        batch: ShardBatch,
+        flags: tf.Tensor,
+        fixed: Sequence[Any],
+    ) -> tuple[reductions.Reduced, list[Any]]:
+        """What all shards together make of a computation.
+
+        Args:
+            work: the computation of a shard.
+            reduction: how its tensors are added.
+            batch: this worker's shards.
+            flags: [F] this worker's flags, whole numbers.
+            fixed: for each device, its copies of the values that no step changes.
+
+        Returns:
+            The sums, and the gradients of the update: tensors, or slices of all shards.
+        """
+        like = (
+            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
+            tf.TensorSpec([work.row_width + reduction.extra], tf.float32),
+        )
+        is_float, of = isinstance(reduction, reductions.FloatReduction), self.plan.shards
+        # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
+        # too late: the sum already has the gradients of other workers.
+        is_even = is_float and batch.counts is None and not self.has_overlap
+
+        def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+            def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+                return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
+
+            how = ShardSum(encode, like, of, alike=not is_float, early=early)
+            summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
+            return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
+
+        all_reduce, layouts = self.all_reduce, list(work.slices.values())
+        specs = [layout.spec for layout in layouts]
+        reduced = reduction.reduce(all_reduce, compute, flags, self.shards, self.total_shards, specs)
+        known = [layout.count if batch.counts is None else None for layout in layouts]
+        slices = gather(all_reduce, reduced.slices, known, self.shards, self.total_shards)
+        gradients = work.gradients(reduced.tensors, slices)
+        values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
+        finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
+        return reduced._replace(finite=finite), gradients

@@ -1,0 +1,172 @@
+"""What one shard of a step returns, and how it is made an update: the part that all kinds of steps have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from raytf.distributed import reduction
+from raytf.distributed.slices import SliceLayout
+from raytf.errors import ModelError
+
+
+class ShardResult(NamedTuple):
+    """What the computation of a shard returns.
+
+    Attributes:
+        tensors: gradients and layers' updates; a gradient that is slices has no elements here.
+        row: [1 + M] the loss times the shard's weight, and what is added to metrics.
+        slices: for each gradient that is slices, its packed occurrences, see `SliceLayout`.
+    """
+
+    tensors: list[tf.Tensor]
+    row: tf.Tensor
+    slices: list[tf.Tensor]
+
+
+class HasFixed(Protocol):
+    """Whatever has values that no step changes."""
+
+    def fixed(self) -> Any: ...
+
+
+class ShardWork:
+    """The computation of one logical shard, and the update that is made of all shards.
+
+    Args:
+        optimizer: makes the update.
+        trainable: weights that may have gradients.
+        states: variables that the computation may change.
+        keeps_slices: return gradients of lookups as slices; otherwise all gradients are dense.
+
+    Attributes:
+        with_gradient: indices of trainable variables with a gradient; set by a trace.
+        updated: indices of states that a step changes; set by a trace.
+        slices: the gradients that are slices, by their place in `with_gradient`; set by the first trace.
+        row_width: columns of a shard's row.
+    """
+
+    row_width: int
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer | None,
+        trainable: Sequence[keras.Variable],
+        states: Sequence[keras.Variable],
+        keeps_slices: bool,
+    ):
+        self.optimizer, self.trainable, self.states = optimizer, list(trainable), list(states)
+        self._keeps_slices = keeps_slices
+        self.with_gradient: list[int] = []
+        self.updated: list[int] = []
+        self.slices: dict[int, SliceLayout] = {}
+
+    def __call__(
+        self, leaves: Any, seeds: Any, weight: tf.Tensor, values: Any = None, factors: Any = None
+    ) -> ShardResult:
+        """Compute the shard.
+
+        Args:
+            leaves: leaves of the batch, each [n, ...].
+            seeds: [S, 2].
+            weight: n divided by the records of all shards: the weight of this shard in the step.
+            values: from `values`; by default the current ones.
+            factors: factors of the losses that are divided by data, in a step of several shards.
+        """
+        raise NotImplementedError
+
+    def values(self, known: Any = None) -> Any:
+        """What variables hold at the beginning of a step, on the current device.
+
+        Args:
+            known: from `fixed`; values in it are used as they are and not read again.
+        """
+        raise NotImplementedError
+
+    def fixed(self) -> Any:
+        """The values that no step changes, on the current device."""
+        raise NotImplementedError
+
+    def layout(self) -> reduction.WireLayout:
+        """The shapes and types of the tensors that a traced shard returns; integers are sent as float32."""
+        sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
+        kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
+        return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
+
+    def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
+        """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""
+        found: list[Any] = tensors[: len(self.with_gradient)]
+        for (place, layout), words in zip(self.slices.items(), slices, strict=True):
+            found[place] = layout.unpack(words)
+        return found
+
+    def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
+        """Update weights, optimizer and layers' states with reduced gradients and layers' updates."""
+        if gradients:
+            assert self.optimizer is not None
+            self.optimizer.apply(gradients, [self.trainable[i] for i in self.with_gradient])
+        for i, value in zip(self.updated, updates, strict=True):
+            variable = self.states[i]
+            if tf.as_dtype(variable.dtype).is_floating:
+                variable.assign(value)
+            else:
+                variable.assign_add(tf.cast(tf.round(value), variable.dtype))
+
+    def _result(
+        self, gradients: list[Any], updates: list[tf.Tensor], row: list[tf.Tensor], weight: tf.Tensor
+    ) -> ShardResult:
+        slices = [layout.pack(gradients[place], weight) for place, layout in self.slices.items()]
+        dense = [tf.zeros([0], g.dtype) if i in self.slices else g for i, g in enumerate(gradients)]
+        return ShardResult([*dense, *updates], tf.concat(row, 0), slices)
+
+    def _kept(self, found: Sequence[Any]) -> list[Any]:
+        """Gradients of the variables in `with_gradient`, dense where they are not kept as slices."""
+        if self._keeps_slices and not self.slices:
+            for place, gradient in enumerate(found):
+                if isinstance(gradient, tf.IndexedSlices):
+                    self.slices[place] = SliceLayout.of(self.trainable[self.with_gradient[place]], gradient)
+        return [g if place in self.slices else tf.convert_to_tensor(g) for place, g in enumerate(found)]
+
+    def _updates(self, before: Sequence[tf.Tensor], after: Mapping[int, tf.Tensor | None]) -> list[tf.Tensor]:
+        """What is sent of the states that have changed, whose indices are then in `updated`.
+
+        Args:
+            before: values of the states.
+            after: values by the variable's `id`.
+        """
+        self.updated, updates = [], []
+        for i, (variable, value_before) in enumerate(zip(self.states, before, strict=True)):
+            value = after.get(id(variable))
+            # A value that was not changed is the same tensor as before: `value` of a mapped variable is its tensor,
+            # perhaps cast.
+            if value is None or value is value_before:
+                continue
+            if not (value.dtype.is_floating or value.dtype.is_integer):
+                raise ModelError(
+                    f"layer state {variable.path} of dtype {variable.dtype} changes in training; raytf can agree on "
+                    "numbers only. Make it a float or an integer."
+                )
+            self.updated.append(i)
+            # An integer is sent as its difference, which a float on the wire holds exactly.
+            updates.append(value if value.dtype.is_floating else value - value_before)
+        return updates
+
+
+def flat(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Columns of a row."""
+    return [tf.reshape(tf.cast(value, tf.float32), [-1]) for value in values]
+
+
+def elements(of: Sequence[keras.Variable]) -> list[int]:
+    """How many columns each variable takes in a row."""
+    return [int(np.prod(v.shape, dtype=np.int64)) for v in of]
+
+
+def add_to(metrics: Sequence[keras.Variable], row: tf.Tensor) -> None:
+    """Add the columns of a reduced row to the variables of metrics."""
+    for variable, part in zip(metrics, tf.split(row, elements(metrics)), strict=True):
+        variable.assign_add(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
