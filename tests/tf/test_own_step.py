@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,12 +13,18 @@ import tensorflow as tf
 
 from raytf._keras.own_steps import optimizers_within
 from raytf.checkpoint.variables import weights_sha256
+from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
+from raytf.data.sources import ArraySource
 from raytf.data.sources.recording import recorded
 from raytf.data.streams import from_tf_dataset
+from raytf.errors import RaytfError
 from raytf.storage.storage import Storage
 from raytf.training import model as models
+from raytf.training.callbacks import Callbacks
+from raytf.training.evaluation import Evaluator
 from tests.tf import own_steps
-from tests.tf.ranks import train
+from tests.tf.ranks import Alone, train
 
 RNG = np.random.default_rng(0)
 RECORDS, BATCH, EPOCHS, STEPS = 44, 16, 2, 6  # the last step of an epoch is a part of a batch
@@ -65,7 +72,7 @@ ALIKE = {"autoencoder", "contrastive with a probe", "by hand", "as Keras"}
 def test_a_step_of_the_model_s_own_is_what_it_is_in_keras(name: str):
     reference, losses, shown = alone(name)
     ends = set()
-    for shards, ranks in ((1, 1), (4, 1), (4, 3)):
+    for shards, ranks in ((1, 1), (4, 1), (4, 3)) if name in ("GAN", "averaged weights") else ((1, 1), (4, 3)):
         for model, own in run(name, shards, ranks):
             if shards == 4:
                 ends.add((weights_sha256(model), own.tobytes(), str(models.logs(model))))
@@ -79,3 +86,99 @@ def test_a_step_of_the_model_s_own_is_what_it_is_in_keras(name: str):
                 np.testing.assert_allclose(own, losses, rtol=1e-5, atol=1e-6)
                 assert models.logs(model) == pytest.approx(shown, rel=1e-5)
     assert len(ends) == 1, "the bits depend on the number of ranks"
+
+
+def refusal(train_step: Callable[[Any, Any], Any], **attributes: Any) -> str:
+    """What is said of a model whose one layer is `dense`, with this `train_step`."""
+
+    def factory() -> keras.Model:
+        kind = type("Own", (keras.Model,), {"train_step": train_step, **attributes})
+        model = kind()
+        model.dense = own_steps.mlp(own_steps.WIDTH, 1)
+        model.mean = keras.metrics.Mean(name="loss")
+        model.slow = model.add_weight(shape=(), trainable=False, name="slow")
+        model.compile()
+        return model
+
+    source = recorded(from_tf_dataset(dataset(True), "train", None, 0), Storage(tempfile.mkdtemp()), print)
+    with pytest.raises(RaytfError) as caught:
+        train(factory, source, BATCH, 1, 1)
+    return str(caught.value)
+
+
+def update(model: Any, data: Any, optimizer: Any = None) -> Any:
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = keras.ops.mean((model.dense(x) - y) ** 2)
+    weights = model.dense.trainable_variables
+    (optimizer or model.optimizer).apply(tape.gradient(loss, weights), weights)
+    return loss
+
+
+OUTSIDE: dict[str, Any] = {"optimizer": keras.optimizers.SGD(), "variable": None, "raw": None}
+
+
+def with_a_strange_optimizer(model: Any, data: Any) -> Any:
+    return {"loss": update(model, data, OUTSIDE["optimizer"])}
+
+
+def with_a_strange_variable(model: Any, data: Any) -> Any:
+    if OUTSIDE["variable"] is None:
+        OUTSIDE["variable"] = keras.Variable(0.0, name="stray")
+    OUTSIDE["variable"].assign_add(1.0)
+    return {"loss": update(model, data)}
+
+
+def with_a_variable_of_tensorflow(model: Any, data: Any) -> Any:
+    if OUTSIDE["raw"] is None:
+        OUTSIDE["raw"] = tf.Variable(0.0)
+    OUTSIDE["raw"].assign_add(1.0)
+    return {"loss": update(model, data)}
+
+
+def with_a_late_prediction(model: Any, data: Any) -> Any:
+    update(model, data)
+    model.mean.update_state(keras.ops.mean(model.dense(data[0])))
+    return {"loss": model.mean.result()}
+
+
+def with_a_state_of_both(model: Any, data: Any) -> Any:
+    loss = update(model, data)
+    model.slow.assign(keras.ops.mean(model.dense(data[0])))
+    return {"loss": loss}
+
+
+def with_a_number(model: Any, data: Any) -> Any:
+    return update(model, data)
+
+
+def that_raises(model: Any, data: Any) -> Any:
+    raise KeyError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("train_step", "words"),
+    [
+        (with_a_strange_optimizer, ("not an attribute of the model", "self.optimizer_of_mine")),
+        (with_a_strange_variable, ("stray", "an attribute of the model")),
+        (with_a_variable_of_tensorflow, ("tf.Variable", "self.add_weight")),
+        (with_a_late_prediction, ("after the last update", "Predict before optimizer.apply")),
+        (with_a_state_of_both, ("slow", "Use the batch before optimizer.apply")),
+        (with_a_number, ("Expected a dict",)),
+        (that_raises, ("train_step raised KeyError", "test_own_step.py")),
+    ],
+)
+def test_a_step_that_cannot_be_run_for_each_shard_is_refused_with_what_to_do(train_step: Any, words: tuple[str, ...]):
+    said = refusal(train_step)
+    for word in words:
+        assert word in said
+
+
+def test_a_test_step_of_the_model_s_own_says_what_it_says_in_keras():
+    reference, _, _ = alone("distiller")
+    # Keras logs the last batch; with one batch that is the mean over the batches, which raytf logs.
+    expected = reference.evaluate(X, Y, batch_size=RECORDS, verbose=0, return_dict=True)
+    pipeline = Pipeline(ArraySource(X, Y), StepPlan(RECORDS, RECORDS, 1), range(1), 0, shuffle=False)
+    found = Evaluator(reference, pipeline, Alone(), Callbacks([], reference, Alone(), print, ".", {}, None)).run()
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert list(found) == ["student_loss"]
