@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf._keras import own_steps
-from raytf._tensorflow import tapes
+from raytf._tensorflow import draws, tapes
 from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
@@ -80,13 +80,19 @@ OnApply = Callable[[OwnScope, Any, Sequence[Any], Sequence[Any]], None]
 
 
 def run(
-    step: Callable[[Any], Any], data: Any, scope: OwnScope, trainable: Sequence[keras.Variable], on_apply: OnApply
+    step: Callable[[Any], Any],
+    data: Any,
+    seed: Any,
+    scope: OwnScope,
+    trainable: Sequence[keras.Variable],
+    on_apply: OnApply,
 ) -> dict[str, Any]:
     """What a step returns, by name: scalars.
 
     Args:
         step: the model's `train_step` or `test_step`.
         data: a batch, as Keras's own `fit` would give it.
+        seed: [2] int32, of what `tf.random` draws.
         scope: holds what the step reads, and afterwards what it has changed.
         trainable: the variables by which tapes may differentiate.
         on_apply: what to do where an optimizer would update.
@@ -113,7 +119,7 @@ def run(
         except Held as end:  # not an error of the user's code
             return end
 
-    with scope, own_steps.held_back(held), tapes.on_tensors(current):
+    with scope, own_steps.held_back(held), tapes.on_tensors(current), draws.seeded(seed):
         logs = run_user_code(f"{step.__name__}", call)
         if isinstance(logs, Held):
             raise logs

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from raytf._tensorflow import draws
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
@@ -127,7 +128,8 @@ class MicroBatch(ShardWork):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             # Without `collect_losses` a stateless scope drops losses that layers add, and activity regularizers.
-            with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope, divided as called:
+            scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+            with scope, divided as called, draws.seeded(seeds[-1]):
                 predicted = model(x, **self._kwargs)
                 loss = models.compute_loss(model, x, y, predicted, sample_weight, self._training)
                 models.check_added(model, scope.losses)

@@ -144,7 +144,7 @@ class OwnStep:
 
         scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
         try:
-            logs = own_run.run(self.model.train_step, self._data(leaves), scope, self.trainable, on_apply)
+            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         except Held:
             logs = None
         return gradients, scope, logs
@@ -187,7 +187,7 @@ class OwnStep:
 
             start = self._now(self.trainable), self._now(self.parts.states)
             scope = OwnScope(self._mapping(*start, seeds, self.initial_metrics))
-            logs = own_run.run(self.model.train_step, self._data(leaves), scope, self.trainable, on_apply)
+            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
             known = {id(v) for v in [*self.states, *self.metrics, *self.seeds]}
             for variable in scope.changed.values():
                 if id(variable) not in known:
@@ -255,7 +255,9 @@ class OwnStep:
             *((v, tf.identity(own_steps.variable_of(v))) for v in [*self.metrics, *self.seeds]),
         ]
         scope = OwnScope(mapping, pinned)
-        logs = own_run.run(self.model.train_step, self._data(leaves), scope, self.trainable, on_apply)
+        logs = own_run.run(
+            self.model.train_step, self._data(leaves), tf.zeros([2], tf.int32), scope, self.trainable, on_apply
+        )
         return scope, logs
 
     def _check_update(self, at: int, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:

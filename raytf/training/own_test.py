@@ -71,7 +71,7 @@ class OwnTest(ShardWork):
         ]
         scope = OwnScope(mapping)
         data = own_run.data_of(tree.unflatten(self._template, leaves))
-        logs = own_run.run(self._model.test_step, data, scope, self.trainable, _refuse)
+        logs = own_run.run(self._model.test_step, data, seeds[-1], scope, self.trainable, _refuse)
         deltas = [
             scope.get_current_value(v) - tf.constant(before)
             for v, before in zip(self.metrics, self._initial_metrics, strict=True)

@@ -35,7 +35,7 @@ def main(job: Job) -> None:
             def call(self, inputs):
                 import tensorflow as tf
 
-                return inputs + tf.random.normal(tf.shape(inputs))
+                return inputs + tf.raw_ops.RandomStandardNormal(shape=tf.shape(inputs), dtype="float32")
 
         layers = [keras.Input((8,)), keras.layers.Dense(16, activation="relu"), keras.layers.Dense(3)]
         if fault == "noise":
