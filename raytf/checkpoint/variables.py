@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _keras
-from raytf._keras import own_steps
 from raytf._process import in_thread
 from raytf.checkpoint.snapshot_slot import copy_all
 from raytf.checkpoint.tensor_stream import DeviceTensor, Tensor
@@ -22,42 +21,42 @@ from raytf.errors import CheckpointError
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Name -> variable, in one order for a given model."""
-    others, logs = _own_of(model)
-    return _named(model, [*model.optimizer.variables, *others], [*model.metrics_variables, *logs])
+    return _named(model, model.optimizer.variables, _own_of(model), model.metrics_variables)
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
     """As `variables`, without metrics, for a model that is not compiled; without an optimizer, without that."""
     if optimizer is None:
-        return _named(model, [], [])
-    others = _own_of(model)[0] if optimizer is model.optimizer else []
-    return _named(model, [*optimizer.variables, *others], [])
+        return _named(model, [], [], [])
+    return _named(model, optimizer.variables, _own_of(model), [])
 
 
-def _own_of(model: keras.Model) -> tuple[list[Any], list[Any]]:
-    """Variables that only a model with a `train_step` of its own has: of further optimizers; of metrics that are never
-    reset, and what its last step returned."""
-    optimizers = own_steps.optimizers_within(model)[1:] if model.optimizer is not None else []
-    last = vars(model).get("_raytf_logs")
-    if last is None:
-        return [v for each in optimizers for v in each.variables], []
-    listed = {id(v) for v in model.metrics_variables}
-    metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables if id(v) not in listed]
-    return [v for each in optimizers for v in each.variables], [*metrics, last[1]]
+#: What a model with a `train_step` of its own has beside weights and optimizer: a model's attribute, see `keep`.
+_OWN = "_raytf_own"
 
 
-def _named(model: keras.Model, optimizer: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:
+def keep(model: keras.Model, own: Sequence[keras.Variable]) -> None:
+    """Have variables be of a model's state that are neither weights nor of its optimizer or the metrics it names."""
+    vars(model)[_OWN] = list(own)
+
+
+def _own_of(model: keras.Model) -> list[keras.Variable]:
+    return vars(model).get(_OWN, [])
+
+
+def _named(model: keras.Model, optimizer: list[Any], own: list[Any], metrics: list[Any]) -> dict[str, keras.Variable]:
     seeds = {id(v) for v in seed_states(model)}
     named: dict[str, keras.Variable] = {}
     for part, found in (
         ("model", [v for v in model.variables if id(v) not in seeds]),
         ("optimizer", optimizer),
+        ("own", own),
         ("metrics", metrics),
     ):
         taken = {id(v) for v in named.values()}
-        own = [v for v in found if id(v) not in taken]
+        new = [v for v in found if id(v) not in taken]
         # Not the path: it holds layer names that count up with every model made in a process.
-        named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(own)})
+        named.update({f"{part}/{i:05d}/{v.name}": v for i, v in enumerate(new)})
     return named
 
 

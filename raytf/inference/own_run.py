@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from raytf._keras import own_steps
 from raytf._tensorflow import draws, tapes
+from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
@@ -145,6 +146,10 @@ def scalars(logs: Any) -> dict[str, Any]:
     return found
 
 
+#: As a model's attribute: names of what its step returns, and the variable with the newest numbers.
+_LOGS = "_raytf_logs"
+
+
 def overrides_step(model: keras.Model) -> bool:
     """Whether the model has a `train_step` of its own."""
     return type(model).train_step is not keras.Model.train_step
@@ -176,10 +181,12 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
         if not optimizer.built:
             optimizer.build(given)
     unique = list(dict.fromkeys(names))  # TensorFlow traces a function that makes variables twice
-    vars(model)["_raytf_logs"] = (
-        unique,
-        keras.Variable(np.zeros(len(unique), np.float32), trainable=False, name="latest"),
-    )
+    numbers = keras.Variable(np.zeros(len(unique), np.float32), trainable=False, name="latest")
+    vars(model)[_LOGS] = unique, numbers
+    others = [v for optimizer in own_steps.optimizers_within(model)[1:] for v in optimizer.variables]
+    listed = {id(v) for v in model.metrics_variables}
+    metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables if id(v) not in listed]
+    variables.keep(model, [*others, *metrics, numbers])
 
 
 def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:
@@ -188,12 +195,12 @@ def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:
     Returns:
         None for a model with Keras's own step.
     """
-    return vars(model).get("_raytf_logs")
+    return vars(model).get(_LOGS)
 
 
 def latest(model: keras.Model) -> keras.Variable:
     """The variable of `last_logs`, of a model that `build` has seen."""
-    return vars(model)["_raytf_logs"][1]
+    return vars(model)[_LOGS][1]
 
 
 def data_of(template: tuple[Any, Any, Any]) -> Any:

@@ -93,8 +93,9 @@ def give_back(run: Storage, model: keras.Model) -> keras.Model:
 
 def _restore_optimizer(named: dict[str, keras.Variable], tensors: dict[str, Any]) -> None:
     """Leaves the weights alone: at the end of a run they may be averages, or the best ones."""
-    own = {name: variable for name, variable in named.items() if name.startswith("optimizer/")}
-    variables.restore(own, {name: value for name, value in tensors.items() if name.startswith("optimizer/")})
+    parts = ("optimizer/", "own/")
+    own = {name: variable for name, variable in named.items() if name.startswith(parts)}
+    variables.restore(own, {name: value for name, value in tensors.items() if name.startswith(parts)})
 
 
 def _put_weights(model: keras.Model, run: Storage) -> None:

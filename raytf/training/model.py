@@ -67,7 +67,8 @@ def build(
         )
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     if overrides_step(model):
-        return _build_own(model, (x, y, weight), compute, say)
+        is_evaluated = len(sources) > 1
+        return _build_own(model, (x, y, weight), is_evaluated, compute, say)
     try:
         predicted = model(x, training=False) if takes_training(model) else model(x)
     except Exception as error:
@@ -105,9 +106,18 @@ def build(
 
 
 def _build_own(
-    model: keras.Model, sample: tuple[Any, Any, Any], compute: ComputeSection, say: Callable[[str], None]
+    model: keras.Model,
+    sample: tuple[Any, Any, Any],
+    is_evaluated: bool,
+    compute: ComputeSection,
+    say: Callable[[str], None],
 ) -> keras.Model:
     """The variables of a model with a `train_step` of its own, which may have neither a loss nor a `call`."""
+    if is_evaluated and not overrides_test(model) and type(model).call is keras.Model.call:
+        raise ModelError(
+            f"{type(model).__name__} has neither a test_step nor a call, so it cannot be evaluated. Write one of them, "
+            "or leave out the validation and test data."
+        )
     own_run.build(model, sample)
     _check_policies(model, compute, say)
     if not model.trainable_variables:
@@ -272,7 +282,7 @@ def describe(model: keras.Model) -> dict[str, str]:
     """The properties of the model that must not change when a run is resumed: name -> text."""
     config, compiled = _config_of(model), _keras.compile_config(model)
     layers = [f"{v.name} {tuple(v.shape)} {v.dtype}" for v in model.weights]
-    optimizers = own_steps.optimizers_within(model)
+    optimizers = own_steps.optimizers_within(model) if overrides_step(model) else [model.optimizer]
     return {
         "architecture": _digest(config),
         "structure": _digest(canonical_text.canonical(config)),

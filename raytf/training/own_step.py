@@ -105,7 +105,7 @@ class OwnStep:
         """Note what variables hold at the beginning of a step; to be traced."""
         self._start, self._later = (self._now(self.trainable), self._now(self.parts.states)), []
 
-    def updated(self, place: int) -> None:
+    def note_update(self, place: int) -> None:
         """Note what the weights of a phase hold after its update; to be traced."""
         if self.found.applies:
             self._later.append(self._now(self._weights_of(place)))
@@ -345,7 +345,7 @@ class Phase(ShardWork):
     def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
         """Make the update."""
         super().apply(gradients, updates)
-        self._step.updated(self._place)
+        self._step.note_update(self._place)
 
     def _compute(self, values: OwnValues, leaves: Any, seeds: Any) -> tuple[Any, Any, Any, Any, Any]:
         step = self._step

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from raytf._keras.own_steps import optimizers_within
 from raytf.checkpoint.variables import weights_sha256
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
 from raytf.data.sources import ArraySource
@@ -182,3 +183,9 @@ def test_a_test_step_of_the_model_s_own_says_what_it_says_in_keras():
     found = Evaluator(reference, pipeline, Alone(), Callbacks([], reference, Alone(), print, ".", {}, None)).run()
     assert found == pytest.approx(expected, rel=1e-5)
     assert list(found) == ["student_loss"]
+
+
+def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step():
+    source = ArraySource(X)
+    with pytest.raises(RaytfError, match=r"Gan has neither a test_step nor a call.*leave out the validation"):
+        models.build(own_steps.gan, (X[:2], None, None), [source, source], ComputeSection(), 0)
