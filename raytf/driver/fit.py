@@ -74,6 +74,7 @@ def fit(
     shuffle: bool = True,
     class_weight: dict[int, float] | None = None,
     sample_weight: Any = None,
+    initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
     validation_freq: int = 1,
@@ -109,6 +110,7 @@ def fit(
         shuffle: whether each epoch has an order of its own.
         class_weight: weight of each class.
         sample_weight: weight of each record.
+        initial_epoch: number of the first epoch, counted from 0; the last one is `epochs` - 1, as in Keras.
         steps_per_epoch: batches of an epoch, for batches without end.
         validation_steps: batches of the validation data that are evaluated; by default all.
         validation_freq: epochs between validations.
@@ -131,6 +133,7 @@ def fit(
         split = validation_split if validation is None else 0.0  # as in Keras
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
         validation = held_out if validation is None else validation
+    _check_epochs(initial_epoch, config)
     own = precision.of_process()
     _refuse(config, own, model, x, validation, validation_freq)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
@@ -158,7 +161,8 @@ def fit(
         monitor=MonitorClient(None),
         run_uri=run.uri,
         plan=plan,
-        total_steps=config.length.steps or (config.length.epochs or 1) * plan.steps_per_epoch,
+        total_steps=config.length.steps or ((config.length.epochs or 1) - initial_epoch) * plan.steps_per_epoch,
+        first_epoch=initial_epoch,
         class_weight=class_weight,
         shuffle=shuffle,
         validation_freq=validation_freq,
@@ -179,6 +183,16 @@ def _one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
     if value is not None and other_value is not None:
         raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
     return value if other_value is None else other_value
+
+
+def _check_epochs(initial_epoch: int, config: TrainConfig) -> None:
+    """Refuse a first epoch after the last one."""
+    epochs = None if config.length.steps else config.length.epochs or 1
+    if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
+        raise DataError(
+            f"initial_epoch is {initial_epoch}, and epochs is {epochs}. Expected 0 or more, and more epochs: they "
+            "count from 0 on, and not from initial_epoch."
+        )
 
 
 def _refuse(

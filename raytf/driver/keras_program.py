@@ -18,11 +18,8 @@ from raytf.driver.connection import connected
 from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
-from raytf.errors import ConfigError, DataError
+from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
-
-#: Arguments of `keras.Model.fit` whose other values are not supported yet.
-_USUAL = {"initial_epoch": 0}
 
 
 def run(script: str, args: list[str], config: TrainConfig) -> None:
@@ -78,14 +75,13 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     bound = inspect.signature(own).bind(model, *args, **given)
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]
-    for name, usual in _USUAL.items():
-        if asked.pop(name, usual) != usual:
-            raise DataError(f"fit({name}=...) is not supported on workers yet. Leave it out, or train without raytf.")
     for name in ("verbose", "validation_batch_size"):  # neither changes what is learned
         asked.pop(name, None)
     x = asked.pop("x", None)
     if asked.get("batch_size") is None and not are_batches(x):
         asked["batch_size"] = KERAS_BATCH_SIZE
     asked.setdefault("epochs", 1)
+    if asked.get("initial_epoch", 0) >= asked["epochs"]:
+        return own(model, *args, **given)  # nothing is trained
     result = fit(model, x, asked.pop("y", None), config=config, **asked)
     return _keras.history(model, result.params, result.history, result.epoch)

@@ -51,8 +51,8 @@ class Result:
     @property
     def params(self) -> dict[str, int]:
         """What Keras tells its callbacks about the training: `epochs`, and `steps` of an epoch."""
-        epochs = len(self.document["history"])
-        return {"epochs": epochs, "steps": self.steps // max(1, epochs)}
+        count = len(self.document["history"])
+        return {"epochs": self.epoch[-1] + 1 if count else 0, "steps": self.steps // max(1, count)}
 
     def load_model(self, model: Callable[[], Any] | None = None) -> Any:
         """The trained keras.Model, in this process, which imports TensorFlow for it.

@@ -26,7 +26,7 @@ def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> Non
         return
     step, loss = call.start + int(bad[0]), outcome.losses[bad[0]]
     what = "a gradient became NaN or infinite" if np.isfinite(loss) else f"the loss became {loss}"
-    epoch, inside = context.plan.locate(step)
+    epoch, inside = context.job.epoch_of(step), context.plan.locate(step)[1]
     durable = context.state.durable_step
     kept = "no checkpoint was written yet" if durable is None else f"the checkpoint of step {durable} is kept"
     raise NonFiniteLossError(
@@ -43,7 +43,7 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
         seconds: duration of the call, more than 0.
     """
     state, callbacks = context.state, context.callbacks
-    epoch, _ = context.plan.locate(call.start)
+    epoch = context.job.epoch_of(call.start)
     state.step = call.stop
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
     context.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)

@@ -9,7 +9,7 @@ from raytf.training.heartbeat import Activity
 def end_epoch(context: Context) -> None:
     """Validate, run the callbacks' `on_epoch_end`, log, report to Ray Train, and keep the state if it is the best."""
     state, reporter = context.state, context.reporter
-    epoch = context.plan.locate(state.step - 1)[0]
+    epoch = context.job.epoch_of(state.step - 1)
     logs = context.logs() | _validate(context, epoch)
     context.callbacks.run("on_epoch_end", epoch, dict(logs))
     state.stopped_early = context.callbacks.stopped

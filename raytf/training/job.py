@@ -52,6 +52,7 @@ class TrainingJob:
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
         shuffle: whether each epoch has an order of its own.
+        first_epoch: number of the first epoch, for callbacks, the history and what is shown.
     """
 
     code: Parcel[UserCode]
@@ -67,6 +68,16 @@ class TrainingJob:
     identity: dict[str, str] = field(default_factory=dict)
     precision: Precision = precision.DEFAULT
     shuffle: bool = True
+    first_epoch: int = 0
+
+    def epoch_of(self, step: int) -> int:
+        """The number of the epoch in which a step is."""
+        return self.first_epoch + self.plan.locate(step)[0]
+
+    @property
+    def epochs(self) -> int:
+        """The number of the epoch after the last one."""
+        return self.first_epoch - (-self.total_steps // self.plan.steps_per_epoch)
 
     @property
     def model(self) -> Callable[[], Any]:

@@ -42,7 +42,7 @@ class TrainLoop:
         while not self._is_over():
             epoch, inside = plan.locate(context.state.step)
             if inside == 0:
-                executor.begin_epoch(epoch)
+                executor.begin_epoch(context.job.epoch_of(context.state.step))
             executor.train_until(min(context.job.total_steps, (epoch + 1) * plan.steps_per_epoch))
             if context.is_at_epoch_end:
                 end_epoch(context)

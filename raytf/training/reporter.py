@@ -147,8 +147,8 @@ class Reporter:
         status = Status(
             step=step,
             total=job.total_steps,
-            epoch=latest // plan.steps_per_epoch + 1,
-            epochs=-(-job.total_steps // plan.steps_per_epoch),
+            epoch=job.epoch_of(latest) + 1,
+            epochs=job.epochs,
             workers=self._world_size,
             metrics=metrics or {},
             samples_per_second=rate * plan.global_batch_size,

@@ -91,8 +91,8 @@ def _make_callbacks(attempt: Attempt, program: Program, chosen: Checkpoint | Non
         attempt.group,
         attempt.reporter.say,
         attempt.reporter.files,
-        {"epochs": -(-job.total_steps // steps), "steps": steps},
-        epoch=None if chosen is None else job.plan.locate(chosen.step)[0],
+        {"epochs": job.epochs, "steps": steps},
+        epoch=None if chosen is None else job.epoch_of(chosen.step),
         watch=lambda: attempt.pulse.doing(Activity.CALLBACK),
     )
 
@@ -108,7 +108,7 @@ def _begin(attempt: Attempt, program: Program, callbacks: Callbacks, chosen: Che
                 reporter.say(f"WARNING: {problem}")
         return
     if chosen.step % plan.steps_per_epoch:
-        callbacks.run("on_epoch_begin", plan.locate(chosen.step)[0])
+        callbacks.run("on_epoch_begin", attempt.job.epoch_of(chosen.step))
     tiers_of_run.restore(program, chosen)
     callbacks.load_state(chosen.document.callbacks, chosen.tensors)
     place = chosen.name if chosen.is_in_memory else f"checkpoint {chosen.name}"

@@ -101,7 +101,7 @@ numbered = np.stack([y, np.arange(RECORDS)], 1)
 noise = layers.GaussianNoise(0.1)
 data = tf.data.Dataset.from_tensor_slices((x, numbered))
 augmented = data.shuffle(RECORDS).batch(SIZE).map(lambda x, y: (noise(x, training=True), y))
-second = model.fit(augmented, epochs=epochs, validation_data=data.batch(100), verbose=0)
+second = model.fit(augmented, epochs=6 + epochs, initial_epoch=6, validation_data=data.batch(100), verbose=0)
 
 
 def batches():
