@@ -41,14 +41,19 @@ class _Seeds:
         import tensorflow as tf
         from tensorflow.python.ops import control_flow_v2_func_graphs as graphs
 
-        here = tf.compat.v1.get_default_graph()
-        parts = graphs.CondBranchFuncGraph, graphs.WhileBodyFuncGraph, graphs.WhileCondFuncGraph
-        while here is not self._graph and isinstance(here, parts):
+        here, rounds = tf.compat.v1.get_default_graph(), []
+        loops = graphs.WhileBodyFuncGraph, graphs.WhileCondFuncGraph
+        while here is not self._graph and isinstance(here, (graphs.CondBranchFuncGraph, *loops)):
+            if isinstance(here, loops):
+                rounds.append(here.inputs[0])  # the loop's counter
             here = here.outer_graph
         if here is not self._graph:
             return None
         self._count += 1
-        return tf.random.experimental.stateless_fold_in(self._seed, self._count)
+        seed = tf.random.experimental.stateless_fold_in(self._seed, self._count)
+        for counter in rounds:
+            seed = tf.random.experimental.stateless_fold_in(seed, counter)
+        return seed
 
 
 _seeds: contextvars.ContextVar[_Seeds | None] = contextvars.ContextVar("seeds", default=None)

@@ -36,6 +36,8 @@ _VERSION = 1
 #: A model of more is not made a second time only to see whether it can be.
 _MOST_PARAMETERS = 20_000_000
 _LEAF = "__array__"
+#: Records with which a `train_step` is traced: as many as workers take.
+_BUILT_WITH = 2
 #: Nested models make deep configurations.
 _DEPTH = 400
 _SHAPE = untrusted_json.record(
@@ -110,7 +112,7 @@ def call(model: keras.Model, run: Storage) -> None:
     """Call a model with one record of zeros like the run's, so that all of its weights are there."""
     document = _document(run)
     if overrides_step(model) and model.compiled and document.get("batch"):
-        own_run.build(model, tuple(_zeros(document["batch"])))
+        own_run.build(model, tuple(_zeros(document["batch"], _BUILT_WITH)))
         return
     inputs = document.get("inputs")
     if inputs is not None:
@@ -278,18 +280,18 @@ def _spec(x: Any) -> Any:
     return tree.map_leaves(lambda leaf: {_LEAF: [keras.backend.standardize_dtype(leaf.dtype), list(leaf.shape[1:])]}, x)
 
 
-def _zeros(spec: Any) -> Any:
-    """One record of zeros, as `_spec` described it."""
+def _zeros(spec: Any, count: int = 1) -> Any:
+    """Records of zeros, as `_spec` described them."""
     if spec is None:
         return None
     if isinstance(spec, dict) and set(spec) == {_LEAF}:
         dtype, shape = _leaf(spec[_LEAF])
-        return keras.ops.convert_to_tensor(np.zeros((1, *shape), dtype))
+        return keras.ops.convert_to_tensor(np.zeros((count, *shape), dtype))
     if isinstance(spec, dict):
-        return {name: _zeros(part) for name, part in spec.items()}
+        return {name: _zeros(part, count) for name, part in spec.items()}
     if not isinstance(spec, list):
         raise DamagedFileError(FILE, "'inputs' describes no record")
-    return [_zeros(part) for part in spec]
+    return [_zeros(part, count) for part in spec]
 
 
 def _leaf(value: Any) -> tuple[str, list[int]]:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from raytf._keras import own_steps
-from raytf._tensorflow import draws, tapes
+from raytf._tensorflow import draws, inlining, tapes
 from raytf.checkpoint import variables
 from raytf.data import tree
 from raytf.errors import ModelError
@@ -120,7 +120,7 @@ def run(
         except Held as end:  # not an error of the user's code
             return end
 
-    with scope, own_steps.held_back(held), tapes.on_tensors(current), draws.seeded(seed):
+    with scope, own_steps.held_back(held), tapes.on_tensors(current), draws.seeded(seed), inlining.inlined():
         logs = run_user_code(f"{step.__name__}", call)
         if isinstance(logs, Held):
             raise logs
@@ -169,7 +169,8 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
 
     def whole(leaves: list[Any]) -> tf.Tensor:
         data = data_of(tree.unflatten(sample, leaves))
-        with own_steps.held_back(lambda optimizer, _, given: updates.append((optimizer, list(given)))):
+        noted = own_steps.held_back(lambda optimizer, _, given: updates.append((optimizer, list(given))))
+        with noted, inlining.inlined():
             logs = scalars(run_user_code("train_step", lambda: model.train_step(data)))
         names.extend(logs)
         return loss_of(logs)

@@ -55,10 +55,17 @@ class LearningRate:
             rate *= self._law.factor
         if not self._law.warmup_steps:
             return rate
-        step, last = tf.convert_to_tensor(self._inner.iterations) + 1, self._law.warmup_steps
+        # The optimizer counts its updates, of which there is one in several batches if it adds their gradients.
+        batches = tf.convert_to_tensor(self._inner.iterations) * (self._inner.gradient_accumulation_steps or 1)
+        step, last = batches + 1, self._law.warmup_steps
         begin = self._law.begin
         share = begin + (1 - begin) * tf.cast(step, tf.float32) / float(last)
         return rate * tf.where(step >= last, 1.0, share)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the optimizer's rate is its own."""
+        return self._law is None
 
     @contextlib.contextmanager
     def applied(self, rate: tf.Tensor) -> Iterator[None]:

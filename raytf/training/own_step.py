@@ -5,8 +5,8 @@ updates before it have been made, and what the weights held before them is still
 see on one machine. The gradients are reduced over all shards and applied once. TensorFlow prunes from a phase what its
 gradients do not need, so a GAN costs what it costs in Keras.
 
-In the last phase the step runs to its end. What it changes on the way (metrics, the statistics of BatchNorm, a queue)
-is summed over shards as ever, unless it is made of the weights after the last update: an average of the weights, a
+In the last phase the step runs to its end. What it changes on the way (metrics, the statistics of BatchNorm) is summed
+over shards as ever, unless it is made of the weights after the last update: an average of the weights, a
 target network. That is computed once, afterwards, from what all workers have. It must not depend on the batch as well.
 """
 
@@ -29,7 +29,13 @@ from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope
 from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
 
-_WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*)$")
+_WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*|Rng.*|Stateful.*RandomUniform.*)$")
+
+
+_OF_BOTH = (
+    "train_step gives {} a value that is made of the batch and of the weights after their last update. raytf computes "
+    "such values once and for all shards, without a batch. Use the batch before optimizer.apply."
+)
 
 
 class OwnValues(NamedTuple):
@@ -91,10 +97,17 @@ class OwnStep:
         self.found = Findings()
         #: Of the step that is being traced: what variables held when it began, and after each update.
         self._start: tuple[list[Any], list[Any]] | None = None
+        #: Whether what the step returns under a name is made of the weights after their last update.
+        self._of_weights: dict[str, bool] = {}
         self._later: list[list[Any]] = []
         self._survey_updates()
         self._survey_end()
         self.phases = [Phase(self, p, jit, keeps_slices) for p in range(max(1, len(self.found.applies)))]
+
+    @property
+    def has_other_optimizers(self) -> bool:
+        """Whether the step uses other optimizers than the compiled one."""
+        return any(place for place, _ in self.found.applies)
 
     @property
     def row_width(self) -> int:
@@ -155,8 +168,14 @@ class OwnStep:
         Args:
             row: the reduced row of the last phase.
         """
-        leaves = [tf.zeros([1 if n is None else n for n in spec.shape], spec.dtype) for spec in self._leaves]
-        scope, logs = self._afterwards(leaves, self._later)
+        # What is not made of the batch is pruned, so the batch may be any; its lengths stay unknown where they differ.
+        leaves = [
+            tf.compat.v1.placeholder_with_default(
+                tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
+            )
+            for spec in self._leaves
+        ]
+        scope, logs = self._afterwards(leaves, tf.zeros([len(self.seeds), 2], tf.int32), self._later)
         for variable in self.found.late:
             variable.assign(scope.get_current_value(variable))
         names = self.found.names
@@ -173,12 +192,14 @@ class OwnStep:
 
     def _survey_updates(self) -> None:
         traced: dict[str, Any] = {}
+        of_weights = self._of_weights
 
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
             marks: list[Any] = []
 
             def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
                 chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
+                self._check_chosen(scope, chosen)
                 self.found.applies.append((self._optimizer(optimizer), [self._weight(v) for v in chosen]))
                 marks.clear()  # of the last update
                 for variable in self._weights_of(-1):
@@ -199,15 +220,18 @@ class OwnStep:
             is_late = tapes.depends([scope.get_current_value(v) for v in changed], marks)
             self.found.late = [v for v, late in zip(changed, is_late, strict=True) if late]
             self.found.names = list(logs)
+            of_weights.update(zip(logs, tapes.depends(list(logs.values()), marks), strict=True))
             traced["metrics"] = tapes.depends([scope.get_current_value(v) for v in self.metrics], marks)
             return own_run.loss_of(logs)
 
         function = tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
-        for op in function.graph.get_operations():
-            if _WRITES.match(op.type):
+        graph = function.graph.as_graph_def()
+        for node in [*graph.node, *(node for each in graph.library.function for node in each.node_def)]:
+            if _WRITES.match(node.op):
                 raise ModelError(
-                    f"train_step writes a tf.Variable ({op.name}), which Keras does not save. Make it a "
-                    "keras.Variable, or self.add_weight(..., trainable=False), and an attribute of the model."
+                    f"train_step writes a tf.Variable or a tf.random.Generator ({node.name}), which Keras does not "
+                    "save. Make it a keras.Variable, or self.add_weight(..., trainable=False), and an attribute of the "
+                    "model; draw with keras.random."
                 )
         if any(traced["metrics"]):
             raise ModelError(
@@ -216,25 +240,25 @@ class OwnStep:
             )
 
     def _survey_end(self) -> None:
-        def whole(leaves: Any) -> tf.Tensor:
+        def whole(leaves: Any, seeds: Any) -> tf.Tensor:
             later = [self._now(self._weights_of(q)) for q in range(len(self.found.applies))]
-            scope, logs = self._afterwards(leaves, later)
-            sources = [leaf for leaf in tf.nest.flatten(leaves) if isinstance(leaf, tf.Tensor)]
+            scope, logs = self._afterwards(leaves, seeds, later)
+            # What a shard draws is its own, as its records are.
+            sources = [leaf for leaf in [*tf.nest.flatten(leaves), seeds] if isinstance(leaf, tf.Tensor)]
             values = [scope.get_current_value(v) for v in self.found.late]
             for variable, is_of_batch in zip(self.found.late, tapes.depends(values, sources), strict=True):
                 if is_of_batch:
-                    raise ModelError(
-                        f"train_step gives {variable.path} a value that is made of the batch and of the weights after "
-                        "their last update. raytf computes such values once and for all shards, without a batch. Use "
-                        "the batch before optimizer.apply."
-                    )
-            of_batch = tapes.depends(list(logs.values()), sources)
-            self.found.late_names = {name for name, raw in zip(logs, of_batch, strict=True) if not raw}
+                    raise ModelError(_OF_BOTH.format(variable.path))
+            for name, is_of_batch in zip(logs, tapes.depends(list(logs.values()), sources), strict=True):
+                if not is_of_batch:
+                    self.found.late_names.add(name)
+                elif self._of_weights.get(name):
+                    raise ModelError(_OF_BOTH.format(f"what it returns as {name!r}"))
             return own_run.loss_of(logs)
 
-        tf.function(whole, autograph=False).get_concrete_function(self._leaves)
+        tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
 
-    def _afterwards(self, leaves: Sequence[Any], later: Sequence[list[Any]]) -> tuple[OwnScope, Any]:
+    def _afterwards(self, leaves: Sequence[Any], seeds: Any, later: Sequence[list[Any]]) -> tuple[OwnScope, Any]:
         """Run the step once all updates are made, with what all shards together have made of metrics and states."""
         late = {id(v) for v in self.found.late}
         pinned = [*(v for v in self.states if id(v) not in late), *self.metrics, *self.seeds]
@@ -252,13 +276,28 @@ class OwnStep:
         mapping = [
             *zip(self.trainable, weights, strict=True),
             *zip(self.parts.states, now, strict=True),
-            *((v, tf.identity(own_steps.variable_of(v))) for v in [*self.metrics, *self.seeds]),
+            *((v, tf.identity(own_steps.variable_of(v))) for v in self.metrics),
+            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
         ]
         scope = OwnScope(mapping, pinned)
         logs = own_run.run(
             self.model.train_step, self._data(leaves), tf.zeros([2], tf.int32), scope, self.trainable, on_apply
         )
         return scope, logs
+
+    def _check_chosen(self, scope: OwnScope, chosen: Sequence[Any]) -> None:
+        """Refuse an update of nothing, and of a weight that the step has assigned itself before."""
+        if not chosen:
+            raise ModelError(
+                "train_step hands an optimizer gradients that are all None: the loss depends on none of these weights. "
+                "Compute it inside of `with tf.GradientTape() as tape:`, from outputs of the model."
+            )
+        for variable in chosen:
+            if id(variable) in scope.changed:
+                raise ModelError(
+                    f"train_step assigns {variable.path} before its optimizer updates it, as SpectralNormalization "
+                    "does. raytf cannot sum that over shards yet. Keep such values in a weight of their own."
+                )
 
     def _check_update(self, at: int, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
         chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]

@@ -119,6 +119,11 @@ class TrainStep:
         self._keeps_gradients = options.keeps_gradients
         self._specs = specs
         self.micro = self._make_micro(template, options)
+        if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not self._rate.is_unchanged:
+            raise ConfigError(
+                "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
+                "train_step uses others. Leave them out, and give those optimizers a schedule."
+            )
         #: Shapes of a record's leaves, also where they differ from batch to batch.
         self._shapes = [np.shape(leaf)[1:] for _, leaf in tree.flatten(template)]
         #: Whether `sample_shard` has run the graph once.

@@ -28,6 +28,7 @@ class Autoencoder(keras.Model):
     def metrics(self) -> list[Any]:
         return [self.total, self.part]
 
+    @tf.function
     def train_step(self, data: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:
             z = self.encoder(data, training=True)

@@ -46,6 +46,17 @@ def test_each_kind_of_draw_is_one_of_the_seed_with_the_same_distribution(name: s
         assert abs(figure(first) - figure(free)) < 0.25 * np.std(free) + 1e-6
 
 
+def test_each_round_of_a_loop_draws_anew():
+    @tf.function(autograph=False)
+    def drawn() -> tf.Tensor:
+        with seeded(tf.constant([1, 2])):
+            return tf.map_fn(lambda x: tf.map_fn(lambda y: y + tf.random.uniform([]), x), tf.zeros([4, 3]))
+
+    found = drawn().numpy().ravel()
+    assert len(set(found)) == 12
+    np.testing.assert_array_equal(found, drawn().numpy().ravel())
+
+
 class Noise(layers.Layer):
     def call(self, x, training=False):
         if not training:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from raytf._keras.own_steps import optimizers_within
-from raytf.checkpoint.variables import weights_sha256
+from raytf.checkpoint.variables import seed_states, weights_sha256
 from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan
@@ -24,8 +24,10 @@ from raytf.storage.storage import Storage
 from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
+from raytf.training.learning_rate import LearningRate, RateLaw
+from raytf.training.step import StepOptions, TrainStep
 from tests.tf import own_steps
-from tests.tf.ranks import Alone, train
+from tests.tf.ranks import Alone, Rank, train
 
 RNG = np.random.default_rng(0)
 RECORDS, BATCH, EPOCHS, STEPS = 44, 16, 2, 6  # the last step of an epoch is a part of a batch
@@ -149,6 +151,25 @@ def with_a_state_of_both(model: Any, data: Any) -> Any:
     return {"loss": loss}
 
 
+def with_a_number_of_both(model: Any, data: Any) -> Any:
+    return {"loss": update(model, data), "after": keras.ops.mean(model.dense(data[0]))}
+
+
+def without_gradients(model: Any, data: Any) -> Any:
+    loss = keras.ops.mean(model.dense(data[0]))
+    with tf.GradientTape() as tape:
+        pass
+    weights = model.dense.trainable_variables
+    model.optimizer.apply(tape.gradient(loss, weights), weights)
+    return {"loss": loss}
+
+
+def with_an_assignment_before(model: Any, data: Any) -> Any:
+    kernel = model.dense.trainable_variables[0]
+    kernel.assign(kernel / keras.ops.norm(kernel))
+    return {"loss": update(model, data)}
+
+
 def with_a_number(model: Any, data: Any) -> Any:
     return update(model, data)
 
@@ -165,6 +186,9 @@ def that_raises(model: Any, data: Any) -> Any:
         (with_a_variable_of_tensorflow, ("tf.Variable", "self.add_weight")),
         (with_a_late_prediction, ("after the last update", "Predict before optimizer.apply")),
         (with_a_state_of_both, ("slow", "Use the batch before optimizer.apply")),
+        (with_a_number_of_both, ("'after'", "Use the batch before optimizer.apply")),
+        (without_gradients, ("all None", "GradientTape")),
+        (with_an_assignment_before, ("kernel", "SpectralNormalization")),
         (with_a_number, ("Expected a dict",)),
         (that_raises, ("train_step raised KeyError", "test_own_step.py")),
     ],
@@ -189,3 +213,34 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step():
     source = ArraySource(X)
     with pytest.raises(RaytfError, match=r"Gan has neither a test_step nor a call.*leave out the validation"):
         models.build(own_steps.gan, (X[:2], None, None), [source, source], ComputeSection(), 0)
+
+
+def test_numbers_that_a_shard_draws_are_its_own_and_not_computed_once():
+    class Drawing(own_steps.Gan):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            latent = keras.random.normal((16, 3))  # a number that is not of the batch
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self.generator(latent))
+            weights = self.generator.trainable_weights
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            self.g_tracker.update_state(loss)
+            return {"loss": loss, "tracked": self.g_tracker.result()}
+
+    def factory() -> keras.Model:
+        model = Drawing()
+        model.compile(keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.1))
+        return model
+
+    source = ArraySource(X)
+    rank = Rank(factory, source, StepPlan(RECORDS, BATCH, 1), range(1), None)
+    assert rank.step.micro.found.late_names == {"tracked"}
+
+
+def test_rate_flags_are_refused_with_optimizers_that_they_do_not_change():
+    pipeline = Pipeline(ArraySource(X), StepPlan(RECORDS, BATCH, 1), range(1), 0)
+    model = models.build(own_steps.gan, pipeline.sample(), [ArraySource(X)], ComputeSection(), 0)
+    pipeline.prepare(len(seed_states(model)), None)
+    rate = LearningRate(model.optimizer, RateLaw(1.0, 10))
+    leaves = pipeline.template, pipeline.leaf_specs
+    with pytest.raises(RaytfError, match="--warmup-epochs"):
+        TrainStep(model, pipeline.plan, range(1), None, *leaves, StepOptions(), rate)
