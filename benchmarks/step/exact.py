@@ -131,7 +131,7 @@ class Run:
         template, specs = pipeline.template, pipeline.leaf_specs
         all_reduce = group.all_reduce if group.world_size > 1 else None
         self.step = TrainStep(model, plan, own, all_reduce, template, specs, StepOptions(FLAGS, fixed_point=exact))
-        reduction = self.step.reduction
+        reduction = self.step.reductions[0]
         reduce = reduction.reduce
 
         def counted(all_reduce: Any, compute: Any, *more: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -27,7 +27,8 @@ from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope
-from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
+from raytf.training.own_phase import OwnValues, Phase
+from raytf.training.shard_work import add_to, elements
 
 _WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*|Rng.*|Stateful.*RandomUniform.*)$")
 
@@ -36,19 +37,6 @@ _OF_BOTH = (
     "train_step gives {} a value that is made of the batch and of the weights after their last update. raytf computes "
     "such values once and for all shards, without a batch. Use the batch before optimizer.apply."
 )
-
-
-class OwnValues(NamedTuple):
-    """What variables hold in a phase.
-
-    Attributes:
-        weights, states: of `Parts`, when the step began.
-        later: for each update before this phase, what its weights hold since then.
-    """
-
-    weights: list[Any]
-    states: list[Any]
-    later: list[list[Any]]
 
 
 @dataclass
@@ -343,61 +331,3 @@ class OwnStep:
 
     def _seeds_spec(self) -> tf.TensorSpec:
         return tf.TensorSpec([len(self.seeds), 2], tf.int32)
-
-
-class Phase(ShardWork):
-    """One update of a model's own step, for one logical shard.
-
-    Args:
-        step: which it is a part of.
-        place: of the phase in it.
-        jit: compile with XLA.
-        keeps_slices: as for a micro-batch.
-    """
-
-    divided: tuple[int, ...] = ()
-
-    def __init__(self, step: OwnStep, place: int, jit: bool, keeps_slices: bool):
-        applies = step.found.applies
-        optimizer = step.parts.optimizers[applies[place][0]] if applies else None
-        super().__init__(optimizer, step.trainable, step.states, keeps_slices)
-        self._step, self._place, self.seeds = step, place, step.seeds
-        self.with_gradient = applies[place][1] if applies else []
-        self._is_last = place + 1 >= len(applies)
-        self.row_width = 1 + (sum(elements(step.metrics)) + len(step.found.names) if self._is_last else 0)
-        self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
-
-    def __call__(self, leaves, seeds, weight: tf.Tensor, values: OwnValues | None = None, factors=None) -> ShardResult:
-        """Compute a shard; see `MicroBatch`."""
-        gradients, updates, loss, deltas, logs = self._run(values or self.values(), leaves, seeds)
-        return self._result(
-            gradients, updates, flat([loss * weight, *deltas, *(each * weight for each in logs)]), weight
-        )
-
-    def values(self, known: Any = None) -> OwnValues:
-        """What variables hold in this phase."""
-        return self._step.values(self._place)
-
-    def fixed(self) -> None:
-        """No value is known not to change."""
-
-    def apply(self, gradients: list[Any], updates: list[tf.Tensor]) -> None:
-        """Make the update."""
-        super().apply(gradients, updates)
-        self._step.note_update(self._place)
-
-    def _compute(self, values: OwnValues, leaves: Any, seeds: Any) -> tuple[Any, Any, Any, Any, Any]:
-        step = self._step
-        found, scope, logs = step.run(self._place, values, leaves, seeds)
-        gradients = self._kept(found)
-        if not self._is_last:
-            return gradients, [], tf.constant(0.0), [], []
-        deltas = [
-            scope.get_current_value(v) - tf.constant(before)
-            for v, before in zip(step.metrics, step.initial_metrics, strict=True)
-        ]
-        late = {id(v) for v in step.found.late}
-        changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
-        after = {id(v): scope.get_current_value(v) for v in changed}
-        updates = self._updates([*values.states, *values.weights], after)
-        return gradients, updates, own_run.loss_of(logs), deltas, list(logs.values())

@@ -251,4 +251,4 @@ def test_gpus_take_the_path_of_gpus(devices, expected):
 
 
 def test_without_a_gpu_a_step_takes_the_path_of_cpus():
-    assert traced(normalized, "fixed", 4, words=None, all_reduce=None).reduction.dtype == tf.int32
+    assert traced(normalized, "fixed", 4, words=None, all_reduce=None).reductions[0].dtype == tf.int32

@@ -64,7 +64,7 @@ class Run:
         rate = LearningRate(self.model.optimizer, law)
         leaves = pipeline.template, pipeline.leaf_specs
         self.step = TrainStep(self.model, PLAN, range(4), World(1).all_reduce(0), *leaves, StepOptions(), rate)
-        self.named = variables.variables(self.model) | self.step.reduction.state()
+        self.named = variables.variables(self.model) | self.step.reduction_state()
 
     def train(self, begin: int, end: int) -> Run:
         while begin < end:

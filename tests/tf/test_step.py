@@ -284,5 +284,5 @@ def test_the_probe_tells_bits_and_changes_nothing():
     assert bits(0) == bits(0)
     assert len({bits(0), bits(1), bits(0, seed=1)}) == 3
     assert weights_sha256(model) == before
-    assert len(bits(0)) == 4 * (sum(step.reduction.layout.sizes) + step.micro.row_width)
+    assert len(bits(0)) == 4 * (sum(step.reductions[0].layout.sizes) + step.micro.row_width)
     assert "MatMul" in {op.type for op in step.probe_function.graph.get_operations()}

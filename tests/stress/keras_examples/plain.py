@@ -1,0 +1,47 @@
+"""Runs a Keras program as it is and writes down the loss of each step of each `fit`, for comparison.
+
+python -m tests.stress.keras_examples.plain PROGRAM OUT.json
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+
+
+class Losses(keras.callbacks.Callback):
+    """The loss of each step by itself: what metrics have added up before is forgotten."""
+
+    def __init__(self, found: list[float]):
+        super().__init__()
+        self.found = found
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        logs = logs or {}
+        self.found.append(float(logs["loss"] if "loss" in logs else logs[min(logs)]))
+
+
+def main(program: str, out: str) -> None:
+    own, fits = keras.Model.fit, []
+
+    def fit(model: Any, *args: Any, **options: Any) -> Any:
+        fits.append([])
+        callbacks = options.pop("callbacks", None) or []
+        return own(model, *args, callbacks=[*callbacks, Losses(fits[-1])], **options)
+
+    keras.Model.fit = fit
+    sys.argv = [program]
+    runpy.run_path(program, run_name="__main__")
+    Path(out).write_text(json.dumps(fits))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
