@@ -36,8 +36,6 @@ _VERSION = 1
 #: A model of more is not made a second time only to see whether it can be.
 _MOST_PARAMETERS = 20_000_000
 _LEAF = "__array__"
-#: Records with which a `train_step` is traced: as many as workers take.
-_BUILT_WITH = 2
 #: Nested models make deep configurations.
 _DEPTH = 400
 _SHAPE = untrusted_json.record(
@@ -55,15 +53,17 @@ _DTYPES = {"bool", "bfloat16", "float16", "float32", "float64", "string"} | {
 }
 
 
-def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None)) -> bytes:
+def describe(model: keras.Model, x: Any, others: tuple[Any, Any] = (None, None), records: int = 1) -> bytes:
     """The file; where Keras cannot serialize the model it says so, and why.
 
     Args:
         x: inputs of one or more records, nested.
         others: their labels and weights, which a model needs that has its own `train_step`.
+        records: how many there are in a shard, for the same.
     """
     document: dict[str, Any] = {"version": _VERSION, "keras": keras.__version__, "inputs": _spec(x)}
     if overrides_step(model):
+        document["records"] = records
         document["batch"] = [None if part is None else _spec(part) for part in (x, *others)]
     # A model of one's own class has the policies of its layers from here alone.
     document["precision"] = dataclasses.asdict(precision.of_process())
@@ -112,8 +112,10 @@ def call(model: keras.Model, run: Storage) -> None:
     """Call a model with one record of zeros like the run's, so that all of its weights are there."""
     document = _document(run)
     if overrides_step(model) and model.compiled and document.get("batch"):
-        own_run.build(model, tuple(_zeros(document["batch"], _BUILT_WITH)))
+        own_run.build(model, tuple(_zeros(document["batch"], _records(document))))
         return
+    if all(layer.built for layer in _keras.layers_within(model)):
+        return  # a call with zeros might not be allowed, as with labels of a loss that is a layer
     inputs = document.get("inputs")
     if inputs is not None:
         x = _zeros(inputs)
@@ -292,6 +294,13 @@ def _zeros(spec: Any, count: int = 1) -> Any:
     if not isinstance(spec, list):
         raise DamagedFileError(FILE, "'inputs' describes no record")
     return [_zeros(part, count) for part in spec]
+
+
+def _records(document: dict[str, Any]) -> int:
+    count = document.get("records", 1)
+    if untrusted_json.whole(count) or not 0 < count < 2**20:
+        raise DamagedFileError(FILE, "'records' is not a number of records")
+    return count
 
 
 def _leaf(value: Any) -> tuple[str, list[int]]:

@@ -124,6 +124,7 @@ def describe(job: TrainingJob, train: Source) -> dict[str, str]:
     config = job.config
     asked = {
         "code": job.code,
+        "records": job.plan.micro_batch_size,
         "sample": _FirstRecords(len(leaves[0]), train.spec, leaves),
         "compute": config.compute,
         "batch_section": config.batch,
@@ -221,6 +222,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["batch_section"].seed,
             lambda line: None,
             asked["precision"],
+            asked["records"],
         )
     finally:
         pipeline.close()

@@ -18,7 +18,7 @@ from raytf.config.precision import Precision
 from raytf.config.sections import ComputeSection
 from raytf.data import tree
 from raytf.data.sources import Source
-from raytf.errors import DataError, ModelError, one_line
+from raytf.errors import DataError, JobError, ModelError, one_line
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
@@ -35,6 +35,7 @@ def build(
     seed: int,
     say: Callable[[str], None] = print,
     own: Precision = precision.DEFAULT,
+    records: int = 2,
 ) -> keras.Model:
     """Call the user's function and give every variable of model, metrics and optimizer its shape.
 
@@ -46,6 +47,7 @@ def build(
         seed: for initial weights.
         say: called with each line that the function prints, and with the dtype policy if the job has set one.
         own: what the job has set in Keras, which may differ from the settings in this process.
+        records: how many there are in a full shard, for a `train_step` that counts on it.
 
     Raises:
         ConfigError: the flag contradicts what the job has set.
@@ -65,10 +67,10 @@ def build(
             "the model is compiled with run_eagerly=True, and workers run traced steps alone. Leave it out; print with "
             "tf.print, and look for a mistake with plain Keras."
         )
-    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     if overrides_step(model):
-        is_evaluated = len(sources) > 1
-        return _build_own(model, (x, y, weight), is_evaluated, compute, say)
+        shard = tree.map_leaves(lambda leaf: np.resize(leaf, (records, *np.shape(leaf)[1:])), sample)
+        return _build_own(model, shard, len(sources) > 1, compute, say)
+    x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
         predicted = model(x, training=False) if takes_training(model) else model(x)
     except Exception as error:
@@ -118,7 +120,14 @@ def _build_own(
             f"{type(model).__name__} has neither a test_step nor a call, so it cannot be evaluated. Write one of them, "
             "or leave out the validation and test data."
         )
-    own_run.build(model, sample)
+    try:
+        own_run.build(model, tree.map_leaves(keras.ops.convert_to_tensor, sample))
+    except JobError as error:
+        records = len(tree.flatten(sample)[0][1])
+        hint = (
+            f"It ran with {records} records, a logical shard; if it counts on the whole batch, use --logical-shards 1."
+        )
+        raise JobError(f"{error} {hint}", error.traceback) from error
     _check_policies(model, compute, say)
     if not model.trainable_variables:
         raise ModelError(_NOTHING_TO_TRAIN)

@@ -166,7 +166,8 @@ def _make_note(attempt: Attempt, program: Program, step: int) -> Callable[[], No
     described = b""
     if attempt.group.rank == 0:
         x, *others = program.pipeline.sample()
-        described = architecture.describe(program.model, x, tuple(others))
+        records = attempt.job.plan.micro_batch_size
+        described = architecture.describe(program.model, x, tuple(others), records)
     is_kept = False
 
     def write() -> None:

@@ -190,7 +190,7 @@ def that_raises(model: Any, data: Any) -> Any:
         (without_gradients, ("all None", "GradientTape")),
         (with_an_assignment_before, ("kernel", "SpectralNormalization")),
         (with_a_number, ("Expected a dict",)),
-        (that_raises, ("train_step raised KeyError", "test_own_step.py")),
+        (that_raises, ("train_step raised KeyError", "test_own_step.py", "--logical-shards 1")),
     ],
 )
 def test_a_step_that_cannot_be_run_for_each_shard_is_refused_with_what_to_do(train_step: Any, words: tuple[str, ...]):
