@@ -125,7 +125,7 @@ def _build_own(
     except JobError as error:
         records = len(tree.flatten(sample)[0][1])
         hint = (
-            f"It ran with {records} records, a logical shard; if it counts on the whole batch, use --logical-shards 1."
+            f"It ran with {records} records, a logical shard: if it counts on whole batches, use --logical-shards 1."
         )
         raise JobError(f"{error} {hint}", error.traceback) from error
     _check_policies(model, compute, say)

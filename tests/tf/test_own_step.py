@@ -71,7 +71,13 @@ RUNNING = {"autoencoder", "GAN", "WGAN-GP", "averaged weights", "contrastive wit
 ALIKE = {"autoencoder", "contrastive with a probe", "by hand", "as Keras"}
 
 
-@pytest.mark.parametrize("name", own_steps.PROGRAMS)
+#: Programs of which another one has all parts: the GAN's second update, the distiller's losses.
+TWINS = {"contrastive with a probe", "as Keras"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in TWINS)) for name in own_steps.PROGRAMS]
+)
 def test_a_step_of_the_model_s_own_is_what_it_is_in_keras(name: str):
     reference, losses, shown = alone(name)
     ends = set()
