@@ -124,9 +124,7 @@ def _build_own(
         own_run.build(model, tree.map_leaves(keras.ops.convert_to_tensor, sample))
     except JobError as error:
         records = len(tree.flatten(sample)[0][1])
-        hint = (
-            f"It ran with {records} records, a logical shard: if it counts on whole batches, use --logical-shards 1."
-        )
+        hint = f"It ran with {records} records, a logical shard: if it counts on whole batches, use --logical-shards 1."
         raise JobError(f"{error} {hint}", error.traceback) from error
     _check_policies(model, compute, say)
     if not model.trainable_variables:
