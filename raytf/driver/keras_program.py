@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import random
 import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from raytf import _keras, _process
 from raytf.config.train_config import TrainConfig
@@ -83,5 +86,20 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     asked.setdefault("epochs", 1)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
         return own(model, *args, **given)  # nothing is trained
-    result = fit(model, x, asked.pop("y", None), config=config, **asked)
+    with _draws_kept():
+        result = fit(model, x, asked.pop("y", None), config=config, **asked)
     return _keras.history(model, result.params, result.history, result.epoch)
+
+
+@contextlib.contextmanager
+def _draws_kept() -> Iterator[None]:
+    """Leave Python's and NumPy's generators as they are.
+
+    What the program draws afterwards is then the same whether a `fit` trains or had finished in an earlier start.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

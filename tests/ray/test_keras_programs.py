@@ -72,6 +72,6 @@ def test_a_program_that_is_killed_in_its_second_and_third_fit_goes_on_there(run:
     # Each step of the first fit has all records, so they are the same in plain Keras; of the others it draws its own.
     for name, values in plain["first"].items():
         np.testing.assert_allclose(again["first"][name], values, rtol=1e-5, err_msg=name)
-    for name in ("epochs", "kind", "own", "iterations"):
+    for name in ("drawn", "epochs", "kind", "own", "iterations"):
         assert again[name] == plain[name], name
     np.testing.assert_allclose(again["evaluated"]["loss"], plain["evaluated"]["loss"], atol=0.1)

@@ -95,6 +95,8 @@ base.trainable = False
 model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
 first = model.fit(x, y, batch_size=len(x), epochs=6, validation_split=0.25, shuffle=False, verbose=0)
 
+drawn = np.random.random()
+
 base.trainable = True
 model.compile(keras.optimizers.Adam(1e-3), lambda both, scores: loss(both[:, :1], scores), metrics=[Unequal()])
 numbered = np.stack([y, np.arange(RECORDS)], 1)
@@ -120,6 +122,7 @@ told = {
     "first": first.history,
     "unequal": [max(history.history["unequal"]) for history in (second, third)],
     "losses": [second.history, third.history],
+    "drawn": drawn,
     "epochs": [history.epoch for history in (first, second, third)],
     "kind": type(third).__name__,
     "own": third.model is pair and pair.history is third and second.model is model,
