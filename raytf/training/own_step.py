@@ -268,9 +268,7 @@ class OwnStep:
             *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
         ]
         scope = OwnScope(mapping, pinned)
-        logs = own_run.run(
-            self.model.train_step, self._data(leaves), tf.zeros([2], tf.int32), scope, self.trainable, on_apply
-        )
+        logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         return scope, logs
 
     def _check_chosen(self, scope: OwnScope, chosen: Sequence[Any]) -> None:

@@ -221,10 +221,11 @@ def test_a_model_that_cannot_be_evaluated_is_refused_before_the_first_step():
         models.build(own_steps.gan, (X[:2], None, None), [source, source], ComputeSection(), 0)
 
 
-def test_numbers_that_a_shard_draws_are_its_own_and_not_computed_once():
+@pytest.mark.parametrize("draw", [keras.random.normal, tf.random.normal])
+def test_numbers_that_a_shard_draws_are_its_own_and_not_computed_once(draw: Callable[..., Any]):
     class Drawing(own_steps.Gan):
         def train_step(self, data: Any) -> dict[str, Any]:
-            latent = keras.random.normal((16, 3))  # a number that is not of the batch
+            latent = draw((16, 3))  # a number that is not of the batch
             with tf.GradientTape() as tape:
                 loss = keras.ops.mean(self.generator(latent))
             weights = self.generator.trainable_weights
