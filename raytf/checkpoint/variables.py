@@ -21,14 +21,14 @@ from raytf.errors import CheckpointError
 
 def variables(model: keras.Model) -> dict[str, keras.Variable]:
     """Name -> variable, in one order for a given model."""
-    return _named(model, model.optimizer.variables, _own_of(model), model.metrics_variables)
+    return _named(model, model.optimizer.variables, own_of(model), model.metrics_variables)
 
 
 def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = None) -> dict[str, keras.Variable]:
     """As `variables`, without metrics, for a model that is not compiled; without an optimizer, without that."""
     if optimizer is None:
         return _named(model, [], [], [])
-    return _named(model, optimizer.variables, _own_of(model), [])
+    return _named(model, optimizer.variables, own_of(model), [])
 
 
 #: What a model with a `train_step` of its own has beside weights and optimizer: a model's attribute, see `keep`.
@@ -40,7 +40,8 @@ def keep(model: keras.Model, own: Sequence[keras.Variable]) -> None:
     vars(model)[_OWN] = list(own)
 
 
-def _own_of(model: keras.Model) -> list[keras.Variable]:
+def own_of(model: keras.Model) -> list[keras.Variable]:
+    """What `keep` was given; nothing for other models."""
     return vars(model).get(_OWN, [])
 
 

@@ -133,7 +133,7 @@ def scalars(logs: Any) -> dict[str, Any]:
         return {}
     if not isinstance(logs, Mapping):
         raise ModelError(
-            f"train_step returned {type(logs).__name__}. Expected a dict of numbers by name, as Keras does."
+            f"the model's step returned {type(logs).__name__}. Expected a dict of numbers by name, as Keras does."
         )
     found: dict[str, Any] = {}
     for name in sorted(logs):

@@ -119,10 +119,9 @@ class Evaluator:
         self._model.reset_metrics()
         row = everyones.sum(0)[1:]
         self._step.micro.add_metrics(row)
-        logs = models.results(self._model)
-        named = set(self._model.get_metrics_result())
-        if isinstance(self._step.micro, OwnTest) and named != set(self._step.micro.names):
-            logs = self._step.micro.logs(row, plan.steps_per_epoch)  # as Keras chooses between the two
+        logs, micro = models.results(self._model), self._step.micro
+        if isinstance(micro, OwnTest) and not models.shows_metrics(self._model, micro.names):
+            logs = micro.logs(row, plan.steps_per_epoch)
         self._model.reset_metrics()
         self._callbacks.run("on_test_end", dict(logs))
         return logs

@@ -15,7 +15,6 @@ import os
 import platform
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -30,13 +29,13 @@ from raytf.distributed.reduction import FixedPointReduction
 from raytf.errors import ExactnessError, WorkerLostError
 from raytf.training import run_identity
 from raytf.training.step import TrainStep
+from raytf.training.traced_ops import WRITES, TracedOp, ops_of
 
 #: Names of TensorFlow's many stateful operations that draw random numbers.
 _RANDOM = re.compile(
     "Random|Normal|Uniform|Gamma|Poisson|Multinomial|Binomial|Rng|NonDeterministic|SampleDistorted|Sampler"
 )
 _PYTHON = re.compile("PyFunc")
-_WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*)$")
 _HELP = {
     "random": (
         "It draws from a generator whose state depends on what this worker computed before. Use keras.random with a "
@@ -51,14 +50,6 @@ _HELP = {
 }
 #: Bytes to which the description of a machine is cut or padded, so that all ranks send the same amount.
 _MACHINE_BYTES = 160
-
-
-class TracedOp(NamedTuple):
-    """An operation of a traced graph."""
-
-    kind: str
-    name: str
-    compiled: bool
 
 
 def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment: Augment | None) -> dict[str, str]:
@@ -122,16 +113,6 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     return {run_identity.FIRST_STEP: found, **settings}
 
 
-def ops_of(traced: Any) -> list[TracedOp]:
-    """List all operations of a concrete function and of the functions that it calls."""
-    graph = traced.graph.as_graph_def()
-    found = [_op(node) for node in graph.node]
-    for function in graph.library.function:
-        compiled = function.attr["_XlaMustCompile"].b if "_XlaMustCompile" in function.attr else False
-        found += [_op(node, compiled) for node in function.node_def]
-    return found
-
-
 def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:
     """Refuse operations whose result is not a function of their inputs.
 
@@ -173,17 +154,12 @@ def machine() -> str:
     return f"{', '.join(sorted(kinds)) or _cpu()}, TensorFlow {tf.__version__}"
 
 
-def _op(node: Any, compiled: bool = False) -> TracedOp:
-    compiled = compiled or ("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
-    return TracedOp(node.op, node.name, compiled)
-
-
 def _problem(op: TracedOp, allows_xla: bool) -> str | None:
     if op.compiled and not allows_xla:
         return "xla"
     if _PYTHON.search(op.kind):
         return "python"
-    if _WRITES.match(op.kind):
+    if WRITES.match(op.kind):
         return "writes"
     definition = _tensorflow.operation(op.kind)
     if definition is not None and definition.is_stateful and _RANDOM.search(op.kind):

@@ -20,7 +20,7 @@ from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.training import loss_division
 from raytf.training import model as models
-from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
+from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, beginning, elements, flat
 
 
 class StepValues(NamedTuple):
@@ -68,15 +68,7 @@ class MicroBatch(ShardWork):
     def __call__(
         self, leaves, seeds, weight: tf.Tensor, values: StepValues | None = None, factors: tf.Tensor | None = None
     ) -> ShardResult:
-        """Compute the shard.
-
-        Args:
-            leaves: leaves of the batch, each [n, ...].
-            seeds: [S, 2].
-            weight: n divided by the records of all shards: the weight of this micro-batch in the step.
-            values: of weights and layers' states; by default their current values.
-            factors: factors of the losses that are divided by data, in a step of several shards.
-        """
+        """Compute the shard; see `ShardWork`."""
         weights, states = values or self.values()
         gradients, updates, deltas, loss = self._run(weights, states, leaves, seeds, weight, factors)
         return self._result(gradients, updates, flat([loss * weight, *deltas]), weight)
@@ -96,16 +88,11 @@ class MicroBatch(ShardWork):
         return [
             *zip(self.trainable, weights, strict=True),
             *zip(self.states, states, strict=True),
-            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
-            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
+            *beginning(self.seeds, seeds, self.metrics, self._initial_metrics),
         ]
 
     def values(self, known: StepValues | None = None) -> StepValues:
-        """Current weights and layers' states, on the current device.
-
-        Args:
-            known: from `fixed`; values in it are used as they are and not read again.
-        """
+        """Current weights and layers' states; see `ShardWork`."""
         fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
         pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
         return StepValues(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
@@ -147,8 +134,7 @@ class MicroBatch(ShardWork):
                 model.compute_metrics(x, y, predicted, sample_weight)
                 if self._training:
                     objective = model.optimizer.scale_loss(objective)
-        after = {id(v): scope.get_current_value(v) for v in [*self.states, *self.metrics]}
-        deltas = [after[id(v)] - a for v, a in zip(self.metrics, self._initial_metrics, strict=True)]
+        deltas = added(scope, self.metrics, self._initial_metrics)
         if leaves[0].shape[0] is None:
             # Keras weights an output's loss by the batch size if that is known while tracing, otherwise by one.
             deltas = [
@@ -158,7 +144,7 @@ class MicroBatch(ShardWork):
         gradients, updates = [], []
         if self._training:
             gradients = self._gradients(tape, objective, weights)
-            updates = self._updates(states, after)
+            updates = self._updates(states, {id(v): scope.get_current_value(v) for v in self.states})
         return gradients, updates, deltas, tf.cast(loss, tf.float32)
 
     def _gradients(self, tape: tf.GradientTape, objective: tf.Tensor, weights: list[tf.Tensor]) -> list[Any]:

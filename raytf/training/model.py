@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -263,9 +263,14 @@ def logs(model: keras.Model) -> dict[str, float]:
     As in Keras, the latter counts where it has other names than the model's metrics.
     """
     own = own_run.last_logs(model)
-    if own is None or set(own[0]) == set(model.get_metrics_result()):
+    if own is None or shows_metrics(model, own[0]):
         return results(model)
     return {name: float(value) for name, value in zip(own[0], own[1].numpy(), strict=True)}
+
+
+def shows_metrics(model: keras.Model, names: Sequence[str]) -> bool:
+    """Whether Keras shows the model's metrics for a step that returns numbers of these names, and not the numbers."""
+    return set(names) == set(model.get_metrics_result())
 
 
 def results(model: keras.Model) -> dict[str, float]:

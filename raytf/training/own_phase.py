@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from raytf.inference import own_run
-from raytf.training.shard_work import ShardResult, ShardWork, elements, flat
+from raytf.training.shard_work import ShardResult, ShardWork, added, elements, flat
 
 if TYPE_CHECKING:
     from raytf.training.own_step import OwnStep
@@ -33,16 +33,13 @@ class Phase(ShardWork):
         step: which it is a part of.
         place: of the phase in it.
         jit: compile with XLA.
-        keeps_slices: as for a micro-batch.
     """
 
-    divided: tuple[int, ...] = ()
-
-    def __init__(self, step: OwnStep, place: int, jit: bool, keeps_slices: bool):
+    def __init__(self, step: OwnStep, place: int, jit: bool):
         applies = step.found.applies
         optimizer = step.parts.optimizers[applies[place][0]] if applies else None
-        super().__init__(optimizer, step.trainable, step.states, keeps_slices)
-        self._step, self._place, self.seeds = step, place, step.seeds
+        super().__init__(optimizer, step.trainable, step.states, keeps_slices=True)
+        self._step, self._place = step, place
         self.with_gradient = applies[place][1] if applies else []
         self._is_last = place + 1 >= len(applies)
         self.row_width = 1 + (sum(elements(step.metrics)) + len(step.found.names) if self._is_last else 0)
@@ -73,10 +70,7 @@ class Phase(ShardWork):
         gradients = self._kept(found)
         if not self._is_last:
             return gradients, [], tf.constant(0.0), [], []
-        deltas = [
-            scope.get_current_value(v) - tf.constant(before)
-            for v, before in zip(step.metrics, step.initial_metrics, strict=True)
-        ]
+        deltas = added(scope, step.metrics, step.initial_metrics)
         late = {id(v) for v in step.found.late}
         changed = [v for v in self.states if id(v) in scope.changed and id(v) not in late]
         after = {id(v): scope.get_current_value(v) for v in changed}

@@ -28,11 +28,11 @@ from raytf.errors import ModelError
 from raytf.inference import own_run
 from raytf.inference.own_run import Held, OwnScope
 from raytf.training.own_phase import OwnValues, Phase
-from raytf.training.shard_work import add_to, elements
+from raytf.training.shard_work import add_to, beginning, elements
+from raytf.training.traced_ops import WRITES, ops_of
 
-_WRITES = re.compile("^(Assign.*VariableOp|Resource(Apply|SparseApply|Scatter).*|Rng.*|Stateful.*RandomUniform.*)$")
-
-
+#: Kinds of operations that advance a `tf.random.Generator`.
+_ADVANCES = re.compile("^(Rng.*|Stateful.*RandomUniform.*)$")
 _OF_BOTH = (
     "train_step gives {} a value that is made of the batch and of the weights after their last update. raytf computes "
     "such values once and for all shards, without a batch. Use the batch before optimizer.apply."
@@ -64,7 +64,6 @@ class OwnStep:
         template: a batch's structure, (x, y, sample_weight).
         leaves: specs of a full shard's leaves.
         jit: compile with XLA.
-        keeps_slices: as for a micro-batch.
     """
 
     def __init__(
@@ -73,9 +72,8 @@ class OwnStep:
         template: tuple[Any, Any, Any],
         leaves: Sequence[tf.TensorSpec],
         jit: bool = False,
-        keeps_slices: bool = False,
     ):
-        self.model, self._template = model, template
+        self._model, self._template = model, template
         self.parts = own_run.parts_of(model, variables.seed_states(model))
         self.seeds, self.metrics, self.trainable = self.parts.seeds, self.parts.metrics, self.parts.trainable
         #: All that may change apart from an optimizer's update.
@@ -85,22 +83,17 @@ class OwnStep:
         self.found = Findings()
         #: Of the step that is being traced: what variables held when it began, and after each update.
         self._start: tuple[list[Any], list[Any]] | None = None
+        self._later: list[list[Any]] = []
         #: Whether what the step returns under a name is made of the weights after their last update.
         self._of_weights: dict[str, bool] = {}
-        self._later: list[list[Any]] = []
         self._survey_updates()
         self._survey_end()
-        self.phases = [Phase(self, p, jit, keeps_slices) for p in range(max(1, len(self.found.applies)))]
+        self.phases = [Phase(self, p, jit) for p in range(max(1, len(self.found.applies)))]
 
     @property
     def has_other_optimizers(self) -> bool:
         """Whether the step uses other optimizers than the compiled one."""
         return any(place for place, _ in self.found.applies)
-
-    @property
-    def row_width(self) -> int:
-        """Columns of the last phase's rows: the loss, metrics, and the numbers that the step returns."""
-        return self.phases[-1].row_width
 
     def begin(self) -> None:
         """Note what variables hold at the beginning of a step; to be traced."""
@@ -133,8 +126,11 @@ class OwnStep:
 
         def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
             nonlocal seen
-            self._check_update(seen, optimizer, found, given)
             at, seen = seen, seen + 1
+            if [self._update(optimizer, found, given)] != self.found.applies[at : at + 1]:
+                raise ModelError(
+                    "train_step makes other updates when it is traced again. It must be the same each time."
+                )
             if at < place:
                 for variable, value in zip(self._weights_of(at), values.later[at], strict=True):
                     scope.hold(variable, value)
@@ -145,7 +141,7 @@ class OwnStep:
 
         scope = OwnScope(self._mapping(values.weights, values.states, seeds, self.initial_metrics))
         try:
-            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+            logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         except Held:
             logs = None
         return gradients, scope, logs
@@ -156,39 +152,39 @@ class OwnStep:
         Args:
             row: the reduced row of the last phase.
         """
-        # What is not made of the batch is pruned, so the batch may be any; its lengths stay unknown where they differ.
-        leaves = [
-            tf.compat.v1.placeholder_with_default(
-                tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
-            )
-            for spec in self._leaves
-        ]
-        scope, logs = self._afterwards(leaves, tf.zeros([len(self.seeds), 2], tf.int32), self._later)
-        for variable in self.found.late:
-            variable.assign(scope.get_current_value(variable))
-        names = self.found.names
-        if names:
-            told = row[1 + sum(elements(self.metrics)) :]
-            kept = [logs[name] if name in self.found.late_names else told[i] for i, name in enumerate(names)]
-            own_run.latest(self.model).assign(tf.stack(kept))
+        told = row[1 + sum(elements(self.metrics)) :]
+        numbers = {name: told[i] for i, name in enumerate(self.found.names)}
+        if self.found.late or self.found.late_names:
+            scope, logs = self._afterwards(self._any_batch(), tf.zeros([len(self.seeds), 2], tf.int32), self._later)
+            for variable in self.found.late:
+                variable.assign(scope.get_current_value(variable))
+            numbers |= {name: logs[name] for name in self.found.late_names}
+        if numbers:
+            own_run.latest(self._model).assign(tf.stack(list(numbers.values())))
 
     def add_metrics(self, row: tf.Tensor) -> None:
         """Add reduced rows to the model's metrics."""
         add_to(self.metrics, row[: sum(elements(self.metrics))])
 
+    def _any_batch(self) -> list[tf.Tensor]:
+        """A batch of which nothing is used, with lengths that are as unknown as those of the data."""
+        return [
+            tf.compat.v1.placeholder_with_default(
+                tf.zeros([8 if n is None else n for n in spec.shape], spec.dtype), spec.shape
+            )
+            for spec in self._leaves
+        ]
+
     # -- what the step does --------------------------------------------------------------------------------------------
 
     def _survey_updates(self) -> None:
-        traced: dict[str, Any] = {}
-        of_weights = self._of_weights
-
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
             marks: list[Any] = []
 
             def on_apply(scope: OwnScope, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
-                chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
-                self._check_chosen(scope, chosen)
-                self.found.applies.append((self._optimizer(optimizer), [self._weight(v) for v in chosen]))
+                update = self._update(optimizer, found, given)
+                self._check_weights(scope, [self.trainable[i] for i in update[1]])
+                self.found.applies.append(update)
                 marks.clear()  # of the last update
                 for variable in self._weights_of(-1):
                     marks.append(tf.identity(scope.get_current_value(variable)))
@@ -196,7 +192,7 @@ class OwnStep:
 
             start = self._now(self.trainable), self._now(self.parts.states)
             scope = OwnScope(self._mapping(*start, seeds, self.initial_metrics))
-            logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+            logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
             known = {id(v) for v in [*self.states, *self.metrics, *self.seeds]}
             for variable in scope.changed.values():
                 if id(variable) not in known:
@@ -208,24 +204,22 @@ class OwnStep:
             is_late = tapes.depends([scope.get_current_value(v) for v in changed], marks)
             self.found.late = [v for v, late in zip(changed, is_late, strict=True) if late]
             self.found.names = list(logs)
-            of_weights.update(zip(logs, tapes.depends(list(logs.values()), marks), strict=True))
-            traced["metrics"] = tapes.depends([scope.get_current_value(v) for v in self.metrics], marks)
+            self._of_weights.update(zip(logs, tapes.depends(list(logs.values()), marks), strict=True))
+            if any(tapes.depends([scope.get_current_value(v) for v in self.metrics], marks)):
+                raise ModelError(
+                    "train_step updates a metric with a prediction that is made after the last update of the weights. "
+                    "Predict before optimizer.apply, as Keras's own train_step does."
+                )
             return own_run.loss_of(logs)
 
         function = tf.function(whole, autograph=False).get_concrete_function(self._leaves, self._seeds_spec())
-        graph = function.graph.as_graph_def()
-        for node in [*graph.node, *(node for each in graph.library.function for node in each.node_def)]:
-            if _WRITES.match(node.op):
+        for op in ops_of(function):
+            if WRITES.match(op.kind) or _ADVANCES.match(op.kind):
                 raise ModelError(
-                    f"train_step writes a tf.Variable or a tf.random.Generator ({node.name}), which Keras does not "
+                    f"train_step writes a tf.Variable or a tf.random.Generator ({op.name}), which Keras does not "
                     "save. Make it a keras.Variable, or self.add_weight(..., trainable=False), and an attribute of the "
                     "model; draw with keras.random."
                 )
-        if any(traced["metrics"]):
-            raise ModelError(
-                "train_step updates a metric with a prediction that is made after the last update of the weights. "
-                "Predict before optimizer.apply, as Keras's own train_step does."
-            )
 
     def _survey_end(self) -> None:
         def whole(leaves: Any, seeds: Any) -> tf.Tensor:
@@ -259,37 +253,31 @@ class OwnStep:
             seen += 1
 
         weights = self._start[0] if self._start is not None else self._now(self.trainable)
-        now = self._now(self.parts.states)
         # An average of something that the shards have changed is made of what they have changed together.
-        mapping = [
-            *zip(self.trainable, weights, strict=True),
-            *zip(self.parts.states, now, strict=True),
-            *((v, tf.identity(own_steps.variable_of(v))) for v in self.metrics),
-            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
-        ]
-        scope = OwnScope(mapping, pinned)
-        logs = own_run.run(self.model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
+        states, metrics = self._now(self.parts.states), self._now(self.metrics)
+        scope = OwnScope(self._mapping(weights, states, seeds, metrics), pinned)
+        logs = own_run.run(self._model.train_step, self._data(leaves), seeds[-1], scope, self.trainable, on_apply)
         return scope, logs
 
-    def _check_chosen(self, scope: OwnScope, chosen: Sequence[Any]) -> None:
+    @staticmethod
+    def _check_weights(scope: OwnScope, weights: Sequence[keras.Variable]) -> None:
         """Refuse an update of nothing, and of a weight that the step has assigned itself before."""
-        if not chosen:
+        if not weights:
             raise ModelError(
                 "train_step hands an optimizer gradients that are all None: the loss depends on none of these weights. "
                 "Compute it inside of `with tf.GradientTape() as tape:`, from outputs of the model."
             )
-        for variable in chosen:
+        for variable in weights:
             if id(variable) in scope.changed:
                 raise ModelError(
                     f"train_step assigns {variable.path} before its optimizer updates it, as SpectralNormalization "
                     "does. raytf cannot sum that over shards yet. Keep such values in a weight of their own."
                 )
 
-    def _check_update(self, at: int, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> None:
+    def _update(self, optimizer: Any, found: Sequence[Any], given: Sequence[Any]) -> tuple[int, list[int]]:
+        """An update as `Findings.applies` has it."""
         chosen = [v for v, gradient in zip(given, found, strict=True) if gradient is not None]
-        now = self._optimizer(optimizer), [self._weight(v) for v in chosen]
-        if at >= len(self.found.applies) or now != self.found.applies[at]:
-            raise ModelError("train_step makes other updates when it is traced again. It must be the same each time.")
+        return self._optimizer(optimizer), [self._weight(v) for v in chosen]
 
     def _optimizer(self, optimizer: Any) -> int:
         for place, known in enumerate(self.parts.optimizers):
@@ -323,8 +311,7 @@ class OwnStep:
         return [
             *zip(self.trainable, weights, strict=True),
             *zip(self.parts.states, states, strict=True),
-            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
-            *((v, tf.constant(a)) for v, a in zip(self.metrics, metrics, strict=True)),
+            *beginning(self.seeds, seeds, self.metrics, metrics),
         ]
 
     def _seeds_spec(self) -> tf.TensorSpec:

@@ -13,7 +13,7 @@ from raytf.data import tree
 from raytf.errors import ModelError
 from raytf.inference import own_run
 from raytf.inference.own_run import OwnScope
-from raytf.training.shard_work import ShardResult, ShardWork, add_to, elements, flat
+from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, beginning, elements, flat
 
 
 class OwnTest(ShardWork):
@@ -65,17 +65,10 @@ class OwnTest(ShardWork):
         return {name: float(value) / steps for name, value in zip(self.names, told, strict=True)}
 
     def _compute(self, leaves: Any, seeds: Any) -> tuple[Any, Any, Any]:
-        mapping = [
-            *((v, tf.cast(seeds[i], v.dtype)) for i, v in enumerate(self.seeds)),
-            *((v, tf.constant(a)) for v, a in zip(self.metrics, self._initial_metrics, strict=True)),
-        ]
-        scope = OwnScope(mapping)
+        scope = OwnScope(beginning(self.seeds, seeds, self.metrics, self._initial_metrics))
         data = own_run.data_of(tree.unflatten(self._template, leaves))
         logs = own_run.run(self._model.test_step, data, seeds[-1], scope, self.trainable, _refuse)
-        deltas = [
-            scope.get_current_value(v) - tf.constant(before)
-            for v, before in zip(self.metrics, self._initial_metrics, strict=True)
-        ]
+        deltas = added(scope, self.metrics, self._initial_metrics)
         self.names = list(logs)
         return own_run.loss_of(logs), deltas, list(logs.values())
 

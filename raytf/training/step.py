@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf._keras import own_steps
+from raytf.checkpoint import variables
 from raytf.checkpoint.digest import device_sum
 from raytf.data import tree
 from raytf.data.pipeline import CallBatch
@@ -204,8 +204,8 @@ class TrainStep:
 
         On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
-        optimizers = [v for optimizer in own_steps.optimizers_within(self._model) for v in optimizer.variables]
-        micro, others = self.micro, [*optimizers, *self.reduction_state().values()]
+        beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
+        micro, others = self.micro, [*beside, *self.reduction_state().values()]
         changed = [variable.value for variable in (*micro.trainable, *micro.states, *micro.metrics, *others)]
         before = [tf.identity(v) for v in changed]
         try:
@@ -263,7 +263,7 @@ class TrainStep:
 
     def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
         if overrides_step(self._model):
-            return OwnStep(self._model, template, self._shard_specs(), options.jit, keeps_slices=True)
+            return OwnStep(self._model, template, self._shard_specs(), options.jit)
         return MicroBatch(self._model, template, training=True, jit=options.jit, keeps_slices=True)
 
     def _shard_specs(self) -> list[tf.TensorSpec]:
