@@ -219,8 +219,15 @@ def _mutable_table(keys: Any, values: Any, key_dtype: str, value_dtype: str, def
     return table
 
 
+def _reduced_dataset(dataset: Any) -> Any:
+    from raytf._tensorflow import datasets
+
+    return datasets.reduced(dataset)
+
+
 #: How to pickle values of a class and of those derived from it; nothing is imported for it.
 REDUCERS: dict[str, Callable[[Any], Any]] = {
+    "tensorflow.python.data.ops.dataset_ops.DatasetV2": _reduced_dataset,
     "tensorflow.python.distribute.distribute_lib.StrategyBase": _reduced_strategy,
     "tensorflow.python.framework.sparse_tensor.SparseTensor": _reduced_sparse,
     "tensorflow.python.framework.tensor.Tensor": _reduced_tensor,

@@ -11,9 +11,11 @@ from typing import Any
 
 from raytf._tensorflow import operation
 
+#: Operations that call a function of the program, which no graph has.
+_CALLS_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "GeneratorDataset")
 #: Operations that keep something in the program between two elements, beside those that write to a variable: what they
 #: give depends on all that was read before.
-_KEEPS = ("PyFunc", "EagerPyFunc", "PyFuncStateless", "GeneratorDataset", "RngReadAndSkip", "RngSkip")
+_KEEPS = (*_CALLS_PYTHON, "RngReadAndSkip", "RngSkip")
 _KEEPS_PREFIX = (
     "Assign",
     "Iterator",
@@ -31,6 +33,8 @@ _DRAWS = (
     "SamplingDataset",
     "AnonymousRandomSeedGenerator",
 )
+#: Of a data set that is pickled element by element.
+_TRAVELS_BYTES = 256 << 20
 #: TensorFlow's number for the type of the state of a `keras.random.SeedGenerator`, which has two numbers.
 _INT64 = 9
 #: Data sets that call a function for several elements at a time.
@@ -84,6 +88,14 @@ class DatasetGraph:
         same_type = [node.attr["shape"].shape for node in variables if node.attr["dtype"].type == _INT64]
         return all([dim.size for dim in shape.dim] == [2] for shape in same_type)
 
+    def calls_python(self) -> bool:
+        """Whether it calls functions of the program, which only the program's process has."""
+        return any(node.op in _CALLS_PYTHON for node in self._nodes())
+
+    def serialized(self) -> bytes:
+        """The graph, from which `loaded` makes a data set in any process, unless it calls Python."""
+        return self._graph.SerializeToString()
+
     def draws(self) -> str:
         """An operation that makes two passes differ, and does not any more in `drawn`; empty if there is none."""
         return next((node.op for node in self._nodes() if is_drawing(node)), "")
@@ -108,13 +120,58 @@ class DatasetGraph:
                 _one_by_one(node, nodes, drawing, nodes is not graph.node)
                 place += 1
         _cache_in(cache, graph.node)
-        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
-        return tf.data.experimental.from_variant(variant, self._dataset.element_spec)
+        return loaded(graph.SerializeToString(), self._dataset.element_spec)
 
     def _nodes(self) -> Iterator[Any]:
         yield from self._graph.node
         for function in self._graph.library.function:
             yield from function.node_def
+
+
+def loaded(graph: bytes, element_spec: Any) -> Any:
+    """The data set of a graph."""
+    import tensorflow as tf
+
+    return tf.data.experimental.from_variant(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
+
+
+def of_elements(elements: list[Any], element_spec: Any) -> Any:
+    """A data set with some elements."""
+    import tensorflow as tf
+
+    made = tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=element_spec)
+    return made.apply(tf.data.experimental.assert_cardinality(len(elements)))
+
+
+def reduced(dataset: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """How to pickle a data set: as its graph or, if it calls Python, as its elements.
+
+    Raises:
+        TypeError: it calls Python and has no end, or too many elements.
+    """
+    graph = DatasetGraph(dataset)
+    if not graph.calls_python():
+        return loaded, (graph.serialized(), dataset.element_spec)
+    if dataset.cardinality() == -1:
+        raise TypeError("a tf.data.Dataset without end that calls a function of Python cannot leave its process")
+    elements, size = [], 0
+    for element in dataset:
+        elements.append(element)
+        size += _bytes(element)
+        if size > _TRAVELS_BYTES:
+            raise TypeError(
+                f"a tf.data.Dataset that calls a function of Python has more than {_TRAVELS_BYTES >> 20} MiB, too much "
+                "to leave its process. Take what is needed of it first: list(dataset.take(1))"
+            )
+    return of_elements, (elements, dataset.element_spec)
+
+
+def _bytes(element: Any) -> int:
+    """Of the tensors in an element; 0 for those that are not dense."""
+    import tensorflow as tf
+
+    dense = (leaf for leaf in tf.nest.flatten(element) if hasattr(leaf, "numpy"))
+    return sum(getattr(leaf.numpy(), "nbytes", 0) for leaf in dense)
 
 
 def keeping(operations: Iterable[str]) -> str:

@@ -221,7 +221,7 @@ class Pipeline:
         if self._classes is None or not len(leaves[0]):
             return
         y = tree.unflatten(self.source.spec, leaves)[1]
-        if isinstance(y, np.ndarray) and (y.min() < 0 or y.max() >= self._classes):
+        if isinstance(y, np.ndarray) and y.dtype.kind in "biuf" and (y.min() < 0 or y.max() >= self._classes):
             raise DataError(
                 f"{self.source.name}: near step {step + 1} labels go from {y.min()} to {y.max()}, but the model has "
                 f"{self._classes} outputs. Number the classes from 0, or give the last layer more units."
@@ -233,10 +233,8 @@ class Pipeline:
         b = max(self.plan.micro_batch_size, *(length // steps for length in lengths), 0)
         # Lengths that differ are of the source's leaves, which come in the same order.
         shapes = [s.shape if s.has_lengths else flat[i].shape[1:] for i, s in enumerate(self.leaf_specs)]
-        out = [
-            np.zeros((steps, len(self.shards), b, *shape), s.dtype)
-            for s, shape in zip(self.leaf_specs, shapes, strict=True)
-        ]
+        head = steps, len(self.shards), b
+        out = [s.zeros([*head, *shape]) for s, shape in zip(self.leaf_specs, shapes, strict=True)]
         begin = 0
         for i, length in enumerate(lengths):
             size = length // steps  # a call of several steps is full, so its shards divide evenly

@@ -6,6 +6,7 @@ A stream is read in order, in one process, and gives what Keras would train on: 
 from __future__ import annotations
 
 import itertools
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from raytf._tensorflow import datasets
 from raytf.data import tree
 from raytf.data.order import fold, permutation
-from raytf.data.sources.base import Spec
+from raytf.data.sources.base import Spec, as_text
 from raytf.errors import DataError
 
 #: (x, y, sample_weight), nested arrays of which each has the records of the batch in its first dimension.
@@ -107,10 +108,12 @@ class Stream:
         first = self.peek()
         leaves = [leaf for _, leaf in tree.flatten(first)]
         found = []
+        in_rows = [False] if tree.has_rows(first) else []  # how many rows of a part a record has is the same for all
         for leaf, free in zip(leaves, self.free or [[]] * len(leaves), strict=True):
-            differs = [True] * (leaf.ndim - 1) if free is None else free or [False] * (leaf.ndim - 1)
+            rank = leaf.ndim - 1 - len(in_rows)
+            differs = in_rows + ([True] * rank if free is None else free or [False] * rank)
             lengths = tuple(-1 if own else n for n, own in zip(leaf.shape[1:], differs, strict=True))
-            found.append(Spec(lengths, leaf.dtype.name))
+            found.append(Spec(lengths, Spec.of(leaf).dtype))
         return tree.unflatten(first, found)
 
     def _seek(self, number: int, index: int) -> None:
@@ -158,6 +161,9 @@ _END = object()
 def batch_of(element: Any, name: str) -> Batch:
     """(x, y, sample_weight) of an element, as Keras takes it apart.
 
+    Its parts may have different numbers of rows, as those of zipped data sets have. Then a record has several rows of
+    each of them: of 16 and 8 rows there are 8 records, with 2 rows and 1.
+
     Raises:
         DataError: it is not a batch of numbers.
     """
@@ -177,7 +183,11 @@ def batch_of(element: Any, name: str) -> Batch:
             f"{name} data: an element has a single value where a batch has a row for each record. Batch the data, as "
             "with dataset.batch(32)."
         )
-    if len({len(leaf) for _, leaf in leaves}) > 1:
+    lengths = [len(leaf) for _, leaf in leaves]
+    records = math.gcd(*lengths)
+    if len(set(lengths)) > 1 and records > 1:
+        return tree.map_leaves(lambda leaf: tree.Rows([leaf.reshape(records, -1, *leaf.shape[1:])]), batch)
+    if len(set(lengths)) > 1:
         listed = ", ".join(f"{path[1:]} {leaf.shape}" for path, leaf in leaves)
         raise DataError(
             f"{name} data: the parts of an element differ in their number of records: {listed}. Expected a batch, with "
@@ -188,7 +198,7 @@ def batch_of(element: Any, name: str) -> Batch:
 
 def misfit(batch: Batch, spec: tuple[Any, Any, Any]) -> str:
     """How a batch differs from what all are to be like, for people; empty if it does not."""
-    found = {path: (leaf.shape[1:], leaf.dtype.name) for path, leaf in tree.flatten(batch)}
+    found = {path: (leaf.shape[1:], Spec.of(leaf).dtype) for path, leaf in tree.flatten(batch)}
     wanted = {path: (one.shape, one.dtype) for path, one in tree.flatten(spec)}
     if found.keys() != wanted.keys():
         return f"it has {', '.join(found)} where the first one has {', '.join(wanted)}"
@@ -207,10 +217,13 @@ def _array(leaf: Any, name: str) -> np.ndarray:
             ".map(lambda x: x.to_tensor()) or tf.sparse.to_dense."
         )
     found = np.asarray(leaf)
+    text = as_text(found)
+    if text is not None:
+        return text
     if found.dtype.kind not in "biufc" and found.dtype.name != "bfloat16":
         raise DataError(
-            f"{name} data has a value of dtype {found.dtype}, which is not a number. Convert it in the pipeline (for "
-            "text, to token ids)."
+            f"{name} data has a value of dtype {found.dtype}, which is neither a number nor text. Convert it in the "
+            "pipeline."
         )
     return found
 

@@ -6,6 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 
+class Rows(tuple):
+    """A leaf alone, [records, rows, ...]: of batches whose parts have different numbers of rows, a record has several.
+
+    It is a tuple, so that all that walks through a tree keeps it.
+    """
+
+    __slots__ = ()
+
+
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
     """(path, leaf) pairs; None is an empty tree."""
     return list(_walk(tree, path))
@@ -43,3 +52,29 @@ def _build(template: Any, leaves: Iterator[Any]) -> Any:
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """A tree of the same structure, with the function applied to each leaf."""
     return unflatten(tree, [function(leaf) for _, leaf in flatten(tree)])
+
+
+def has_rows(tree: Any) -> bool:
+    """Whether a `Rows` is in a tree."""
+    if isinstance(tree, dict):
+        tree = tuple(tree.values())
+    return isinstance(tree, Rows) or (isinstance(tree, (list, tuple)) and any(map(has_rows, tree)))
+
+
+def merged(tree: Any, merge: Callable[[Any], Any], other: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
+    """A tree in which each `Rows` has become a leaf, as the program has it.
+
+    Args:
+        tree: with `Rows` or without.
+        merge: makes it of the leaf in a `Rows`.
+        other: makes it of any other leaf.
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, Rows):
+        return merge(tree[0])
+    if isinstance(tree, dict):
+        return {key: merged(part, merge, other) for key, part in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(merged(part, merge, other) for part in tree)
+    return other(tree)

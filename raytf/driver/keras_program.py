@@ -65,9 +65,10 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
     def train(model: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
-        if count == 1:  # one Ray for all calls
-            stack.enter_context(connected(config))
-        return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
+        with _draws_kept():
+            if count == 1:  # one Ray for all calls, which draws when it starts
+                stack.enter_context(connected(config))
+            return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
     with contextlib.ExitStack() as stack, _keras.with_fit(train) as own:
         yield
@@ -86,8 +87,7 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     asked.setdefault("epochs", 1)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:
         return own(model, *args, **given)  # nothing is trained
-    with _draws_kept():
-        result = fit(model, x, asked.pop("y", None), config=config, **asked)
+    result = fit(model, x, asked.pop("y", None), config=config, **asked)
     return _keras.history(model, result.params, result.history, result.epoch)
 
 

@@ -24,6 +24,7 @@ from raytf import _keras
 from raytf.config import precision
 from raytf.config.precision import Precision
 from raytf.data import tree
+from raytf.data.sources.base import Spec
 from raytf.errors import ConfigError, DamagedFileError, JobError, ModelError, one_line
 from raytf.inference import own_run, untrusted_model
 from raytf.inference.own_run import overrides_step
@@ -279,7 +280,14 @@ def _import(name: str) -> None:
 
 
 def _spec(x: Any) -> Any:
-    return tree.map_leaves(lambda leaf: {_LEAF: [keras.backend.standardize_dtype(leaf.dtype), list(leaf.shape[1:])]}, x)
+    def described(leaf: Any) -> dict[str, Any]:
+        return {_LEAF: [keras.backend.standardize_dtype(Spec.of(leaf).dtype), list(leaf.shape[1:])]}
+
+    def with_rows(leaf: Any) -> dict[str, Any]:
+        dtype, shape = described(leaf)[_LEAF]
+        return {_LEAF: [dtype, shape[1:], shape[0]]}
+
+    return tree.merged(x, with_rows, described)
 
 
 def _zeros(spec: Any, count: int = 1) -> Any:
@@ -287,8 +295,8 @@ def _zeros(spec: Any, count: int = 1) -> Any:
     if spec is None:
         return None
     if isinstance(spec, dict) and set(spec) == {_LEAF}:
-        dtype, shape = _leaf(spec[_LEAF])
-        return keras.ops.convert_to_tensor(np.zeros((count, *shape), dtype))
+        dtype, shape, rows = _leaf(spec[_LEAF])
+        return keras.ops.convert_to_tensor(Spec((), dtype).zeros((count * rows, *shape)))
     if isinstance(spec, dict):
         return {name: _zeros(part, count) for name, part in spec.items()}
     if not isinstance(spec, list):
@@ -303,13 +311,14 @@ def _records(document: dict[str, Any]) -> int:
     return count
 
 
-def _leaf(value: Any) -> tuple[str, list[int]]:
-    """Dtype and shape of an array.
+def _leaf(value: Any) -> tuple[str, list[int], int]:
+    """Dtype and shape of a row of an array, and how many of them a record has.
 
     Raises:
         DamagedFileError: it describes none, or one that is larger than any record.
     """
-    is_pair = isinstance(value, list) and len(value) == 2 and value[0] in _DTYPES
-    if not is_pair or untrusted_json.each(untrusted_json.whole)(value[1]) or math.prod(value[1]) > _MOST_ELEMENTS:
+    is_known = isinstance(value, list) and len(value) in (2, 3) and value[0] in _DTYPES
+    shape = [*value[1], *value[2:]] if is_known and isinstance(value[1], list) else [None]
+    if untrusted_json.each(untrusted_json.whole)(shape) or math.prod(shape) > _MOST_ELEMENTS:
         raise DamagedFileError(FILE, "'inputs' describes no record, or one that is too large")
-    return value[0], value[1]
+    return value[0], value[1], value[2] if len(value) > 2 else 1

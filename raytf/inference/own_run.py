@@ -206,7 +206,8 @@ def latest(model: keras.Model) -> keras.Variable:
 
 def data_of(template: tuple[Any, Any, Any]) -> Any:
     """A batch as `fit` hands it to `train_step`: x alone, or (x, y), or (x, y, sample_weight)."""
-    return keras.utils.pack_x_y_sample_weight(*template)
+    given = tree.merged(template, lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]))
+    return keras.utils.pack_x_y_sample_weight(*given)
 
 
 def loss_of(logs: Mapping[str, Any]) -> tf.Tensor:

@@ -67,6 +67,8 @@ def build(
             "the model is compiled with run_eagerly=True, and workers run traced steps alone. Leave it out; print with "
             "tf.print, and look for a mistake with plain Keras."
         )
+    for source in sources:
+        _check_rows(model, source)
     if overrides_step(model):
         shard = tree.map_leaves(lambda leaf: np.resize(leaf, (records, *np.shape(leaf)[1:])), sample)
         return _build_own(model, shard, len(sources) > 1, compute, say)
@@ -105,6 +107,22 @@ def build(
         raise ModelError(_NOTHING_TO_TRAIN)
     model.optimizer.build(model.trainable_variables)
     return model
+
+
+def _check_rows(model: keras.Model, source: Source) -> None:
+    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
+
+    Raises:
+        DataError: says which part has how many.
+    """
+    if not tree.has_rows(source.spec) or overrides_step(model) or overrides_test(model):
+        return
+    listed = ", ".join(f"{path} {spec.shape[0]}" for path, spec in tree.flatten(source.spec))
+    raise DataError(
+        f"{source.name} data: the parts of a batch differ in their number of records: {listed} to each other. Expected "
+        "a batch with a row for each record, dataset.batch(32) makes one of records, or a model with a train_step that "
+        "takes such parts."
+    )
 
 
 def _build_own(

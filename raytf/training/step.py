@@ -253,7 +253,7 @@ class TrainStep:
     def _zeros(self) -> list[np.ndarray]:
         """A micro-batch of zeros."""
         pairs = zip(self._shapes, self._specs, strict=True)
-        return [np.zeros([self._plan.micro_batch_size, *shape], s.dtype) for shape, s in pairs]
+        return [s.zeros([self._plan.micro_batch_size, *shape]) for shape, s in pairs]
 
     def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
         """Compute one micro-batch to its end. Only its row is fetched, a few bytes: fetching gradients from a GPU would

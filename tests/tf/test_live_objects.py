@@ -208,3 +208,21 @@ def test_a_parcel_is_closed_until_it_is_asked(tmp_path: Path):
     assert again.get() == [None]
     assert mark.exists()
     assert again.get() is again.get()
+
+
+@pytest.mark.parametrize("calls_python", [False, True])
+def test_a_callback_brings_its_data_set(calls_python: bool):
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), 0)
+    data = tf.data.Dataset.from_tensor_slices(["a", "b", "c"]).map(table.lookup).batch(2)
+    if calls_python:
+        data = data.map(lambda x: tf.numpy_function(lambda y: y + 1, [x], tf.int32))
+    found = opened(packed(data))
+    assert [batch.numpy().tolist() for batch in found] == [batch.numpy().tolist() for batch in data]
+    assert found.cardinality() == 2
+    assert found.element_spec == data.element_spec
+
+
+def test_a_data_set_that_cannot_leave_its_process_says_why():
+    endless = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(lambda y: y, [x], tf.int64)).repeat()
+    with pytest.raises(TypeError, match="without end that calls a function of Python"):
+        packed(endless)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raytf.data import tree
-from raytf.data.sources.base import Spec
+from raytf.data.sources.base import Spec, as_text
 from raytf.errors import DataError
 
 
@@ -29,6 +29,7 @@ class ArraySource:
     def __init__(self, x: Any, y: Any = None, sample_weight: Any = None, name: str = "arrays"):
         self.name = name
         self._tree = tree.map_leaves(np.asarray, (x, y, sample_weight))
+        self._tree = tree.map_leaves(_with_text, self._tree[0]), *self._tree[1:]
         parts = dict(zip(("x", "y", "sample_weight"), self._tree, strict=True))
         leaves = [pair for part, value in parts.items() for pair in tree.flatten(value, part)]
         self._leaves = [leaf for _, leaf in leaves]
@@ -37,10 +38,10 @@ class ArraySource:
         for path, leaf in leaves:
             if leaf.ndim == 0:
                 raise DataError(f"{name}: {path} is a single value. Expected an array with one row for each record.")
-            if leaf.dtype.kind not in "biufc":
+            if leaf.dtype.kind not in "biufc" and not (leaf.dtype.kind == "S" and path.startswith("x")):
                 raise DataError(
-                    f"{name}: {path} has dtype {leaf.dtype}, which is not a number. Convert it to numbers first "
-                    "(for text, to token ids)."
+                    f"{name}: {path} has dtype {leaf.dtype}, which is neither a number nor text in x. Convert it to "
+                    "numbers first."
                 )
         lengths = {path: len(leaf) for path, leaf in leaves}
         if len(set(lengths.values())) > 1:
@@ -64,3 +65,8 @@ class ArraySource:
         if not isinstance(y, np.ndarray) or y.dtype.kind not in "iub":
             return None
         return float(y.min()), float(y.max())
+
+
+def _with_text(leaf: np.ndarray) -> np.ndarray:
+    text = as_text(leaf)
+    return leaf if text is None else text

@@ -24,13 +24,19 @@ SMALL_BYTES = 256 << 20
 Order = Literal["auto", "records", "blocks"]
 
 
+#: The dtype of text. In memory it is bytes of one width, encoded as UTF-8.
+TEXT = "string"
+#: Bytes that a text is taken to have where nobody knows.
+_TEXT_BYTES = 16
+
+
 @dataclass(frozen=True)
 class Spec:
     """What one record looks like.
 
     Attributes:
         shape: of one record; -1 for a length that differs from batch to batch.
-        dtype: a numpy dtype's name.
+        dtype: a numpy dtype's name, or `TEXT`.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +45,7 @@ class Spec:
     @classmethod
     def of(cls, rows: np.ndarray) -> Spec:
         """Of the records that an array has in its first dimension."""
-        return cls(rows.shape[1:], rows.dtype.name)
+        return cls(rows.shape[1:], TEXT if rows.dtype.kind in "SUO" else rows.dtype.name)
 
     @property
     def has_lengths(self) -> bool:
@@ -54,7 +60,12 @@ class Spec:
     @property
     def bytes(self) -> int:
         """Of one record, with 1 for lengths that differ."""
-        return int(np.prod([1 if n < 0 else n for n in self.shape], dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        each = _TEXT_BYTES if self.dtype == TEXT else np.dtype(self.dtype).itemsize
+        return int(np.prod([1 if n < 0 else n for n in self.shape], dtype=np.int64)) * each
+
+    def zeros(self, shape: Sequence[int]) -> np.ndarray:
+        """An array of zeros, or of empty texts, to be filled with records."""
+        return np.full(shape, b"", object) if self.dtype == TEXT else np.zeros(shape, self.dtype)
 
 
 class Source(Protocol):
@@ -140,6 +151,16 @@ def crc_of(leaves: Sequence[np.ndarray], crc: int = 0) -> int:
     for leaf in leaves:
         crc = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), crc)
     return crc
+
+
+def as_text(values: np.ndarray) -> np.ndarray | None:
+    """Texts as bytes of one width; None for what is not text."""
+    if values.dtype.kind == "S":
+        return values
+    if values.dtype.kind not in "UO":
+        return None
+    texts = [text.encode() if isinstance(text, str) else text for text in values.ravel().tolist()]
+    return np.array(texts, "S").reshape(values.shape) if all(isinstance(text, bytes) for text in texts) else None
 
 
 def options_of(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from raytf.data import tree
 from raytf.data.sources.arrays import ArraySource
-from raytf.data.sources.base import SMALL_BYTES, Spec, crc_of
+from raytf.data.sources.base import SMALL_BYTES, TEXT, Spec, crc_of
 from raytf.data.sources.batches import BatchedSource
 from raytf.data.sources.parquet import ParquetSource
 from raytf.data.sources.schema import Schema
@@ -24,8 +24,16 @@ _BLOCK_BYTES = 1 << 20
 _ROWS = "_raytf_batches.json"
 
 
-class BatchesDifferError(DataError):
-    """Records of two batches have different shapes, so that they cannot stand in one table."""
+class NotRecordableError(DataError):
+    """Batches cannot stand in one table.
+
+    Attributes:
+        why: for people, as the end of a sentence.
+    """
+
+    def __init__(self, message: str, why: str):
+        super().__init__(message)
+        self.why = why
 
 
 def recorded(
@@ -43,43 +51,48 @@ def recorded(
         small: bytes.
 
     Raises:
-        BatchesDifferError: the batches' records have different shapes.
+        NotRecordableError: the batches' records have different shapes, or more than `small` bytes of text.
         ConfigError: something else is in the folder.
         DataError: there is no batch, or the data fails.
         StorageError: storage refuses.
     """
-    table = _Table(stream, storage, most)
-    if table.is_finished:
+    spec = tree.map_leaves(Spec.of, stream.peek())
+    has_text = any(leaf.dtype == TEXT for _, leaf in tree.flatten(spec))
+    table = None if has_text else _Table(stream, spec, storage, most)
+    if table is not None and table.is_finished:
         return table.source()
     kept: list[list[np.ndarray]] = []
-    size, batches = 0, _batches(stream, most)
+    size, batches = 0, _batches(stream, spec, most)
     for leaves in batches:
         kept.append(leaves)
         size += sum(leaf.nbytes for leaf in leaves)
-        if size > small:
+        if size > small and table is None:
+            why = f"it has more than {small >> 20} MiB with text"
+            raise NotRecordableError(f"{stream.name} data: {why}, which are not written to files.", why)
+        if size > small and table is not None:
             table.write(itertools.chain(kept, batches), say)
             return table.source()
     whole = [np.concatenate(parts) for parts in zip(*kept, strict=True)]
-    x, y, weight = tree.unflatten(table.spec, whole)
+    x, y, weight = tree.unflatten(spec, whole)
     records = ArraySource(x, y, weight, name=stream.name)
-    return BatchedSource(records, table.spec, [len(leaves[0]) for leaves in kept])
+    return BatchedSource(records, spec, [len(leaves[0]) for leaves in kept])
 
 
-def _batches(stream: Stream, most: int | None) -> Iterator[list[np.ndarray]]:
+def _batches(stream: Stream, spec: Any, most: int | None) -> Iterator[list[np.ndarray]]:
     """Leaves of each batch, in the order of `tree.flatten`."""
-    spec = tree.map_leaves(Spec.of, stream.peek())
     for i in itertools.count() if most is None else range(most):
         batch = stream.read(0, i)
         if batch is None:
             return
         if misfit(batch, spec):
             told = f"batch {i + 1} has {_shapes(batch)}, the first has {_shapes(stream.peek())}."
-            raise BatchesDifferError(f"{stream.name} data: {told}")
+            told += " Pad them to one length."
+            raise NotRecordableError(f"{stream.name} data: {told}", "its batches have records of different shapes")
         yield [leaf for _, leaf in tree.flatten(batch)]
 
 
 def _shapes(batch: Batch) -> str:
-    return ", ".join(f"{path} {leaf.shape[1:]} {leaf.dtype}" for path, leaf in tree.flatten(batch))
+    return ", ".join(f"{path} {leaf.shape[1:]} {Spec.of(leaf).dtype}" for path, leaf in tree.flatten(batch))
 
 
 class _Table:
@@ -87,12 +100,13 @@ class _Table:
 
     Args:
         stream, storage, most: as for `recorded`.
+        spec: what a record looks like, nested as in a batch.
     """
 
-    def __init__(self, stream: Stream, storage: Any, most: int | None):
+    def __init__(self, stream: Stream, spec: Any, storage: Any, most: int | None):
         self._stream, self._storage, self._most = stream, storage, most
         self._first = [leaf for _, leaf in tree.flatten(stream.peek())]
-        self.spec = tree.map_leaves(Spec.of, stream.peek())
+        self.spec = spec
         specs = [leaf for _, leaf in tree.flatten(self.spec)]
         names = [f"leaf{i:04}" for i in range(len(specs))]  # a structure may nest deeper than columns can
         known = {"first batch": crc_of(self._first), "batches": stream.steps if most is None else most}

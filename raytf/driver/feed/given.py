@@ -10,7 +10,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data import tree
 from raytf.data.sources import Source
 from raytf.data.sources.batches import LiveBatches
-from raytf.data.sources.recording import BatchesDifferError, recorded
+from raytf.data.sources.recording import NotRecordableError, recorded
 from raytf.data.streams import Stream, from_generator, from_py_dataset, from_tf_dataset
 from raytf.errors import ConfigError, DataError
 from raytf.storage.storage import Storage
@@ -95,12 +95,10 @@ def training_source(stream: Stream, how: str, folder: Storage, say: Callable[[st
             found = recorded(stream, folder, say)
             say(f"{stream.name} data: {len(found.rows)} batches, recorded, {_why_recorded(stream)}")
             return found
-        except BatchesDifferError as error:
+        except NotRecordableError as error:
             if how == "record":
-                raise ConfigError(
-                    f"--pipeline record: {error} Pad them to one length, or leave the flag out."
-                ) from None
-            why = "its batches have records of different shapes"
+                raise ConfigError(f"--pipeline record: {error} Or leave the flag out.") from None
+            why = error.why
     if stream.steps is None:
         say(f"{stream.name} data does not know how many batches it has; they are counted")
         stream.steps = stream.count()
@@ -136,7 +134,4 @@ def evaluation_source(stream: Stream, steps: int | None, folder: Storage, say: C
     Raises:
         DataError: the data fails, or its batches have records of different shapes.
     """
-    try:
-        return recorded(stream, folder, say, most=steps)
-    except BatchesDifferError as error:
-        raise DataError(f"{error} Pad them to one length: an evaluation reads records of one shape.") from None
+    return recorded(stream, folder, say, most=steps)

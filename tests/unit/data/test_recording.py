@@ -95,7 +95,7 @@ def test_a_recording_that_was_killed_goes_on_after_its_last_whole_file(tmp_path:
 
 def test_records_of_different_shapes_are_not_recorded(tmp_path: Path):
     stream = Stream("train", lambda number, first: iter([np.zeros((2, 3)), np.zeros((2, 4))][first:]), 2)
-    with pytest.raises(recording.BatchesDifferError, match=r"batch 2 has .*\(4,\).*the first has .*\(3,\)"):
+    with pytest.raises(recording.NotRecordableError, match=r"batch 2 has .*\(4,\).*the first has .*\(3,\)"):
         recording.recorded(stream, Storage(str(tmp_path)), print)
 
 

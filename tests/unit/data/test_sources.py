@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import boto3
 import numpy as np
@@ -65,9 +66,9 @@ def test_a_memory_map_is_not_read_whole(tmp_path):
         ({"x": {}}, ["x holds no array"]),
         ({"x": np.zeros((0, 4))}, ["no records"]),
         ({"x": 3.0}, ["x is a single value", "one row for each record"]),
-        ({"x": np.array(["a", "b"])}, ["x has dtype <U1", "not a number"]),
-        ({"x": np.array([[1, 2], None], object)}, ["x has dtype object", "not a number"]),
-        ({"x": np.array(["2020-01-01"], "datetime64[D]")}, ["x has dtype datetime64", "not a number"]),
+        ({"x": np.array([[1, 2], None], object)}, ["x has dtype object", "neither a number nor text"]),
+        ({"x": np.array(["a", None], object)}, ["x has dtype object", "neither a number nor text"]),
+        ({"x": np.array(["2020-01-01"], "datetime64[D]")}, ["x has dtype datetime64", "neither a number nor text"]),
         ({"x": np.zeros(3), "y": np.zeros(2)}, ["differ", "x has 3", "y has 2"]),
         ({"x": np.zeros(3), "sample_weight": np.zeros(2)}, ["differ", "x has 3", "sample_weight has 2"]),
         ({"x": {"a": np.zeros(3), "b": np.zeros(4)}}, ["x['a'] has 3", "x['b'] has 4"]),
@@ -357,3 +358,15 @@ def test_no_records_are_as_good_as_any(tmp_path):
     source = ParquetSource(write(tmp_path / "d", image=[[1, 2]] * 9, label=[0] * 9))
     image, label = source.take(np.zeros(0, np.int64))
     assert (image.shape, label.shape) == ((0, 2), (0,))
+
+
+@pytest.mark.parametrize("dtype", ["U", object])
+def test_text_is_bytes_of_one_width(dtype: Any):
+    texts = np.array([["a", "\u00e4\u00f6"], ["", "abc"]], dtype)
+    source = ArraySource({"words": texts, "n": np.arange(2)})
+    assert source.spec[0]["words"] == Spec((2,), "string")
+    assert source.spec[0]["words"].bytes > 0
+    _, words = source.take(np.array([1, 0]))
+    assert words.tolist() == [[b"", b"abc"], [b"a", "\u00e4\u00f6".encode()]]
+    assert fingerprint(source) == fingerprint(ArraySource({"words": texts.astype("U"), "n": np.arange(2)}))
+    assert Spec((2,), "string").zeros([1, 2]).tolist() == [[b"", b""]]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raytf.data import tree
 from raytf.data.sources.base import Spec
 from raytf.data.streams import Stream, batch_of, from_generator, from_py_dataset, misfit
 from raytf.errors import DataError
@@ -163,13 +164,24 @@ def test_an_element_is_taken_apart_as_by_keras(element: Any, parts: Any):
     assert str(found) == str(parts)
 
 
+def test_a_record_of_zipped_batches_has_several_rows_of_each():
+    images, labels = np.arange(36).reshape(12, 3), np.arange(8)
+    x, y, weight = batch_of(((images, images[:, 0]), labels), "train")
+    assert weight is None
+    assert [leaf.shape for _, leaf in tree.flatten((x, y))] == [(4, 3, 3), (4, 3), (4, 2)]
+    assert tree.has_rows((x, y))
+    back = tree.merged((x, y), lambda leaf: leaf.reshape(-1, *leaf.shape[2:]))
+    assert str(back) == str(((images, images[:, 0]), labels))
+    assert not misfit((x, y, None), tree.map_leaves(Spec.of, (x, y, None)))
+
+
 @pytest.mark.parametrize(
     ("element", "words"),
     [
         ((X, Y, Y, Y), "an element has 4 parts"),
         ((X, 1.0), "a single value where a batch has a row for each record"),
         ((X, np.zeros(4)), "differ in their number of records"),
-        ((np.array(["a", "b", "c"]), Y), "is not a number"),
+        ((np.array(["2020-01-01"] * 3, "datetime64[D]"), Y), "is neither a number nor text"),
         ((None, Y), "an element has no x"),
     ],
 )
