@@ -28,6 +28,8 @@ from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.parameter_server import run as servers
 from raytf.driver.ray_train import run as controllers
+from raytf.driver.tracking import follow
+from raytf.driver.tracking import tracker as trackers
 from raytf.driver.result import Result, result_of, summary
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.runs import run_log
@@ -204,6 +206,7 @@ def _refuse(
         RaytfError: a setting or an argument is wrong.
     """
     config.check()
+    trackers.check(config.run.track)
     chosen = precision.choose(config.compute.mixed_precision, own)
     if config.strategy.has_servers:
         precision.check_for_servers(chosen.policy)
@@ -271,11 +274,14 @@ def _finish(
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
             if finished is not None:
                 finished_run.compare(job, sources, finished_run.stored(finished) or stored, display.say)
+                if not follow.has_all(job.config, run):  # the start that ended it was killed, or had no tracker
+                    with follow.tracked(job.config, run, display.say):
+                        pass
                 display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do")
                 return finished
             run_log.abort_uploads(run)
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
-            with booked(run) as book:
+            with follow.tracked(job.config, run, display.say), booked(run) as book:
                 session = _Session(run, display, status_file, lease, book)
                 with connected(job.config) as local:
                     document = _train(job, sources, stream, local, session)

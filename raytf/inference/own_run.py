@@ -188,6 +188,7 @@ def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
     listed = {id(v) for v in model.metrics_variables}
     metrics = [v for metric in own_steps.metrics_within(model) for v in metric.variables if id(v) not in listed]
     variables.keep(model, [*others, *metrics, numbers])
+    model.built = True  # one without a `call` is not built by anything, and Keras loads weights of built models only
 
 
 def last_logs(model: keras.Model) -> tuple[list[str], keras.Variable] | None:

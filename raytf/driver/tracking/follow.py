@@ -1,0 +1,198 @@
+"""Tells a tracker of a run while it trains, in the background, and at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from raytf.config.train_config import TrainConfig
+from raytf.driver.tracking import tracker as trackers
+from raytf.driver.tracking.points import committed, unknown
+from raytf.driver.tracking.tracker import Tracker
+from raytf.errors import ConfigError, RaytfError, one_line
+from raytf.runs import history, run_log
+from raytf.runs.report.page import draw
+from raytf.storage.storage import Storage
+
+#: In the run's folder: the key by which trackers know the run.
+KEY_FILE = "tracking.json"
+_MODEL_FILE = "model.keras"
+#: Seconds between two looks at what is committed, and how much longer than a look took the next one is waited for.
+_SECONDS, _TIMES = 5.0, 10.0
+
+
+class Following:
+    """A tracker that hears of a run.
+
+    Args:
+        run: its folder.
+        tracker: to be told.
+        flag: of the tracker, for people.
+        say: told of trouble.
+    """
+
+    def __init__(self, run: Storage, tracker: Tracker, flag: str, say: Callable[[str], None]):
+        self._run, self._tracker, self._flag, self._say = run, tracker, flag, say
+        self._lock = threading.Lock()
+        self._told: dict[str, int] = {}
+        self._has_trouble = False
+
+    def open(self, config: TrainConfig) -> None:
+        """Begin, or go on.
+
+        Raises:
+            ConfigError: the tracker refuses.
+        """
+        try:
+            self._tracker.open(_known(self._run)["key"], config.run.run, parameters(config))
+        except RaytfError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"--track {self._flag}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its own guide says, "
+                "or leave the flag out."
+            ) from error
+
+    def advance(self) -> None:
+        """Tell what is new. What goes wrong is said once, and tried again the next time."""
+        with self._lock:
+            try:
+                points = committed(self._run)
+                names = {name for point in points for name in point.values} - self._told.keys()
+                if names:
+                    known = self._tracker.told(names)
+                    self._told.update({name: known.get(name, 0) for name in names})
+                new = unknown(points, self._told)
+                if new:
+                    self._tracker.tell(new)
+                    self._told.update({name: point.step for point in new for name in point.values})
+                self._has_trouble = False
+            except Exception as error:  # of the tracker's library, or of its server
+                self._trouble(error, "it is tried again")
+                self._told.clear()  # some of it may have been told
+
+    def finish(self) -> None:
+        """Tell the rest of a run that has ended, with its page and its model."""
+        self.advance()
+        try:
+            self._tracker.keep(_artifacts(self._run))
+        except Exception as error:
+            self._trouble(error, "it has no report and no model of this run")
+        if not self._has_trouble:
+            known = _known(self._run)
+            known["complete"] = sorted({*known["complete"], self._flag})
+            self._run.put(KEY_FILE, json.dumps(known).encode())
+
+    def close(self, is_finished: bool) -> None:
+        try:
+            self._tracker.close(is_finished)
+        except Exception as error:
+            self._trouble(error, "its run may be left open")
+
+    def _trouble(self, error: Exception, then: str) -> None:
+        if not self._has_trouble:
+            self._has_trouble = True
+            self._say(f"--track {self._flag}: {type(error).__name__}: {one_line(error, 200)}; {then}")
+
+
+@contextlib.contextmanager
+def tracked(config: TrainConfig, run: Storage, say: Callable[[str], None]) -> Iterator[None]:
+    """While the `with` statement lasts, a tracker is told of the run, which has finished if nothing is raised in it.
+
+    Args:
+        config: has the flag, which may name none.
+        run: its folder, with the lease held.
+        say: told of trouble with the tracker, which does not stop the run.
+
+    Raises:
+        ConfigError: the tracker refuses at the beginning.
+    """
+    if config.run.track is None:
+        yield
+        return
+    following = Following(run, _made(config.run.track, run), config.run.track, say)
+    following.open(config)
+    stop, is_finished = threading.Event(), False
+    thread = threading.Thread(target=_follow, args=(following, stop), name="raytf-track", daemon=True)
+    thread.start()
+    try:
+        yield
+        is_finished = True
+    finally:
+        stop.set()
+        thread.join()
+        if is_finished:
+            following.finish()
+        else:
+            following.advance()
+        following.close(is_finished)
+
+
+def has_all(config: TrainConfig, run: Storage) -> bool:
+    """Whether the tracker that a flag names, if it names one, was told of the run to its end."""
+    flag = config.run.track
+    return flag is None or flag in _known(run)["complete"]
+
+
+def _follow(following: Following, stop: threading.Event) -> None:
+    taken = 0.0
+    while not stop.wait(max(_SECONDS, _TIMES * taken)):
+        began = time.monotonic()
+        following.advance()
+        taken = time.monotonic() - began
+
+
+def _made(flag: str, run: Storage) -> Tracker:
+    trackers.check(flag)
+    if flag == "mlflow":
+        from raytf.driver.tracking.mlflow_tracker import MlflowTracker
+
+        return MlflowTracker()
+    if flag == "wandb":
+        from raytf.driver.tracking.wandb_tracker import WandbTracker
+
+        return WandbTracker()
+    if flag == "tensorboard":
+        from raytf.driver.tracking.tensorboard_tracker import TensorBoardTracker
+
+        return TensorBoardTracker(run)
+    from raytf.driver.tracking.file_tracker import FileTracker
+
+    return FileTracker(flag)
+
+
+def _known(run: Storage) -> dict[str, Any]:
+    """The run's key, which is written down before a tracker hears of it, and which trackers were told of all of it.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    text = run.get_or_none(KEY_FILE)
+    if text is None:
+        text = json.dumps({"key": uuid.uuid4().hex, "complete": []}).encode()
+        run.put(KEY_FILE, text)
+    try:
+        found = json.loads(text)
+        return {"key": str(found["key"]), "complete": [str(flag) for flag in found["complete"]]}
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{run.locate(KEY_FILE)} is damaged. Remove it: trackers then see another run.") from None
+
+
+def parameters(config: TrainConfig) -> dict[str, str]:
+    """The settings by the names of their flags, without those that say where to keep and show a run."""
+    sections = config.settings
+    return {
+        name: str(value) for name, value in config.values.items() if sections[name] != "run" and value is not None
+    }
+
+
+def _artifacts(run: Storage) -> dict[str, bytes]:
+    """The page of a run, and its model where there is one."""
+    page = draw(history.load(run.uri), run_log.read_steps(run.uri)).encode("utf-8", "backslashreplace")
+    model = run.get_or_none(_MODEL_FILE)
+    return {"report.html": page} | ({} if model is None else {_MODEL_FILE: model})

@@ -1,0 +1,78 @@
+"""What a tracker is told of a run: the numbers of its committed steps and epochs, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from raytf.checkpoint import manifest, naming
+from raytf.checkpoint.document import CheckpointDocument
+from raytf.runs import run_log
+from raytf.storage.storage import Storage
+
+#: Names of the numbers of each step, and of an epoch's mean loss.
+LOSS, RATE, EPOCH_LOSS = "loss", "learning_rate", "epoch_loss"
+#: What an entry of the history says beside its metrics.
+_NO_METRICS = ("epoch", "step")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Numbers of a step.
+
+    Attributes:
+        step: global step, counted from 1.
+        values: loss and learning rate of the step; at the end of an epoch, its metrics too.
+    """
+
+    step: int
+    values: dict[str, float]
+
+
+def committed(run: Storage) -> list[Point]:
+    """Points of all steps up to the end of a run or, before its end, up to its newest checkpoint.
+
+    Raises:
+        RaytfError: a file of the run is damaged, or storage refuses.
+    """
+    result = run_log.read_result(run) or {}
+    last, history = result.get("steps", 0), result.get("history", [])
+    complete = manifest.list_complete(run)
+    if complete and naming.split_name(complete[0])[0] > last:
+        body = manifest.read(run, complete[0])
+        last, history = body["step"], CheckpointDocument.parse(body["document"]).history
+    steps = run_log.read_steps(run.uri)
+    values = {
+        int(step): {LOSS: float(loss), RATE: float(rate)}
+        for step, loss, rate in zip(steps["step"], steps["loss"], steps["learning_rate"], strict=True)
+        if step <= last
+    }
+    for entry in history:
+        if entry.get("step", last + 1) <= last:
+            values.setdefault(entry["step"], {}).update(_of_epoch(entry))
+    return [Point(step, values[step]) for step in sorted(values)]
+
+
+def _of_epoch(entry: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of an epoch, by the names that a tracker gets; each step has a loss and a rate already."""
+    names = {LOSS: EPOCH_LOSS, RATE: f"epoch_{RATE}"}
+    return {
+        names.get(name, name): float(value)
+        for name, value in entry.items()
+        if name not in _NO_METRICS and isinstance(value, (int, float))
+    }
+
+
+def unknown(points: Iterable[Point], told: Mapping[str, int]) -> list[Point]:
+    """The points, without what a tracker was told.
+
+    Args:
+        points: in the order of their steps.
+        told: the last step that it knows of, by the name of the number.
+    """
+    left = []
+    for point in points:
+        values = {name: value for name, value in point.values.items() if point.step > told.get(name, 0)}
+        if values:
+            left.append(Point(point.step, values))
+    return left
