@@ -26,6 +26,7 @@ SEEN = {
     f"{_CONTEXT}.enable_graph_collection": "2.21.0",
     f"{_CONTEXT}.export_run_metadata": "2.21.0",
     "tensorflow.python.eager.context.context": "2.21.0",
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function._clone": "2.21.0",
     "tensorflow.python.framework.function_def_to_graph.function_def_to_graph": "2.21.0",
     "tensorflow.python.framework.kernels.get_registered_kernels_for_op": "2.21.0",
     "tensorflow.python.framework.op_def_registry.get": "2.21.0",
@@ -219,6 +220,15 @@ def _mutable_table(keys: Any, values: Any, key_dtype: str, value_dtype: str, def
     return table
 
 
+def _reduced_function(function: Any) -> Any:
+    # Without the graphs that it has traced: those stay, and are traced again where it is called.
+    return _function, (type(function),), function._clone(None).__getstate__()
+
+
+def _function(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
 def _reduced_dataset(dataset: Any) -> Any:
     from raytf._tensorflow import datasets
 
@@ -229,6 +239,7 @@ def _reduced_dataset(dataset: Any) -> Any:
 REDUCERS: dict[str, Callable[[Any], Any]] = {
     "tensorflow.python.data.ops.dataset_ops.DatasetV2": _reduced_dataset,
     "tensorflow.python.distribute.distribute_lib.StrategyBase": _reduced_strategy,
+    "tensorflow.python.eager.polymorphic_function.polymorphic_function.Function": _reduced_function,
     "tensorflow.python.framework.sparse_tensor.SparseTensor": _reduced_sparse,
     "tensorflow.python.framework.tensor.Tensor": _reduced_tensor,
     "tensorflow.python.ops.lookup_ops.MutableHashTable": _reduced_mutable_table,

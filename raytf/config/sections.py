@@ -53,8 +53,8 @@ class RunSection:
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
     does."""
     track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl")] = None
-    """Tell a tracker of experiments of the run: one of its runs for all starts of this one, with settings, the metrics of
-    each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
+    """Tell a tracker of experiments of the run: one of its runs for all starts of this one, with settings, the metrics
+    of each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
     verbose: bool = False
     """Show the messages of TensorFlow and Ray, too."""
 

@@ -45,6 +45,10 @@ class PeerLostError(RuntimeError):
     """A process of this host is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
 
 
+class OrderError(RuntimeError):
+    """Two processes add different things: what they computed from then on would have no meaning."""
+
+
 def host_identity() -> str | None:
     """What processes have in common that can share memory through sockets.
 
@@ -114,7 +118,7 @@ class HostSum:
                 slot = self._next_slots(mine[0].dtype, size)[0]
                 if self.number == 0:
                     _copy_in(mine, slot)
-                self._meet()
+                self._meet(size)
                 _copy_out(slot, total)
         return out
 
@@ -131,7 +135,7 @@ class HostSum:
         dtype = mine[0].dtype
         slots = self._next_slots(dtype, size)
         _copy_in(mine, slots[self.number])
-        self._meet()
+        self._meet(size)
         if self.count == 2 or size * dtype.itemsize < _PARTS_BYTES:
             begin = 0
             for part in total:
@@ -143,7 +147,7 @@ class HostSum:
         bounds = [size * i // self.count for i in range(self.count + 1)]
         own = slice(bounds[self.number], bounds[self.number + 1])
         _sum([slot[own] for slot in slots], shared[own])
-        self._meet()
+        self._meet(size)
         _copy_out(shared, total)
 
     def _next_slots(self, dtype: np.dtype[Any], size: int) -> list[np.ndarray]:
@@ -203,23 +207,31 @@ class HostSum:
         pid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         self._peers.append((peer, pid))
 
-    def _meet(self) -> None:
-        """Wait until all processes have come here."""
+    def _meet(self, size: int) -> None:
+        """Wait until all processes have come here.
+
+        Args:
+            size: how many numbers this process has brought, as all others must have.
+        """
+        mark = bytes([size % 251])
         if self.number:
-            self._peers[0][0].send(b"\0")
-            self._wait_for(*self._peers[0])
+            self._peers[0][0].send(mark)
+            self._wait_for(*self._peers[0], mark)
             return
         for peer, pid in self._peers:
-            self._wait_for(peer, pid)
+            self._wait_for(peer, pid, mark)
         for peer, _ in self._peers:
-            peer.send(b"\0")
+            peer.send(mark)
 
-    def _wait_for(self, peer: socket.socket, pid: int) -> None:
+    def _wait_for(self, peer: socket.socket, pid: int, mark: bytes) -> None:
         stopped = 0.0
         while True:
             try:
-                if peer.recv(1):
+                found = peer.recv(1)
+                if found == mark:
                     return
+                if found:
+                    raise OrderError(f"process {pid} of this host adds other numbers than this one, which is a mistake")
                 raise PeerLostError("Collective: a worker of this host is gone")
             except BlockingIOError:
                 stopped = stopped + _LOOK_SECONDS if _is_stopped(pid) else 0.0

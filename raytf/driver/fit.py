@@ -28,9 +28,9 @@ from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
 from raytf.driver.parameter_server import run as servers
 from raytf.driver.ray_train import run as controllers
+from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import follow
 from raytf.driver.tracking import tracker as trackers
-from raytf.driver.result import Result, result_of, summary
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
 from raytf.runs import run_log
 from raytf.runs.display import Display

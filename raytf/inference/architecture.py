@@ -18,7 +18,6 @@ import zlib
 from typing import Any
 
 import keras
-import numpy as np
 
 from raytf import _keras
 from raytf.config import precision
@@ -318,7 +317,7 @@ def _leaf(value: Any) -> tuple[str, list[int], int]:
         DamagedFileError: it describes none, or one that is larger than any record.
     """
     is_known = isinstance(value, list) and len(value) in (2, 3) and value[0] in _DTYPES
-    shape = [*value[1], *value[2:]] if is_known and isinstance(value[1], list) else [None]
+    shape: Any = [*value[1], *value[2:]] if is_known and isinstance(value[1], list) else [None]
     if untrusted_json.each(untrusted_json.whole)(shape) or math.prod(shape) > _MOST_ELEMENTS:
         raise DamagedFileError(FILE, "'inputs' describes no record, or one that is too large")
     return value[0], value[1], value[2] if len(value) > 2 else 1

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from raytf.data.plan import StepPlan
 from raytf.distributed import reduction as reductions
-from raytf.distributed.buckets import Buckets
+from raytf.distributed.buckets import Buckets, after
 from raytf.distributed.devices import Devices
 from raytf.distributed.slices import gather
 from raytf.training.shard_loop import ShardBatch, ShardSum, spread_shards
@@ -78,8 +78,21 @@ class ShardSums:
         specs = [layout.spec for layout in layouts]
         reduced = reduction.reduce(all_reduce, compute, flags, self.shards, self.total_shards, specs)
         known = [layout.count if batch.counts is None else None for layout in layouts]
-        slices = gather(all_reduce, reduced.slices, known, self.shards, self.total_shards)
+        own = reduced.slices
+        if all_reduce is not None and own:
+            own = after(results(reduced, []), list(own))
+        slices = gather(all_reduce, own, known, self.shards, self.total_shards)
         gradients = work.gradients(reduced.tensors, slices)
         values = [g.values for g in gradients if isinstance(g, tf.IndexedSlices)]
         finite = reduced.finite & reductions.all_finite(values) if values else reduced.finite
         return reduced._replace(finite=finite), gradients
+
+
+def results(reduced: reductions.Reduced, gradients: Sequence[Any]) -> list[tf.Tensor]:
+    """What is known when all sums over workers of a computation are done.
+
+    TensorFlow keeps no order among calls of Python in a graph (`auto_control_deps.py`), and those add what the workers
+    of a host bring at the same time. So whatever is added next must wait for these.
+    """
+    every = [*reduced.tensors, reduced.row, reduced.flags, *gradients]
+    return [each.values if isinstance(each, tf.IndexedSlices) else each for each in every]

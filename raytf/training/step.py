@@ -37,7 +37,7 @@ from raytf.training.shard_loop import (
     shard_divisors,
     shard_factors,
 )
-from raytf.training.shard_sums import ShardSums
+from raytf.training.shard_sums import ShardSums, results
 from raytf.training.shard_work import ShardResult
 
 
@@ -356,11 +356,14 @@ class TrainStep:
             factors = self._factors(leaves, seeds, counts, total, sums.all_reduce)
             batch = ShardBatch(leaves, seeds, counts, total, factors)
             self.micro.begin()
+            done: list[tf.Tensor] = []
             for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
                 is_last = phase is self.micro.phases[-1]
                 # The flags travel with the last phase, whose sums come last.
                 told = flags if is_last else tf.zeros_like(flags)
-                reduced, gradients = sums(phase, reduction, batch, told, fixed)
+                with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
+                    reduced, gradients = sums(phase, reduction, batch, told, fixed)
+                done = [] if sums.all_reduce is None else results(reduced, gradients)
                 kept += self._kept(gradients, phase.optimizer)  # before the update changes the loss scale
                 with self._rate.applied(rate), prepared(phase.optimizer):
                     phase.apply(gradients, reduced.tensors[len(gradients) :])

@@ -194,6 +194,24 @@ class ByHand(keras.Model):
         return {"loss": loss}
 
 
+class Apart(keras.Model):
+    """Networks that know nothing of each other: no update waits for another one, but sums over ranks need one order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = [mlp(WIDTH, units, 1) for units in (2, 40, 7, 19)]
+        self.optimizers = [keras.optimizers.Adam(1e-2) for _ in self.nets]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [keras.ops.mean(keras.ops.square(net(x, training=True) - y)) for net in self.nets]
+        found = [tape.gradient(loss, net.trainable_variables) for loss, net in zip(losses, self.nets, strict=True)]
+        for optimizer, gradients, net in zip(self.optimizers, found, self.nets, strict=True):
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+        return {f"loss_{i}": loss for i, loss in enumerate(losses)}
+
+
 class AsKeras(keras.Model):
     """What the guide begins with: Keras's own losses and metrics, by hand."""
 
@@ -256,6 +274,12 @@ def by_hand() -> keras.Model:
     return model
 
 
+def apart() -> keras.Model:
+    model = Apart()
+    model.compile()
+    return model
+
+
 def as_keras() -> keras.Model:
     model = AsKeras()
     model.compile("sgd", "mse", metrics=["mae"])
@@ -271,5 +295,6 @@ PROGRAMS: dict[str, tuple[Any, bool]] = {
     "averaged weights": (averaged, False),
     "contrastive with a probe": (contrastive, True),
     "by hand": (by_hand, True),
+    "apart": (apart, True),
     "as Keras": (as_keras, True),
 }

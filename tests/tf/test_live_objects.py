@@ -226,3 +226,16 @@ def test_a_data_set_that_cannot_leave_its_process_says_why():
     endless = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(lambda y: y, [x], tf.int64)).repeat()
     with pytest.raises(TypeError, match="without end that calls a function of Python"):
         packed(endless)
+
+
+def test_a_function_that_was_traced_is_traced_again_there():
+    model = compiled(keras.Sequential([keras.Input((4,)), layers.Dense(2)]))
+    model.predict(np.zeros((2, 4)), verbose=0)
+    model.twice = tf.function(lambda x: 2 * model(x))
+    x = np.ones((3, 4), np.float32)
+    expected = model.twice(x).numpy()
+    again = opened(packed(model))
+    np.testing.assert_array_equal(again.twice(x).numpy(), expected)
+    again.layers[0].kernel.assign(2 * again.layers[0].kernel)
+    again.layers[0].bias.assign(2 * again.layers[0].bias)
+    np.testing.assert_allclose(again.twice(x).numpy(), 2 * expected)

@@ -68,7 +68,7 @@ def values(model: keras.Model) -> list[np.ndarray]:
 #: What shows the mean over the epoch so far for a step, as Keras's metrics do, and not the step's own number.
 RUNNING = {"autoencoder", "GAN", "WGAN-GP", "averaged weights", "contrastive with a probe", "as Keras"}
 #: Without BatchNorm, which sees its own shard alone.
-ALIKE = {"autoencoder", "contrastive with a probe", "by hand", "as Keras"}
+ALIKE = {"autoencoder", "contrastive with a probe", "by hand", "as Keras", "apart"}
 
 
 #: Programs of which another one has all parts: the GAN's second update, the distiller's losses.

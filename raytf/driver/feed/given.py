@@ -12,7 +12,7 @@ from raytf.data.sources import Source
 from raytf.data.sources.batches import LiveBatches
 from raytf.data.sources.recording import NotRecordableError, recorded
 from raytf.data.streams import Stream, from_generator, from_py_dataset, from_tf_dataset
-from raytf.errors import ConfigError, DataError
+from raytf.errors import ConfigError
 from raytf.storage.storage import Storage
 
 #: Data of up to this many bytes are recorded if nothing else is said: about as much as is written in some minutes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from raytf.driver.tracking.points import Point
 from raytf.errors import ConfigError
@@ -40,7 +41,7 @@ class FileTracker:
         if is_new:
             self._write([{"parameters": dict(parameters)}])
 
-    def _row(self, number: int, line: str) -> dict[str, object]:
+    def _row(self, number: int, line: str) -> dict[str, Any]:
         try:
             row = json.loads(line)
         except ValueError:

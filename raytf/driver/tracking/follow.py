@@ -54,8 +54,8 @@ class Following:
             raise
         except Exception as error:
             raise ConfigError(
-                f"--track {self._flag}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its own guide says, "
-                "or leave the flag out."
+                f"--track {self._flag}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its own guide "
+                "says, or leave the flag out."
             ) from error
 
     def advance(self) -> None:
@@ -186,9 +186,7 @@ def _known(run: Storage) -> dict[str, Any]:
 def parameters(config: TrainConfig) -> dict[str, str]:
     """The settings by the names of their flags, without those that say where to keep and show a run."""
     sections = config.settings
-    return {
-        name: str(value) for name, value in config.values.items() if sections[name] != "run" and value is not None
-    }
+    return {name: str(value) for name, value in config.values.items() if sections[name] != "run" and value is not None}
 
 
 def _artifacts(run: Storage) -> dict[str, bytes]:

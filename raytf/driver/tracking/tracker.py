@@ -59,7 +59,8 @@ def check(track: str | None) -> None:
         return
     if track not in PACKAGES:
         raise ConfigError(
-            f"--track {track} is not known. Expected {', '.join(PACKAGES)}, or a file whose name ends with {FILE_SUFFIX}."
+            f"--track {track} is not known. Expected {', '.join(PACKAGES)}, or a file whose name ends with "
+            f"{FILE_SUFFIX}."
         )
     package, how = PACKAGES[track]
     if importlib.util.find_spec(package) is None:
