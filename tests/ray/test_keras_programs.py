@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 
+import raytf
 from raytf.testing import Job, environment
 from tests.ray.conftest import manifests
 from tests.ray.test_resume import attempts
@@ -30,7 +32,8 @@ def run(tmp_path: Path, cluster: dict[str, str]) -> Iterator[Callable[..., Job]]
     def begin(name: str, *flags: object) -> Job:
         command = [*RAYTF, "--exact", "--no-warm-workers", "--storage", tmp_path, "--run", name, *flags]
         command += [PROGRAM, EPOCHS]
-        env = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"])
+        store = {"MLFLOW_TRACKING_URI": (tmp_path / "mlflow").as_uri(), "MLFLOW_ALLOW_FILE_STORE": "true"}
+        env = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"], **store)
         jobs.append(Job([*map(str, command)], tmp_path / f"log-{len(jobs)}", env))
         return jobs[-1]
 
@@ -45,6 +48,18 @@ def told(output: str) -> dict[str, Any]:
     return json.loads(line.removeprefix("TOLD "))
 
 
+def tracked(folder: Path) -> dict[str, list[int]]:
+    """The runs that MLFlow knows, all finished, and the steps of each in the order in which it was told of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        client = mlflow.MlflowClient((folder / "mlflow").as_uri())
+        runs = client.search_runs(["0"])
+        assert {run.info.status for run in runs} == {"FINISHED"}
+        names = [run.info.run_name for run in runs]
+        assert len(set(names)) == len(names)
+        return {r.info.run_name: [m.step for m in client.get_metric_history(r.info.run_id, "loss")] for r in runs}
+
+
 def test_a_program_that_is_killed_in_its_second_and_third_fit_goes_on_there(run: Callable[..., Job], tmp_path: Path):
     env = environment(KERAS_BACKEND="tensorflow")
     command = [sys.executable, str(PROGRAM), str(EPOCHS)]
@@ -53,11 +68,11 @@ def test_a_program_that_is_killed_in_its_second_and_third_fit_goes_on_there(run:
 
     outputs = []
     for workers, fit in ((1, "2"), (3, "3")):
-        killed = run("killed", "--workers", workers, "--checkpoint-every-steps", 30)
+        killed = run("killed", "--workers", workers, "--checkpoint-every-steps", 30, "--track", "mlflow")
         killed.until(lambda: manifests(tmp_path / "killed" / fit))  # noqa: B023
         killed.kill()
         outputs.append(killed.output)
-    outputs.append(run("killed", "--workers", 2, "--checkpoint-every-steps", 30).wait())
+    outputs.append(run("killed", "--workers", 2, "--checkpoint-every-steps", 30, "--track", "mlflow").wait())
     again = told(outputs[-1])
 
     assert "run 1 has finished (6 steps); nothing to do" in outputs[1]
@@ -66,6 +81,10 @@ def test_a_program_that_is_killed_in_its_second_and_third_fit_goes_on_there(run:
         found = attempts(tmp_path / "killed" / number)
         assert [attempt["world_size"] for attempt in found] == sizes
         assert [attempt["from_step"] > 0 for attempt in found] == [False, True][: len(sizes)]
+    assert tracked(tmp_path) == {
+        name: list(range(1, int(raytf.read_steps(str(tmp_path / name))["step"][-1]) + 1))
+        for name in ("killed/1", "killed/2", "killed/3")
+    }
     assert again == undisturbed
     assert again["unequal"] == [0.0, 0.0], "a record was missed or seen twice in an epoch"
     assert "made by this program while the run trains, since it has " in outputs[0]

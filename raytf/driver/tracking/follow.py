@@ -49,7 +49,7 @@ class Following:
             ConfigError: the tracker refuses.
         """
         try:
-            self._tracker.open(_known(self._run)["key"], config.run.run, parameters(config))
+            self._tracker.open(_known(self._run)["key"], name_of(self._run), parameters(config))
         except RaytfError:
             raise
         except Exception as error:
@@ -181,6 +181,12 @@ def _known(run: Storage) -> dict[str, Any]:
         return {"key": str(found["key"]), "complete": [str(flag) for flag in found["complete"]]}
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"{run.locate(KEY_FILE)} is damaged. Remove it: trackers then see another run.") from None
+
+
+def name_of(run: Storage) -> str:
+    """The name of a run for people; that of a program's n-th `fit` is NAME/n."""
+    *_, before, last = ["", *run.locate("").rstrip("/").split("/")]
+    return f"{before}/{last}" if last.isdecimal() and before else last
 
 
 def parameters(config: TrainConfig) -> dict[str, str]:

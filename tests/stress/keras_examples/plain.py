@@ -21,6 +21,16 @@ class Losses(keras.callbacks.Callback):
         super().__init__()
         self.found = found
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Of a data set that does not know its end, Keras asks for one batch more than there is. That call fails, but
+        # what does not wait for data has run by then: the optimizer's count of steps is one too high.
+        optimizer = self.model.optimizer
+        if optimizer is not None and int(optimizer.iterations):
+            optimizer.iterations.assign(min(int(optimizer.iterations), self.before + len(self.found)))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.before = int(self.model.optimizer.iterations) if self.model.optimizer is not None else 0
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.model.reset_metrics()
 
