@@ -77,6 +77,10 @@ class ModelError(RaytfError, ValueError):
     """The model function did not return a compiled Keras model that raytf can train."""
 
 
+class WholeBatchError(ModelError):
+    """The model's own step takes whole batches alone, such as one that draws as much noise as a batch is long."""
+
+
 class ExactnessError(RaytfError):
     """Exact mode cannot keep its promise: an operation has a state of its own or no deterministic kernel, or machines
     compute different bits."""

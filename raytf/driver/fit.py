@@ -31,7 +31,7 @@ from raytf.driver.ray_train import run as controllers
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import follow
 from raytf.driver.tracking import tracker as trackers
-from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, one_line
+from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, WholeBatchError, one_line
 from raytf.runs import run_log
 from raytf.runs.display import Display
 from raytf.runs.events import Driver
@@ -152,28 +152,42 @@ def fit(
     sources = given.sources(run, config.batch.pipeline, validation_steps)
     stored = preflight.stored_identity(run)
     preflight.compare_strategy(stored, config)
-    config = _with_shards_of(stored, config)
-    plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
-    if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
-        config = config.replace(global_batch_size=plan.global_batch_size)
-    job = TrainingJob(
-        code=Parcel(UserCode(model, callbacks, augment)),
-        config=config,
-        sources=None,
-        monitor=MonitorClient(None),
-        run_uri=run.uri,
-        plan=plan,
-        total_steps=config.length.steps or ((config.length.epochs or 1) - initial_epoch) * plan.steps_per_epoch,
-        first_epoch=initial_epoch,
-        class_weight=class_weight,
-        shuffle=shuffle,
-        validation_freq=validation_freq,
-        precision=own,
-    )
+    code = Parcel(UserCode(model, callbacks, augment))
     for line in overruled:
         print(line, flush=True)
-    document = _finish(job, sources, given.stream, stored, run, status_file)
+
+    def finish(config: TrainConfig) -> dict[str, Any]:
+        plan = plan_of(sources.train, config.batch.global_batch_size, config.logical_shards)
+        if plan.global_batch_size != config.batch.global_batch_size:  # the first of recorded batches is not the largest
+            config = config.replace(global_batch_size=plan.global_batch_size)
+        job = TrainingJob(
+            code=code,
+            config=config,
+            sources=None,
+            monitor=MonitorClient(None),
+            run_uri=run.uri,
+            plan=plan,
+            total_steps=config.length.steps or ((config.length.epochs or 1) - initial_epoch) * plan.steps_per_epoch,
+            first_epoch=initial_epoch,
+            class_weight=class_weight,
+            shuffle=shuffle,
+            validation_freq=validation_freq,
+            precision=own,
+        )
+        return _finish(job, sources, given.stream, stored, run, status_file)
+
+    try:
+        document = finish(_with_shards_of(stored, config))
+    except WholeBatchError:  # before its first step
+        if config.batch.logical_shards is not None:
+            raise
+        print("train_step takes whole batches, and no parts of them: one worker computes each", flush=True)
+        document = finish(config.replace(**_ONE_SHARD))
     return result_of(run, document, model)
+
+
+#: Settings with which nothing is divided.
+_ONE_SHARD = {"logical_shards": 1, "workers": "1"}
 
 
 def _one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
@@ -238,7 +252,8 @@ def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
-    config = config.replace(logical_shards=shards)
+    # A run that had one shard without being told so had a step that takes whole batches.
+    config = config.replace(**_ONE_SHARD) if shards == 1 else config.replace(logical_shards=shards)
     config.check()
     return config
 

@@ -155,6 +155,11 @@ def overrides_step(model: keras.Model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
+def overrides_test(model: keras.Model) -> bool:
+    """Whether the model has a `test_step` of its own."""
+    return type(model).test_step is not keras.Model.test_step
+
+
 def build(model: keras.Model, sample: tuple[Any, Any, Any]) -> None:
     """Make all variables of a model that has its own step: its layers', its optimizers', and the one for `last_logs`.
 

@@ -12,7 +12,7 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
-from raytf.training import model as models
+from raytf.inference.own_run import overrides_test
 from raytf.training.microbatch import MicroBatch
 from raytf.training.own_test import OwnTest
 from raytf.training.shard_loop import (
@@ -59,7 +59,7 @@ class EvalStep:
     def _make_micro(
         self, model: keras.Model, template: tuple[Any, Any, Any], specs: list[Spec]
     ) -> MicroBatch | OwnTest:
-        if not models.overrides_test(model):
+        if not overrides_test(model):
             return MicroBatch(model, template, training=False)
         leaves = [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in specs]
         return OwnTest(model, template, leaves)

@@ -222,7 +222,7 @@ def _described(asked: dict[str, Any]) -> dict[str, str]:
             asked["batch_section"].seed,
             lambda line: None,
             asked["precision"],
-            asked["records"],
+            (asked["records"], asked["records"]),
         )
     finally:
         pipeline.close()

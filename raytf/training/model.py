@@ -18,11 +18,11 @@ from raytf.config.precision import Precision
 from raytf.config.sections import ComputeSection
 from raytf.data import tree
 from raytf.data.sources import Source
-from raytf.errors import DataError, JobError, ModelError, one_line
+from raytf.errors import DataError, ModelError, one_line
 from raytf.inference import own_run
 from raytf.inference.own_run import overrides_step
 from raytf.inference.user_model import run_user_code, set_precision, takes_training
-from raytf.training import loss_division
+from raytf.training import loss_division, own_build
 
 _NOTHING_TO_TRAIN = "the model has no trainable weights. Set trainable=True on the layers that should learn."
 
@@ -35,7 +35,7 @@ def build(
     seed: int,
     say: Callable[[str], None] = print,
     own: Precision = precision.DEFAULT,
-    records: int = 2,
+    records: tuple[int, int] = (2, 2),
 ) -> keras.Model:
     """Call the user's function and give every variable of model, metrics and optimizer its shape.
 
@@ -47,11 +47,12 @@ def build(
         seed: for initial weights.
         say: called with each line that the function prints, and with the dtype policy if the job has set one.
         own: what the job has set in Keras, which may differ from the settings in this process.
-        records: how many there are in a full shard, for a `train_step` that counts on it.
+        records: how many there are in a full shard, and in a full batch, for a `train_step` that counts on it.
 
     Raises:
         ConfigError: the flag contradicts what the job has set.
         ModelError, DataError, JobError: what is wrong, and how to fix it.
+        WholeBatchError: the model's own step takes a batch, and no shard of it.
     """
     keras.utils.set_random_seed(seed)
     set_precision(precision.choose(compute.mixed_precision, own))
@@ -68,10 +69,16 @@ def build(
             "tf.print, and look for a mistake with plain Keras."
         )
     for source in sources:
-        _check_rows(model, source)
+        own_build.check_rows(model, source)
     if overrides_step(model):
-        shard = tree.map_leaves(lambda leaf: np.resize(leaf, (records, *np.shape(leaf)[1:])), sample)
-        return _build_own(model, shard, len(sources) > 1, compute, say)
+        own_build.build(model, sample, records, len(sources) > 1)
+        _check_policies(model, compute, say)
+        if not model.trainable_variables:
+            raise ModelError(_NOTHING_TO_TRAIN)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        model.reset_metrics()
+        return model
     x, y, weight = (tree.map_leaves(keras.ops.convert_to_tensor, part) for part in sample)
     try:
         predicted = model(x, training=False) if takes_training(model) else model(x)
@@ -106,50 +113,6 @@ def build(
     if not model.trainable_variables:
         raise ModelError(_NOTHING_TO_TRAIN)
     model.optimizer.build(model.trainable_variables)
-    return model
-
-
-def _check_rows(model: keras.Model, source: Source) -> None:
-    """Refuse batches whose parts have different numbers of rows where Keras's own step reads them.
-
-    Raises:
-        DataError: says which part has how many.
-    """
-    if not tree.has_rows(source.spec) or overrides_step(model) or overrides_test(model):
-        return
-    listed = ", ".join(f"{path} {spec.shape[0]}" for path, spec in tree.flatten(source.spec))
-    raise DataError(
-        f"{source.name} data: the parts of a batch differ in their number of records: {listed} to each other. Expected "
-        "a batch with a row for each record, dataset.batch(32) makes one of records, or a model with a train_step that "
-        "takes such parts."
-    )
-
-
-def _build_own(
-    model: keras.Model,
-    sample: tuple[Any, Any, Any],
-    is_evaluated: bool,
-    compute: ComputeSection,
-    say: Callable[[str], None],
-) -> keras.Model:
-    """The variables of a model with a `train_step` of its own, which may have neither a loss nor a `call`."""
-    if is_evaluated and not overrides_test(model) and type(model).call is keras.Model.call:
-        raise ModelError(
-            f"{type(model).__name__} has neither a test_step nor a call, so it cannot be evaluated. Write one of them, "
-            "or leave out the validation and test data."
-        )
-    try:
-        own_run.build(model, tree.map_leaves(keras.ops.convert_to_tensor, sample))
-    except JobError as error:
-        records = len(tree.flatten(sample)[0][1])
-        hint = f"It ran with {records} records, a logical shard: if it counts on whole batches, use --logical-shards 1."
-        raise JobError(f"{error} {hint}", error.traceback) from error
-    _check_policies(model, compute, say)
-    if not model.trainable_variables:
-        raise ModelError(_NOTHING_TO_TRAIN)
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    model.reset_metrics()
     return model
 
 
@@ -200,11 +163,6 @@ def check_added(model: keras.Model, collected: list[Any]) -> None:
             "two layers add the same tensor to the loss, as self.add_loss(self.inner.losses) does. The model's loss "
             "has what inner layers add without that: leave it out, or add 1.0 * loss, which is another tensor."
         )
-
-
-def overrides_test(model: keras.Model) -> bool:
-    """Whether the model has a `test_step` of its own."""
-    return _overrides(model, "test_step")
 
 
 def overrides_loss(model: keras.Model) -> bool:

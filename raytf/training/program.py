@@ -111,7 +111,7 @@ def _build_model(attempt: Attempt, sources: Sources, pipeline: Pipeline) -> kera
         job.config.batch.seed,
         attempt.reporter.say,
         job.precision,
-        job.plan.micro_batch_size,
+        (job.plan.micro_batch_size, job.plan.global_batch_size),
     )
 
 
