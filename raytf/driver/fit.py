@@ -128,6 +128,7 @@ def fit(
     Raises:
         RaytfError: says in one line what is wrong and how to fix it.
     """
+    callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
     x = _one_of("x", x, "train", train)
     validation = _one_of("validation_data", validation_data, "validation", validation)
     config, overruled = keras_arguments.settings(config, batch_size, epochs, keras_arguments.is_plain(x))
@@ -183,7 +184,7 @@ def fit(
             raise
         print("train_step takes whole batches, and no parts of them: one worker computes each", flush=True)
         document = finish(config.replace(**_ONE_SHARD))
-    return result_of(run, document, model)
+    return result_of(run, document, model, callbacks)
 
 
 #: Settings with which nothing is divided.

@@ -54,6 +54,11 @@ def is_plain(data: Any) -> bool:
     return isinstance(data, np.ndarray) or (hasattr(data, "shape") and hasattr(data, "__array__"))
 
 
+def several(callbacks: Any) -> list[Any]:
+    """The callbacks of a call as a list: Keras takes a single one, too."""
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
 def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = "x") -> tuple[Any, Any]:
     """(training data, validation data) of a call, for `RunData.of`.
 

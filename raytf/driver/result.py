@@ -77,18 +77,23 @@ class Result:
         return trained_model.load(Storage(self.path), model or self._model)
 
 
-def result_of(run: Storage, document: dict[str, Any], model: Any) -> Result:
+def result_of(run: Storage, document: dict[str, Any], model: Any, callbacks: Any = None) -> Result:
     """The result of a run, from its `result.json`.
 
     Args:
         model: that of `fit`: a function, or a keras.Model, which gets the trained weights.
+        callbacks: those of `fit`: a function, or objects, which get what theirs have kept.
     """
     figures = document["metrics"], document["steps"], run.locate(""), document["weights_sha256"], document
     if is_function(model):
         return Result(*figures, None, model)
     from raytf.inference import trained_model
+    from raytf.training.callbacks import give_back
 
-    return Result(*figures, trained_model.give_back(run, model), lambda: model)
+    trained = trained_model.give_back(run, model)
+    if callbacks and not callable(callbacks):
+        give_back(run, callbacks, trained)
+    return Result(*figures, trained, lambda: model)
 
 
 def load_weights(run: str, model: Any) -> Any:

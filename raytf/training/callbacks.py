@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 import csv
 import inspect
+import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,9 +22,10 @@ import keras
 import numpy as np
 
 from raytf import _keras
+from raytf.checkpoint import codec
 from raytf.distributed.group import Ranks
-from raytf.errors import ModelError
 from raytf.inference.user_model import run_user_code
+from raytf.storage.storage import Storage
 
 #: Callbacks that change no weights, so the weights need not be compared before and after their hooks. A class that a
 #: user derives from one of them may.
@@ -50,6 +52,9 @@ _PASSIVE_ON_BATCHES = (
 #: Stands for the value of a setting that is never state, whatever its value.
 _NEVER = object()
 
+
+#: In the run's folder: what callbacks kept in themselves, and the name of that part which is not arrays.
+STATE_FILE, _VALUES = "callbacks.safetensors", "values"
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
@@ -91,9 +96,10 @@ class Callbacks:
         if self.active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
             self._list = list(made or [])
+            if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in self._list):
+                say("BackupAndRestore does nothing here: raytf itself saves and restores")
+                self._list = [c for c in self._list if not isinstance(c, keras.callbacks.BackupAndRestore)]
             for callback in self._list:
-                if isinstance(callback, keras.callbacks.BackupAndRestore):
-                    raise ModelError("remove BackupAndRestore from the callbacks: raytf itself saves and restores.")
                 if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # otherwise the rows of earlier attempts would be lost
                     _drop_rows(callback, epoch)
@@ -136,15 +142,14 @@ class Callbacks:
         values: dict[str, Any] = {}
         arrays: dict[str, np.ndarray] = {}
         for i, (callback, settings) in enumerate(zip(self._list, self._settings, strict=True)):
-            key = f"callback/{i:03d}/{type(callback).__name__}"
+            key = _key(i, callback)
             own = callback.get_state() if hasattr(callback, "get_state") else vars(callback)
             plain: dict[str, Any] = {}
             for name, value in own.items():
                 if name in ("params", "_model", "model") or (name in settings and _is_unchanged(settings[name], value)):
                     continue
-                if isinstance(value, (np.integer, np.floating)):
-                    plain[name] = value.item()
-                elif _is_plain(value):
+                value = _without_scalars(value)
+                if _is_plain(value):
                     plain[name] = value
                 elif _is_arrays(value):
                     plain[name] = {"arrays": len(value)}
@@ -154,18 +159,17 @@ class Callbacks:
 
     def load_state(self, values: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         """Restore what `state` returned; a callback that did not exist then keeps its current state."""
-        for i, callback in enumerate(self._list):
-            key = f"callback/{i:03d}/{type(callback).__name__}"
-            if key not in values:
-                continue
-            own = dict(values[key])
-            for name, value in own.items():
-                if isinstance(value, dict) and set(value) == {"arrays"}:
-                    own[name] = [arrays[f"{key}/{name}/{j:05d}"] for j in range(value["arrays"])]
-            if hasattr(callback, "set_state"):
-                callback.set_state(own)
-            else:
-                vars(callback).update(own)
+        _load_state(self._list, values, arrays)
+
+    def keep(self, run: Storage) -> None:
+        """Write the state at the end of a run, for `give_back`; on rank 0."""
+        values, arrays = self.state()
+        if not values:
+            return
+        # Keras's own keep weights at most, as EarlyStopping does, and those are in the model.
+        of_keras = tuple(_key(i, c) for i, c in enumerate(self._list) if type(c).__module__.startswith("keras."))
+        tensors = {name: value for name, value in arrays.items() if not name.startswith(of_keras)}
+        run.put(STATE_FILE, codec.encode({**tensors, _VALUES: np.frombuffer(json.dumps(values).encode(), np.uint8)}))
 
     def _agree_on_effects(self, changed: float) -> None:
         optimizer = self._model.optimizer
@@ -195,6 +199,57 @@ class Callbacks:
         for variable in self._variables():
             crc = zlib.crc32(np.ascontiguousarray(keras.ops.convert_to_numpy(variable)).tobytes(), crc)
         return crc
+
+
+def give_back(run: Storage, callbacks: Sequence[keras.callbacks.Callback], model: keras.Model) -> None:
+    """Give the program's callbacks the state that theirs had at the end of a run, and its model.
+
+    Args:
+        run: its folder.
+        callbacks: that the run was started with.
+        model: of the program.
+    """
+    data = run.get_or_none(STATE_FILE)
+    tensors = {} if data is None else codec.decode(data)
+    values = json.loads(tensors.pop(_VALUES).tobytes()) if _VALUES in tensors else {}
+    own = [c for c in callbacks if not isinstance(c, keras.callbacks.BackupAndRestore)]
+    for callback in own:
+        callback.set_model(model)
+    _load_state(own, values, tensors)
+
+
+def _load_state(
+    callbacks: Sequence[keras.callbacks.Callback], values: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
+    for i, callback in enumerate(callbacks):
+        key = _key(i, callback)
+        if key not in values:
+            continue
+        own = dict(values[key])
+        for name, value in values[key].items():
+            if isinstance(value, dict) and set(value) == {"arrays"}:
+                names = [f"{key}/{name}/{j:05d}" for j in range(value["arrays"])]
+                if set(names) <= arrays.keys():
+                    own[name] = [arrays[each] for each in names]
+                else:
+                    del own[name]
+        if hasattr(callback, "set_state"):
+            callback.set_state(own)
+        else:
+            vars(callback).update(own)
+
+
+def _key(place: int, callback: keras.callbacks.Callback) -> str:
+    return f"callback/{place:03d}/{type(callback).__name__}"
+
+
+def _without_scalars(value: Any) -> Any:
+    """The value, with numbers of Python in place of numpy's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(_without_scalars(v) for v in value)
+    return {k: _without_scalars(v) for k, v in value.items()} if type(value) is dict else value
 
 
 def _settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def finish(context: Context) -> dict[str, Any] | None:
     if not context.is_first_rank:
         return None
     context.show("exporting")
+    context.callbacks.keep(context.attempt.storage)
     result = _result(context, metrics)
     context.reporter.upload()
     return result

@@ -8,8 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from raytf.errors import JobError, ModelError
-from raytf.training.callbacks import Callbacks
+from raytf.errors import JobError
+from raytf.storage.storage import Storage
+from raytf.training.callbacks import Callbacks, give_back
 from tests.tf.ranks import Alone
 
 
@@ -210,6 +211,41 @@ def test_what_callbacks_print_is_said_and_what_they_raise_is_named(tmp_path):
         ready.run("on_epoch_end", 1, {})
 
 
-def test_backup_and_restore_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="remove BackupAndRestore"):
-        callbacks([keras.callbacks.BackupAndRestore(str(tmp_path / "b"))], tmp_path)
+def test_backup_and_restore_does_nothing_and_a_line_says_so(tmp_path):
+    said: list[str] = []
+    ready = callbacks([keras.callbacks.BackupAndRestore(str(tmp_path / "b"))], tmp_path, said=said)
+    ready.run("on_epoch_end", 0, {})
+    assert said == ["BackupAndRestore does nothing here: raytf itself saves and restores"]
+    assert not (tmp_path / "b").exists()
+
+
+class Recorder(keras.callbacks.Callback):
+    """What a program looks at after `fit`."""
+
+    def on_train_begin(self, logs=None):
+        self.seen, self.weights = [], []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append((epoch, np.float32(logs["loss"])))
+        self.weights.append(self.model.get_weights()[1])
+
+
+def test_the_program_s_callbacks_have_what_theirs_have_kept(tmp_path):
+    def make():
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / "b"))
+        return [backup, Recorder(), keras.callbacks.EarlyStopping("loss", patience=2, restore_best_weights=True)]
+
+    theirs = callbacks(make(), tmp_path)
+    for epoch, loss in enumerate((1.0, 2.0, 3.0)):
+        theirs.run("on_epoch_end", epoch, {"loss": loss})
+    assert theirs.stopped
+    run = Storage(str(tmp_path / "run"))
+    theirs.keep(run)
+    assert b"EarlyStopping/best_weights" not in run.get("callbacks.safetensors")
+    mine, trained = make(), model()
+    give_back(run, mine, trained)
+    assert mine[1].model is trained
+    assert [tuple(pair) for pair in mine[1].seen] == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    assert [w.tolist() for w in mine[1].weights] == [[0.0]] * 3
+    assert (mine[2].best, mine[2].wait, mine[2].stopped_epoch) == (1.0, 2, 2)
+    give_back(Storage(str(tmp_path / "none")), mine, trained)
