@@ -4,8 +4,8 @@
 
 Each program in `programs/` has the shape of one on keras.io, which its first line names. With one logical shard the
 loss of each of the first 20 steps must be plain Keras's; a program that says `# draws: ...` draws what Keras draws
-otherwise, so its losses are not compared. With four logical shards one worker and two must end with the same weights,
-to the bit.
+otherwise, so its losses are not compared. With as many shards as are usual (four), one worker and two must end with the
+same weights, to the bit.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def tried(program: Path) -> Row:
             place = Path(folder)
             losses = plainly(program, place)
             fits = len(losses)
-            run(program, place, "alone", 1, 1)
+            run(program, place, "alone", 1, "--logical-shards", 1)
             if not draws:
                 difference = max(compared(theirs, place / "alone" / str(n + 1)) for n, theirs in enumerate(losses))
-            ends = [run(program, place, f"of-{workers}", workers, 4) for workers in (1, 2)]
+            ends = [run(program, place, f"of-{workers}", workers) for workers in (1, 2)]
     except ProgramError as error:
         return Row(program.stem, page, draws, difference, fits, str(error))
     problem = "" if ends[0] == ends[1] else "1 and 2 workers end with other weights"
@@ -114,11 +114,11 @@ def plainly(program: Path, folder: Path) -> list[list[float]]:
     return json.loads(out.read_text())
 
 
-def run(program: Path, folder: Path, name: str, workers: int, shards: int) -> list[str]:
+def run(program: Path, folder: Path, name: str, workers: int, *more: object) -> list[str]:
     """The hash of the weights after each `fit` on workers."""
-    flags = ["--storage", folder, "--run", name, "--workers", workers, "--logical-shards", shards]
+    flags = ["--storage", folder, "--run", name, "--workers", workers, *more]
     command = [*RAYTF, *map(str, flags), str(program)]
-    finish(f"{workers} workers, {shards} shards", Job(command, folder / f"{name}.log", environment()))
+    finish(f"{workers} workers", Job(command, folder / f"{name}.log", environment()))
     results = sorted((folder / name).glob("*/result.json"), key=lambda path: int(path.parent.name))
     return [json.loads(path.read_text())["weights_sha256"] for path in results]
 
