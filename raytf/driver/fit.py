@@ -22,17 +22,17 @@ from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
 from raytf.driver import inputs, keras_arguments, preflight
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
-from raytf.driver.connection import connected
 from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
+from raytf.driver.notebook import staying_connected
 from raytf.driver.parameter_server import run as servers
 from raytf.driver.ray_train import run as controllers
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import follow
 from raytf.driver.tracking import tracker as trackers
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, WholeBatchError, one_line
-from raytf.runs import run_log
+from raytf.runs import notebook, run_log
 from raytf.runs.display import Display
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -281,7 +281,7 @@ def _finish(
         The contents of `result.json`.
     """
     name = job.config.run.run
-    with Display() as display:
+    with notebook.display() as display:
         display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
         display.say(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
@@ -299,7 +299,7 @@ def _finish(
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
             with follow.tracked(job.config, run, display.say), booked(run) as book:
                 session = _Session(run, display, status_file, lease, book)
-                with connected(job.config) as local:
+                with staying_connected(job.config) as local:
                     document = _train(job, sources, stream, local, session)
                 book.note(Driver("ended", outcome="finished"))
                 add_times(document, run, book)

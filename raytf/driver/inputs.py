@@ -13,7 +13,7 @@ from raytf.data.sources.ray_dataset import is_ray_dataset
 from raytf.data.streams import Stream
 from raytf.driver.feed import given
 from raytf.errors import DataError
-from raytf.runs.display import Display
+from raytf.runs import notebook
 from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.training.job import Sources
@@ -66,7 +66,7 @@ class RunData:
         found = dict(self.parts)
         unread = {name: data for name, data in found.items() if is_ray_dataset(data) or isinstance(data, Stream)}
         if unread:
-            with Display() as display, Lease(run, display.say):
+            with notebook.display() as display, Lease(run, display.say):
                 for name, data in unread.items():
                     folder = run.child(f"data/{name}")
                     if not isinstance(data, Stream):

@@ -1,0 +1,154 @@
+"""The display of a run in a cell of a notebook: a bar, curves, workers and what happened, drawn again in one place."""
+
+from __future__ import annotations
+
+import html
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from raytf.config.terminal_text import visible
+from raytf.runs.display import Display
+from raytf.runs.status import Status, describe
+
+#: Seconds between two drawings, points of a curve, and lines that are kept.
+_SECONDS, _POINTS, _LINES = 0.5, 200, 200
+_WIDTH, _HEIGHT = 300, 70
+_COLORS = ("#1f77b4", "#d62728")
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook; nothing is imported to know it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def display() -> Display:
+    """A display for where this process runs."""
+    return NotebookDisplay() if in_notebook() else Display()
+
+
+class NotebookDisplay(Display):
+    """Shows statuses and messages in a cell.
+
+    Args:
+        clock: injected by tests.
+        draw: shows HTML in the place of what it showed before; by default IPython's.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, draw: Callable[[str], None] | None = None):
+        super().__init__(clock=clock)
+        self._draw = draw or _in_cell()
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._status: Status | None = None
+        #: (step, loss) of the statuses so far.
+        self._loss: list[tuple[float, float]] = []
+        self._drawn = float("-inf")
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._redraw(is_due=True)
+
+    def say(self, message: str) -> None:
+        """Add a line, or several."""
+        self._lines.extend(visible(message, lines=True).splitlines())
+        self._redraw(is_due=True)
+
+    def show(self, status: Status) -> None:
+        """Draw a status, if the last one was drawn half a second ago."""
+        loss = status.metrics.get("loss")
+        if loss is not None and (not self._loss or status.step > self._loss[-1][0]):
+            self._loss.append((status.step, loss))
+            if len(self._loss) > 2 * _POINTS:
+                self._loss = self._loss[::2]
+        self._status = status
+        self._redraw(is_due=False)
+
+    def _redraw(self, is_due: bool) -> None:
+        with self._lock:
+            now = self._clock()
+            if is_due or now - self._drawn >= _SECONDS:
+                self._drawn = now
+                self._draw(page(self._status, self._loss, list(self._lines)))
+
+
+def page(status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequence[str]) -> str:
+    """The widget as HTML without scripts.
+
+    Args:
+        status: the latest; None before training.
+        loss: (step, loss) so far.
+        lines: messages, the oldest first.
+    """
+    parts = []
+    if status is not None:
+        share = status.step / status.total if status.total else 1.0
+        parts.append(
+            f'<div style="background:#ddd;border-radius:4px;width:{_WIDTH * 2 + 20}px;height:10px">'
+            f'<div style="background:#2a7;border-radius:4px;width:{100 * share:.1f}%;height:10px"></div></div>'
+            f"<div>{html.escape(visible(describe(status)))}</div>"
+        )
+        curves = [_curve("loss", [loss], ["loss"])] if len(loss) > 1 else []
+        parts.append(f'<div style="display:flex;gap:20px">{"".join(curves + _of_epochs(status.history))}</div>')
+    shown = "".join(f"<div>{html.escape(line)}</div>" for line in lines[-6:])
+    parts.append(f'<div style="font-size:85%;color:#555">{shown}</div>')
+    if len(lines) > 6:
+        every = html.escape("\n".join(lines))
+        parts.append(f'<details><summary style="font-size:85%">all messages</summary><pre>{every}</pre></details>')
+    return f'<div style="font-family:sans-serif;font-size:13px">{"".join(parts)}</div>'
+
+
+def _of_epochs(history: Sequence[dict[str, Any]]) -> list[str]:
+    """A curve for a metric of the epochs that have ended, with that of the validation, if there is one."""
+    if len(history) < 2:
+        return []
+    names = [name for name in history[-1] if name not in ("epoch", "step", "loss", "learning_rate")]
+    own = [name for name in names if not name.startswith("val_")][:1] or ["loss"]
+    wanted = [*own, f"val_{own[0]}"]
+    found = {
+        name: [(entry["epoch"], entry[name]) for entry in history if isinstance(entry.get(name), float)]
+        for name in wanted
+    }
+    known = [name for name in wanted if len(found[name]) > 1]
+    return [_curve(own[0], [found[name] for name in known], known)] if known else []
+
+
+def _curve(title: str, series: Sequence[Sequence[tuple[float, float]]], names: Sequence[str]) -> str:
+    values = [value for points in series for _, value in points if value == value and abs(value) != float("inf")]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    lines = []
+    for points, color in zip(series, _COLORS, strict=False):
+        first, last = points[0][0], points[-1][0]
+        across, up = _WIDTH / max(last - first, 1e-9), _HEIGHT / max(high - low, 1e-12)
+        placed = " ".join(
+            f"{(x - first) * across:.1f},{_HEIGHT - (y - low) * up:.1f}" for x, y in points if low <= y <= high
+        )
+        lines.append(f'<polyline fill="none" stroke="{color}" stroke-width="1.5" points="{placed}"/>')
+    legend = ", ".join(
+        f'<span style="color:{color}">{html.escape(name)}</span>' for name, color in zip(names, _COLORS, strict=False)
+    )
+    return (
+        f'<div><svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 -2 {_WIDTH} {_HEIGHT + 4}" role="img" '
+        f'aria-label="{html.escape(title)}">{"".join(lines)}</svg>'
+        f'<div style="font-size:85%">{legend}: {values[-1]:.4g}, from {low:.4g} to {high:.4g}</div></div>'
+    )
+
+
+def _in_cell() -> Callable[[str], None]:
+    from IPython.display import HTML
+    from IPython.display import display as show
+
+    handle = show(HTML(""), display_id=True)
+
+    def draw(text: str) -> None:
+        handle.update(HTML(text))
+
+    return draw

@@ -1,0 +1,62 @@
+"""The widget of a run in a notebook."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+from raytf.runs.display import Display
+from raytf.runs.notebook import NotebookDisplay, display, in_notebook, page
+from raytf.runs.status import Status
+
+
+def status(step: int, loss: float, epochs: int = 0) -> Status:
+    history = [
+        {"epoch": e, "step": 10 * e, "loss": 1.0, "accuracy": e / 9, "val_accuracy": e / 12} for e in range(epochs)
+    ]
+    return Status(step=step, total=100, epoch=1, epochs=5, workers=3, metrics={"loss": loss}, history=history)
+
+
+def test_it_shows_bar_curves_workers_and_what_happened_and_runs_no_code():
+    shown: list[str] = []
+    now = 0.0
+    made = NotebookDisplay(lambda: now, shown.append)
+    with made:
+        for step in (10, 20, 30):
+            now += 1
+            made.show(status(step, 1 / step, epochs=4))
+        made.say("a worker <b>died</b>\x1b[2J")
+        for line in range(9):
+            made.say(f"line {line}")
+    last = shown[-1]
+    tree = ET.fromstring(last)
+    assert len(tree.findall(".//svg")) == 2
+    assert len(tree.findall(".//polyline")) == 3
+    text = "".join(tree.itertext())
+    for words in ("step 30/100", "3 workers", "loss", "accuracy", "val_accuracy", "line 8", "a worker <b>died</b>"):
+        assert words in text
+    assert "width:30.0%" in last
+    assert "\x1b" not in last
+    assert "<b>" not in last
+
+
+def test_it_is_drawn_again_after_half_a_second_and_at_the_end():
+    shown: list[str] = []
+    now = 0.0
+    with NotebookDisplay(lambda: now, shown.append) as made:
+        for step in range(1, 11):
+            now = step / 10
+            made.show(status(step, 1.0))
+        assert len(shown) == 2
+    assert "step 10/100" in shown[-1]
+    assert len(shown) == 3
+
+
+def test_what_is_not_finite_or_not_there_yet_is_no_reason_to_fail():
+    assert "svg" not in page(None, [], [])
+    assert page(status(1, float("nan")), [(1, float("nan")), (2, float("inf"))], ["x"]).count("<svg") == 0
+    assert page(status(1, 1.0), [(1, float("nan")), (2, 1.0), (3, 2.0)], []).count("<svg") == 1
+
+
+def test_outside_of_a_notebook_it_is_the_usual_display():
+    assert not in_notebook()
+    assert type(display()) is Display
