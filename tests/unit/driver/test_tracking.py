@@ -164,7 +164,7 @@ def test_mlflow_has_one_run_for_all_starts(tmp_path: Path, monkeypatch: pytest.M
         with follow.tracked(CONFIG.replace(track="mlflow"), ended(tmp_path / "run", 12), print):
             pass
     (run,) = client.search_runs([client.get_experiment_by_name("raytf").experiment_id])
-    assert (run.info.status, run.info.run_name) == ("FINISHED", "a")
+    assert (run.info.status, run.info.run_name) == ("FINISHED", "run")
     assert run.data.params["workers"] == "1:3"
     history = client.get_metric_history(run.info.run_id, "loss")
     assert [(one.step, one.value) for one in history] == [(n, (n - 1) / 8) for n in range(1, 13)]
