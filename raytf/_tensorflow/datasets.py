@@ -67,13 +67,14 @@ class DatasetGraph:
         options.deterministic = True  # elements in one order, whichever is ready first
         self._dataset = dataset.with_options(options)
         variant = tf.data.experimental.to_variant(self._dataset)
+        self._one_by_one = _with_calls_in_order(variant, dataset.element_spec)
         text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
         self._graph = tf.compat.v1.GraphDef.FromString(text)
 
     @property
     def ordered(self) -> Any:
-        """The data set, with its elements in one order."""
-        return self._dataset
+        """The data set, with its elements in one order, and functions that keep something called one after another."""
+        return self._one_by_one
 
     def keeps(self) -> str:
         """An operation whose results depend on what was read before, which no seed can tell; empty if there is none."""
@@ -172,6 +173,25 @@ def _bytes(element: Any) -> int:
 
     dense = (leaf for leaf in tf.nest.flatten(element) if hasattr(leaf, "numpy"))
     return sum(getattr(leaf.numpy(), "nbytes", 0) for leaf in dense)
+
+
+def _with_calls_in_order(variant: Any, element_spec: Any) -> Any:
+    """The data set of a variant as TensorFlow makes it where operations must be deterministic: a function that draws or
+    writes a variable is called for one element after another, also where the program asks for calls side by side."""
+    import tensorflow as tf
+
+    specs = tf.nest.flatten(element_spec)
+    if not all(type(spec) is tf.TensorSpec for spec in specs):  # of others nothing is read
+        return tf.data.experimental.from_variant(variant, element_spec)
+    made = tf.raw_ops.OptimizeDatasetV2(
+        input_dataset=variant,
+        optimizations_enabled=["make_deterministic"],
+        optimizations_disabled=[],
+        optimizations_default=[],
+        output_types=[spec.dtype for spec in specs],
+        output_shapes=[spec.shape for spec in specs],
+    )
+    return tf.data.experimental.from_variant(made, element_spec)
 
 
 def keeping(operations: Iterable[str]) -> str:

@@ -124,8 +124,8 @@ class TrainStep:
                 "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
                 "train_step uses others. Leave them out, and give those optimizers a schedule."
             )
-        #: Shapes of a record's leaves, also where they differ from batch to batch.
-        self._shapes = [np.shape(leaf)[1:] for _, leaf in tree.flatten(template)]
+        #: Leaves of the first records.
+        self._first = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
         #: Whether `sample_shard` has run the graph once.
         self._is_probe_ready = False
         self._sums = ShardSums(self._devices, plan, all_reduce, shards, plan.shards, options.overlap is not None)
@@ -219,8 +219,8 @@ class TrainStep:
                 variable.assign(value)
 
     def shard_seconds(self) -> float:
-        """Seconds that this machine takes for one full micro-batch of zeros: the faster of two runs."""
-        leaves = self._zeros()
+        """Seconds that this machine takes for one full micro-batch: the faster of two runs."""
+        leaves = self._records()
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         taken = []
         for _ in range(3):  # the first run prepares the graph and is not counted
@@ -238,7 +238,7 @@ class TrainStep:
         Returns:
             Average seconds of a micro-batch, and seconds that the measurement took.
         """
-        leaves = self._zeros()
+        leaves = self._records()
         seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
         if not self._is_probe_ready:
             self._run_shard(leaves, seeds)  # the first run prepares the graph
@@ -250,10 +250,10 @@ class TrainStep:
         taken = time.perf_counter() - began
         return taken / runs, taken
 
-    def _zeros(self) -> list[np.ndarray]:
-        """A micro-batch of zeros."""
-        pairs = zip(self._shapes, self._specs, strict=True)
-        return [s.zeros([self._plan.micro_batch_size, *shape]) for shape, s in pairs]
+    def _records(self) -> list[np.ndarray]:
+        """A micro-batch of the first records again and again; not every model takes zeros: CTC takes no empty text."""
+        count = self._plan.micro_batch_size
+        return [np.resize(leaf, (count, *np.shape(leaf)[1:])) for leaf in self._first]
 
     def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
         """Compute one micro-batch to its end. Only its row is fetched, a few bytes: fetching gradients from a GPU would

@@ -64,10 +64,14 @@ def test_a_program_that_is_killed_twice_ends_as_undisturbed(run: Callable[..., J
     run(KINDS[kind], "undisturbed", 1).wait()
     expected = ends(tmp_path / "undisturbed")
     last = tmp_path / "killed" / str(len(expected))
-    for workers in (1, 3):
-        before = len(manifests(last)) and manifests(last)[-1]
+    for count, workers in enumerate((1, 3), 1):
+
+        def has_saved(count: int = count) -> bool:
+            begun = attempts(last)
+            return len(begun) == count and manifests(last)[-1:] > [begun[-1]["from_step"]]
+
         killed = run(KINDS[kind], "killed", workers)
-        killed.until(lambda: manifests(last)[-1:] > [before], 300)  # noqa: B023
+        killed.until(has_saved, 300)
         killed.kill()
     assert manifests(last)[-1] < expected[-1][0], "it was killed after its end"
     run(KINDS[kind], "killed", 2).wait()
