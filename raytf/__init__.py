@@ -44,6 +44,7 @@ _HOMES = {
         "RunMismatchError",
         "StorageError",
         "UnsupportedError",
+        "WholeBatchError",
     ),
     "raytf.distributed.ranks": ("local_rank", "local_size", "rank", "size"),
     "raytf.runs.run_log": ("read_steps",),
@@ -84,6 +85,7 @@ __all__ = [
     "TFRecordSource",
     "TrainConfig",
     "UnsupportedError",
+    "WholeBatchError",
     "WorkerFlags",
     "WorkerSection",
     "cli",
@@ -138,6 +140,7 @@ if TYPE_CHECKING:
         RunMismatchError,
         StorageError,
         UnsupportedError,
+        WholeBatchError,
     )
     from raytf.runs.run_log import read_steps
 

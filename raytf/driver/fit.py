@@ -253,8 +253,10 @@ def _with_shards_of(stored: dict[str, str], config: TrainConfig) -> TrainConfig:
     shards = preflight.stored_shards(stored) if config.batch.logical_shards is None else None
     if shards is None:
         return config
-    # A run that had one shard without being told so had a step that takes whole batches.
-    config = config.replace(**_ONE_SHARD) if shards == 1 else config.replace(logical_shards=shards)
+    if shards == 1 and config.worker_range[1] > 1:  # its step takes whole batches, or it began with one GPU
+        print("the run has one logical shard, so one worker trains", flush=True)
+        config = config.replace(**_ONE_SHARD)
+    config = config.replace(logical_shards=shards)
     config.check()
     return config
 

@@ -14,6 +14,7 @@ SAMPLES = [
     errors.RunMismatchError("m"),
     errors.DataError("m"),
     errors.ModelError("m"),
+    errors.WholeBatchError("m"),
     errors.StorageError("m", "denied"),
     errors.DamagedFileError("f", "it is empty"),
     errors.CheckpointError("m"),

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from raytf.checkpoint import manifest
 from raytf.config.train_config import TrainConfig
 from raytf.driver.tracking import tracker as trackers
 from raytf.driver.tracking.points import committed, unknown
@@ -41,6 +42,8 @@ class Following:
         self._lock = threading.Lock()
         self._told: dict[str, int] = {}
         self._has_trouble = False
+        #: The newest checkpoint at the last look.
+        self._newest: list[str] = []
 
     def open(self, config: TrainConfig) -> None:
         """Begin, or go on.
@@ -58,10 +61,18 @@ class Following:
                 "says, or leave the flag out."
             ) from error
 
-    def advance(self) -> None:
-        """Tell what is new. What goes wrong is said once, and tried again the next time."""
+    def advance(self, always: bool = True) -> None:
+        """Tell what is new. What goes wrong is said once, and tried again the next time.
+
+        Args:
+            always: look at the steps even if no checkpoint has come since the last look.
+        """
         with self._lock:
             try:
+                newest = manifest.list_complete(self._run)[:1]
+                if newest == self._newest and not always and not self._has_trouble:
+                    return
+                self._newest = newest
                 points = committed(self._run)
                 names = {name for point in points for name in point.values} - self._told.keys()
                 if names:
@@ -143,7 +154,7 @@ def _follow(following: Following, stop: threading.Event) -> None:
     taken = 0.0
     while not stop.wait(max(_SECONDS, _TIMES * taken)):
         began = time.monotonic()
-        following.advance()
+        following.advance(always=False)
         taken = time.monotonic() - began
 
 
