@@ -118,6 +118,7 @@ def test_exported_names_are_locked():
         "TFRecordSource",
         "TrainConfig",
         "UnsupportedError",
+        "WholeBatchError",
         "WorkerFlags",
         "WorkerSection",
         "cli",
