@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -478,7 +479,7 @@ def test_a_file_that_is_not_filled_in_asks_nobody(front, here):
 def test_the_command(front, here, tmp_path):
     """As a user calls it: exit codes, notes, the price of spot, JSON, and silence with --offline."""
     file = tmp_path / "c.yaml"
-    file.write_text(CONFIG)
+    file.write_text(CONFIG.replace("--python 3.11.7", f"--python {platform.python_version()}"))  # else it warns
     environment = {**os.environ, "HOME": str(tmp_path)}
 
     def raytf(*args, **more):
