@@ -222,11 +222,7 @@ def _mutable_table(keys: Any, values: Any, key_dtype: str, value_dtype: str, def
 
 def _reduced_function(function: Any) -> Any:
     # Without the graphs that it has traced: those stay, and are traced again where it is called.
-    return _function, (type(function),), function._clone(None).__getstate__()
-
-
-def _function(kind: Any) -> Any:
-    return kind.__new__(kind)
+    return function._clone(None).__reduce_ex__(2)
 
 
 def _reduced_dataset(dataset: Any) -> Any:

@@ -6,6 +6,7 @@ with its lookup tables, and with variables as they are at that moment.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -67,14 +68,15 @@ class DatasetGraph:
         options.deterministic = True  # elements in one order, whichever is ready first
         self._dataset = dataset.with_options(options)
         variant = tf.data.experimental.to_variant(self._dataset)
-        self._one_by_one = _with_calls_in_order(variant, dataset.element_spec)
         text = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1).numpy()
         self._graph = tf.compat.v1.GraphDef.FromString(text)
 
-    @property
+    @functools.cached_property
     def ordered(self) -> Any:
         """The data set, with its elements in one order, and functions that keep something called one after another."""
-        return self._one_by_one
+        import tensorflow as tf
+
+        return _with_calls_in_order(tf.data.experimental.to_variant(self._dataset), self._dataset.element_spec)
 
     def keeps(self) -> str:
         """An operation whose results depend on what was read before, which no seed can tell; empty if there is none."""

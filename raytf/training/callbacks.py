@@ -95,10 +95,9 @@ class Callbacks:
         steering = 0.0
         if self.active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
-            self._list = list(made or [])
-            if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in self._list):
+            self._list = _without_backup(made or [])
+            if len(self._list) < len(made or []):
                 say("BackupAndRestore does nothing here: raytf itself saves and restores")
-                self._list = [c for c in self._list if not isinstance(c, keras.callbacks.BackupAndRestore)]
             for callback in self._list:
                 if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # otherwise the rows of earlier attempts would be lost
@@ -212,10 +211,14 @@ def give_back(run: Storage, callbacks: Sequence[keras.callbacks.Callback], model
     data = run.get_or_none(STATE_FILE)
     tensors = {} if data is None else codec.decode(data)
     values = json.loads(tensors.pop(_VALUES).tobytes()) if _VALUES in tensors else {}
-    own = [c for c in callbacks if not isinstance(c, keras.callbacks.BackupAndRestore)]
+    own = _without_backup(callbacks)
     for callback in own:
         callback.set_model(model)
     _load_state(own, values, tensors)
+
+
+def _without_backup(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    return [c for c in callbacks if not isinstance(c, keras.callbacks.BackupAndRestore)]
 
 
 def _load_state(

@@ -74,7 +74,7 @@ class Cell:
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> Iterator[Callable[..., Cell]]:
-    """kernel(code, meanwhile): a cell, run to its end; `meanwhile` is called with the manager while it runs."""
+    """kernel(code, NAME=value): a cell, run to its end, with values in place of names; its manager is an attribute."""
     manager = KernelManager()
     manager.kernel_spec.argv[0] = sys.executable  # this environment's, whatever is installed beside it
     manager.start_kernel(cwd=str(tmp_path), env=environment(KERAS_BACKEND="tensorflow", HOME=os.environ["HOME"]))

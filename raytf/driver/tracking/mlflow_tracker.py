@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raytf.driver.tracking.points import Point
+from raytf.driver.tracking.tracker import written
 
 #: The tag by which a later start finds the run.
 _KEY = "raytf.key"
@@ -61,11 +61,8 @@ class MlflowTracker:
             self._client.log_batch(self._run, metrics=some)
 
     def keep(self, files: Mapping[str, bytes]) -> None:
-        with tempfile.TemporaryDirectory(prefix="raytf-track-") as folder:
-            for name, data in files.items():
-                path = os.path.join(folder, name)
-                with open(path, "wb") as file:
-                    file.write(data)
+        with written(files) as paths:
+            for path in paths:
                 self._client.log_artifact(self._run, path)
 
     def close(self, is_finished: bool) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from raytf.driver.tracking.points import Point
@@ -47,6 +51,15 @@ class Tracker(Protocol):
     def close(self, is_finished: bool) -> None:
         """End, for now or for good."""
         ...
+
+
+@contextlib.contextmanager
+def written(files: Mapping[str, bytes]) -> Iterator[list[str]]:
+    """Paths of some files by name, for libraries that take no bytes; they are gone after the `with` statement."""
+    with tempfile.TemporaryDirectory(prefix="raytf-track-") as folder:
+        for name, data in files.items():
+            Path(folder, name).write_bytes(data)
+        yield [os.path.join(folder, name) for name in files]
 
 
 def check(track: str | None) -> None:

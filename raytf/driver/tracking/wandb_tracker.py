@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raytf.driver.tracking.points import Point
+from raytf.driver.tracking.tracker import written
 
 
 class WandbTracker:
@@ -33,12 +32,9 @@ class WandbTracker:
     def keep(self, files: Mapping[str, bytes]) -> None:
         import wandb
 
-        with tempfile.TemporaryDirectory(prefix="raytf-track-") as folder:
+        with written(files) as paths:
             made = wandb.Artifact(f"run-{self._run.id}", type="run")
-            for name, data in files.items():
-                path = os.path.join(folder, name)
-                with open(path, "wb") as file:
-                    file.write(data)
+            for path in paths:
                 made.add_file(path, policy="mutable")
             self._run.log_artifact(made)
 
