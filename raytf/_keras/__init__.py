@@ -8,6 +8,7 @@ module of raytf takes something private. Keras is imported when a function is ca
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ SEEN = {
     "keras.src.layers.layer.Layer._layers": "3.15.1",
     "keras.src.losses.loss.apply_mask": "3.15.1",
     "keras.src.ops.node.Node._keras_history": "3.15.1",
+    "keras.src.optimizers.adagrad.Adagrad._accumulators": "3.15.1",
     "keras.src.optimizers.adam.Adam._momentums": "3.15.1",
     "keras.src.optimizers.adam.Adam._velocities": "3.15.1",
     f"{_OPTIMIZER}._clip_gradients": "3.15.1",
@@ -227,6 +229,11 @@ def adam_moments(adam: Any, variable: Any) -> tuple[Any, Any]:
     return adam._momentums[place], adam._velocities[place]
 
 
+def adagrad_sums(adagrad: Any, variable: Any) -> Any:
+    """The sums of squares that Adagrad keeps of a weight."""
+    return adagrad._accumulators[variable_index(adagrad, variable)]
+
+
 def clipped(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
     """Gradients of all weights, clipped as the optimizer says."""
     return optimizer._clip_gradients(list(gradients))
@@ -245,3 +252,16 @@ def decays(optimizer: Any, variable: Any) -> bool:
 def exclude_from_decay(optimizer: Any, keys: Any) -> None:
     """Have weights with some keys not decay, and all others do; by names Keras would not tell parts of them apart."""
     optimizer._use_weight_decay = lambda variable: optimizer._var_key(variable) not in keys
+
+
+@functools.cache
+def read_rows() -> None:
+    """Have a lookup in a weight read its rows alone, in this process from now on.
+
+    `tf.gather` asks what it is given for `sparse_read`, which TensorFlow's variables have and Keras's lack. Without it
+    a lookup reads the whole table; and once an optimizer has written single rows, TensorFlow copies what it reads.
+    """
+    from keras.src.backend.tensorflow.core import Variable
+
+    # A cast variable is a tensor, which has no `sparse_read` either: `tf.gather` then takes the tensor.
+    Variable.sparse_read = property(lambda variable: variable.value.sparse_read)

@@ -29,8 +29,9 @@ from raytf.driver.notebook import staying_connected
 from raytf.driver.parameter_server import run as servers
 from raytf.driver.ray_train import run as controllers
 from raytf.driver.result import Result, result_of, summary
-from raytf.driver.tracking import follow
+from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking import tracker as trackers
+from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, WholeBatchError, one_line
 from raytf.runs import notebook, run_log
 from raytf.runs.display import Display
@@ -70,6 +71,7 @@ def fit(
     *,
     batch_size: int | None = None,
     epochs: int | None = None,
+    verbose: int | str = "auto",
     callbacks: Any = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
@@ -79,6 +81,7 @@ def fit(
     initial_epoch: int = 0,
     steps_per_epoch: int | None = None,
     validation_steps: int | None = None,
+    validation_batch_size: int | None = None,
     validation_freq: int = 1,
     train: Any = None,
     validation: Any = None,
@@ -103,6 +106,8 @@ def fit(
         batch_size: records of a step, over all workers together. Default: that of `config`; without one, 32 if x has
             arrays, else 128.
         epochs: passes over the data.
+        verbose: "auto" or 1 shows a bar on a terminal, a widget in a notebook and lines elsewhere; 2 a line for each
+            epoch; 0 only what goes wrong.
         callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
             which ends up as `files/` in the run's folder. They run on rank 0.
         validation_split: part of the arrays that is held out for validation, the last records; without
@@ -115,6 +120,7 @@ def fit(
         initial_epoch: number of the first epoch, counted from 0; the last one is `epochs` - 1, as in Keras.
         steps_per_epoch: batches of an epoch, for batches without end.
         validation_steps: batches of the validation data that are evaluated; by default all.
+        validation_batch_size: changes nothing: what is computed does not depend on it.
         validation_freq: epochs between validations.
         train, validation: other names for x and validation_data.
         test: as validation_data; evaluated once at the end.
@@ -128,7 +134,9 @@ def fit(
     Raises:
         RaytfError: says in one line what is wrong and how to fix it.
     """
+    shown = keras_arguments.verbosity(verbose)
     callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
+    callbacks, reporting = callback_tracker.split(callbacks, model)
     x = _one_of("x", x, "train", train)
     validation = _one_of("validation_data", validation_data, "validation", validation)
     config, overruled = keras_arguments.settings(config, batch_size, epochs, keras_arguments.is_plain(x))
@@ -136,7 +144,7 @@ def fit(
         split = validation_split if validation is None else 0.0  # as in Keras
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)
         validation = held_out if validation is None else validation
-    _check_epochs(initial_epoch, config)
+    keras_arguments.check_epochs(initial_epoch, config)
     own = precision.of_process()
     _refuse(config, own, model, x, validation, validation_freq)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
@@ -150,7 +158,7 @@ def fit(
     storage.preflight()
     run = storage.child(config.run.run)
     preflight.check_folder(run)
-    sources = given.sources(run, config.batch.pipeline, validation_steps)
+    sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
     stored = preflight.stored_identity(run)
     preflight.compare_strategy(stored, config)
     code = Parcel(UserCode(model, callbacks, augment))
@@ -174,8 +182,10 @@ def fit(
             shuffle=shuffle,
             validation_freq=validation_freq,
             precision=own,
+            verbose=shown,
         )
-        return _finish(job, sources, given.stream, stored, run, status_file)
+        tracker = CallbackTracker(run, reporting, model, job) if reporting else None
+        return _finish(job, sources, given.stream, stored, run, status_file, tracker)
 
     try:
         document = finish(_with_shards_of(stored, config))
@@ -200,16 +210,6 @@ def _one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
     if value is not None and other_value is not None:
         raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
     return value if other_value is None else other_value
-
-
-def _check_epochs(initial_epoch: int, config: TrainConfig) -> None:
-    """Refuse a first epoch after the last one."""
-    epochs = None if config.length.steps else config.length.epochs or 1
-    if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
-        raise DataError(
-            f"initial_epoch is {initial_epoch}, and epochs is {epochs}. Expected 0 or more, and more epochs: they "
-            "count from 0 on, and not from initial_epoch."
-        )
 
 
 def _refuse(
@@ -268,6 +268,7 @@ def _finish(
     stored: dict[str, str],
     run: Storage,
     status_file: StatusFile,
+    tracker: CallbackTracker | None,
 ) -> dict[str, Any]:
     """Train to the end, unless the run has already finished.
 
@@ -278,35 +279,36 @@ def _finish(
         stored: settings that the run was made with; empty for a new run.
         run: its folder.
         status_file: shows the progress to programs.
+        tracker: the program's callbacks of trackers.
 
     Returns:
         The contents of `result.json`.
     """
     name = job.config.run.run
-    with notebook.display() as display:
-        display.say(f"run {name} in {run.locate('')}")
+    with notebook.display(job.verbose) as display:
+        display.note(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
-        display.say(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
+        display.note(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
             if finished is not None:
                 finished_run.compare(job, sources, finished_run.stored(finished) or stored, display.say)
-                if not follow.has_all(job.config, run):  # the start that ended it was killed, or had no tracker
-                    with follow.tracked(job.config, run, display.say):
+                if not follow.has_all(job.config, run, tracker):  # the start that ended it was killed, or had none
+                    with follow.tracked(job.config, run, display.say, tracker):
                         pass
-                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do")
+                display.note(f"run {name} has finished ({finished['steps']} steps); nothing to do")
                 return finished
             run_log.abort_uploads(run)
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
-            with follow.tracked(job.config, run, display.say), booked(run) as book:
+            with follow.tracked(job.config, run, display.say, tracker), booked(run) as book:
                 session = _Session(run, display, status_file, lease, book)
                 with staying_connected(job.config) as local:
                     document = _train(job, sources, stream, local, session)
                 book.note(Driver("ended", outcome="finished"))
                 add_times(document, run, book)
                 run.put(run_log.RESULT, json.dumps(document, indent=1).encode())
-        display.say(summary(document))
+        display.note(summary(document))
         return document
 
 

@@ -52,13 +52,16 @@ class RunData:
             refuse_other_classes(own[0], data)
         return cls(found)
 
-    def sources(self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None) -> Sources:
+    def sources(
+        self, run: Storage, pipeline: str = "auto", validation_steps: int | None = None, verbose: int = 1
+    ) -> Sources:
         """Sources for all of them. What must be written goes below the run's folder, with the run's lease held.
 
         Args:
             run: its folder.
             pipeline: --pipeline.
             validation_steps: batches of the validation data, if not all.
+            verbose: as of `Display`.
 
         Raises:
             DataError: a data set failed, or does not contain numbers.
@@ -66,16 +69,16 @@ class RunData:
         found = dict(self.parts)
         unread = {name: data for name, data in found.items() if is_ray_dataset(data) or isinstance(data, Stream)}
         if unread:
-            with notebook.display() as display, Lease(run, display.say):
+            with notebook.display(verbose) as display, Lease(run, display.say):
                 for name, data in unread.items():
                     folder = run.child(f"data/{name}")
                     if not isinstance(data, Stream):
-                        found[name] = RayDataSource(data, folder.uri, say=display.say)
+                        found[name] = RayDataSource(data, folder.uri, say=display.note)
                     elif name == "train":
-                        found[name] = given.training_source(data, pipeline, folder, display.say)
+                        found[name] = given.training_source(data, pipeline, folder, display.note)
                     else:
                         steps = validation_steps if name == "validation" else None
-                        found[name] = given.evaluation_source(data, steps, folder, display.say)
+                        found[name] = given.evaluation_source(data, steps, folder, display.note)
         return Sources(found["train"], found["validation"], found["test"])
 
 

@@ -47,6 +47,35 @@ def settings(
     return given, said
 
 
+def verbosity(verbose: Any) -> int:
+    """`verbose` of a call as 0, 1 or 2.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if verbose == "auto":
+        return 1
+    if verbose not in (0, 1, 2):
+        raise ConfigError(
+            f'verbose={verbose!r}: expected "auto" or 1 (a bar), 2 (a line for each epoch) or 0 (only what goes wrong).'
+        )
+    return int(verbose)
+
+
+def check_epochs(initial_epoch: int, config: TrainConfig) -> None:
+    """Refuse a first epoch after the last one.
+
+    Raises:
+        DataError: it is.
+    """
+    epochs = None if config.length.steps else config.length.epochs or 1
+    if initial_epoch < 0 or (epochs is not None and initial_epoch >= epochs):
+        raise DataError(
+            f"initial_epoch is {initial_epoch}, and epochs is {epochs}. Expected 0 or more, and more epochs: they "
+            "count from 0 on, and not from initial_epoch."
+        )
+
+
 def is_plain(data: Any) -> bool:
     """Whether data are arrays as Keras takes them: one, a dict or a list of them, a tensor, or a table of pandas."""
     if isinstance(data, (dict, list)):

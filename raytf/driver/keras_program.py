@@ -79,8 +79,6 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     bound = inspect.signature(own).bind(model, *args, **given)
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]
-    for name in ("verbose", "validation_batch_size"):  # neither changes what is learned
-        asked.pop(name, None)
     x = asked.pop("x", None)
     if asked.get("batch_size") is None and not are_batches(x):
         asked["batch_size"] = KERAS_BATCH_SIZE

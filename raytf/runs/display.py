@@ -57,16 +57,27 @@ class Display(Screen):
     Args:
         console: where to; tests give their own.
         clock: injected by tests.
+        verbose: 1 shows all; 2 no status, as where each epoch has its line; 0 neither that nor what `note` says.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic, verbose: int = 1):
         super().__init__(console)
-        self._clock = clock
+        self._clock, self._verbose = clock, verbose
         self._last_line = float("-inf")
         self._last_text = ""
 
+    def __enter__(self) -> Self:
+        return super().__enter__() if self._verbose == 1 else self
+
+    def note(self, message: str) -> None:
+        """Print a line, or several, that nobody misses who asked for silence."""
+        if self._verbose:
+            self.say(message)
+
     def show(self, status: Status) -> None:
         """Update the bar, or print a line every few seconds."""
+        if self._verbose != 1:
+            return
         text = visible(describe(status))
         if self._live is not None:
             share = status.step / status.total if status.total else 1.0

@@ -26,9 +26,13 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def display() -> Display:
-    """A display for where this process runs."""
-    return NotebookDisplay() if in_notebook() else Display()
+def display(verbose: int = 1) -> Display:
+    """A display for where this process runs.
+
+    Args:
+        verbose: as of `Display`; the widget is 1.
+    """
+    return NotebookDisplay() if verbose == 1 and in_notebook() else Display(verbose=verbose)
 
 
 class NotebookDisplay(Display):

@@ -40,6 +40,11 @@ _HARMLESS = (
 )
 
 
+#: Callbacks whose work is done elsewhere, and by what.
+_REPLACED: dict[type, str] = {
+    keras.callbacks.BackupAndRestore: "raytf itself saves and restores",
+    keras.callbacks.ProgbarLogger: "the run's own display shows how far it is",
+}
 #: Callbacks whose batch hooks change nothing, so the ranks need not agree on anything afterwards.
 _PASSIVE_ON_BATCHES = (
     keras.callbacks.History,
@@ -95,9 +100,9 @@ class Callbacks:
         steering = 0.0
         if self.active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
-            self._list = _without_backup(made or [])
-            if len(self._list) < len(made or []):
-                say("BackupAndRestore does nothing here: raytf itself saves and restores")
+            self._list = _without_replaced(made or [])
+            for kind in dict.fromkeys(type(c) for c in made or [] if type(c) in _REPLACED):
+                say(f"{kind.__name__} does nothing here: {_REPLACED[kind]}")
             for callback in self._list:
                 if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # otherwise the rows of earlier attempts would be lost
@@ -211,14 +216,14 @@ def give_back(run: Storage, callbacks: Sequence[keras.callbacks.Callback], model
     data = run.get_or_none(STATE_FILE)
     tensors = {} if data is None else codec.decode(data)
     values = json.loads(tensors.pop(_VALUES).tobytes()) if _VALUES in tensors else {}
-    own = _without_backup(callbacks)
+    own = _without_replaced(callbacks)
     for callback in own:
         callback.set_model(model)
     _load_state(own, values, tensors)
 
 
-def _without_backup(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
-    return [c for c in callbacks if not isinstance(c, keras.callbacks.BackupAndRestore)]
+def _without_replaced(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    return [c for c in callbacks if type(c) not in _REPLACED]
 
 
 def _load_state(

@@ -17,7 +17,7 @@ def end_epoch(context: Context) -> None:
     context.program.model.reset_metrics()
     if context.is_first_rank:
         reporter.scalars({f"epoch_{name}": value for name, value in logs.items()}, state.step)
-        reporter.say(f"epoch {epoch + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in logs.items()))
+        reporter.note(f"epoch {epoch + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in logs.items()))
     is_best = False
     if context.is_at_epoch_end:
         context.saving.check_goal(logs)

@@ -1,4 +1,4 @@
-"""Updates of Adam, AdamW and SGD in a single pass over memory."""
+"""Updates of Adam, AdamW and SGD in a single pass over memory, and of Adagrad over the rows that occur alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     Keras writes an update as a dozen operations, each of which makes a pass over memory; for a small model that takes
     longer than its gradients. TensorFlow's own kernels do the same arithmetic in the same order in one pass, except
     that they round Adam's betas to the weights' type before they compute 1 - beta (a relative error of 5e-5 at 0.999).
-    Clipping, weight decay, averages and loss scales are still Keras's; so is the update of any other optimizer.
+    Of rows, Adagrad computes those that occur. Clipping, weight decay, averages and loss scales are still Keras's, as
+    is any other update.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     own, update = type(inner).update_step, None
@@ -42,14 +43,16 @@ def fused(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         update = _adam(inner)
     elif own is keras.optimizers.SGD.update_step:
         update = _sgd(inner)
+    of_rows = _adagrad_rows(inner) if own is keras.optimizers.Adagrad.update_step else None
     attributes = vars(inner)
-    if update is None or "update_step" in attributes:
+    if (update is None and of_rows is None) or "update_step" in attributes:
         yield
         return
 
     def update_step(gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        dense = isinstance(variable, tf.Variable) and not isinstance(gradient, tf.IndexedSlices)
-        chosen = update if dense and variable.dtype in (tf.float32, tf.float64) else functools.partial(own, inner)
+        chosen = of_rows if isinstance(gradient, tf.IndexedSlices) else update
+        if chosen is None or not isinstance(variable, tf.Variable) or variable.dtype not in (tf.float32, tf.float64):
+            chosen = functools.partial(own, inner)
         chosen(gradient, variable, learning_rate)
 
     with _methods(inner, {"update_step": update_step}):
@@ -130,6 +133,19 @@ def _sgd(sgd: Any) -> _Update:
             use_locking=True,
             use_nesterov=bool(sgd.nesterov),
         )
+
+    return update
+
+
+def _adagrad_rows(adagrad: Any) -> _Update:
+    """Keras takes the root of the whole accumulator and then the rows of it that occur."""
+
+    def update(gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        rate, epsilon = tf.cast(learning_rate, variable.dtype), tf.constant(adagrad.epsilon, variable.dtype)
+        sums, values = _keras.adagrad_sums(adagrad, variable), tf.cast(gradient.values, variable.dtype)
+        adagrad.assign_add(sums, tf.IndexedSlices(tf.square(values), gradient.indices, gradient.dense_shape))
+        divided = rate * values / tf.sqrt(sums.value.sparse_read(gradient.indices) + epsilon)
+        adagrad.assign_sub(variable, tf.IndexedSlices(divided, gradient.indices, gradient.dense_shape))
 
     return update
 

@@ -53,6 +53,7 @@ class TrainingJob:
         precision: what the job has set in the driver's Keras.
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
+        verbose: 0 says only what went wrong.
     """
 
     code: Parcel[UserCode]
@@ -69,6 +70,7 @@ class TrainingJob:
     precision: Precision = precision.DEFAULT
     shuffle: bool = True
     first_epoch: int = 0
+    verbose: int = 1
 
     def epoch_of(self, step: int) -> int:
         """The number of the epoch in which a step is."""

@@ -169,6 +169,11 @@ class Reporter:
         if self._rank == 0:
             self.say_here(message)
 
+    def note(self, message: str) -> None:
+        """As `say`; nothing where the user asked for silence."""
+        if self._job.verbose:
+            self.say(message)
+
     def say_here(self, message: str) -> None:
         """Print a line for the user, from any rank."""
         self._job.monitor.say(message)

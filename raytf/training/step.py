@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from raytf import _keras
 from raytf.checkpoint import variables
 from raytf.checkpoint.digest import device_sum
 from raytf.data import tree
@@ -112,6 +113,7 @@ class TrainStep:
         options: StepOptions,
         rate: LearningRate | None = None,
     ):
+        _keras.read_rows()
         self._model, self._plan, self._shards, self._all_reduce = model, plan, shards, all_reduce
         self._devices = options.devices or OneDevice()
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)

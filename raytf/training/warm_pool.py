@@ -248,15 +248,17 @@ class WarmAnswer:
     runtime_env: str = ""
 
 
-def prepare(workers: int, runtime_env: str = "") -> WarmAnswer:
+def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False) -> WarmAnswer:
     """Start the warm processes that this node lacks; may be called repeatedly.
 
     Args:
         workers: number of workers that the node runs, or may run.
         runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
+        is_urgent: do not wait until the group has trained for some seconds.
     """
     if not runtime_env:
-        if _first_step_at is None or time.monotonic() - _first_step_at < _SETTLE_SECONDS:
+        has_settled = _first_step_at is not None and time.monotonic() - _first_step_at >= _SETTLE_SECONDS
+        if not has_settled and not is_urgent:
             return WarmAnswer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
     processes = WarmProcesses.here()

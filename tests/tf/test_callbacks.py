@@ -211,11 +211,15 @@ def test_what_callbacks_print_is_said_and_what_they_raise_is_named(tmp_path):
         ready.run("on_epoch_end", 1, {})
 
 
-def test_backup_and_restore_does_nothing_and_a_line_says_so(tmp_path):
+def test_backup_and_restore_and_the_bar_do_nothing_and_a_line_says_so(tmp_path):
     said: list[str] = []
-    ready = callbacks([keras.callbacks.BackupAndRestore(str(tmp_path / "b"))], tmp_path, said=said)
+    given = [keras.callbacks.BackupAndRestore(str(tmp_path / "b")), keras.callbacks.ProgbarLogger()]
+    ready = callbacks(given, tmp_path, said=said)
     ready.run("on_epoch_end", 0, {})
-    assert said == ["BackupAndRestore does nothing here: raytf itself saves and restores"]
+    assert said == [
+        "BackupAndRestore does nothing here: raytf itself saves and restores",
+        "ProgbarLogger does nothing here: the run's own display shows how far it is",
+    ]
     assert not (tmp_path / "b").exists()
 
 

@@ -23,6 +23,7 @@ from raytf.driver.supervision.node_exclusion import without
 from raytf.driver.supervision.supervisor import Supervisor
 from raytf.driver.supervision.watchdog import Watchdog
 from raytf.runs import events
+from raytf.runs.notebook import in_notebook
 from raytf.training.monitor_client import MonitorClient
 
 #: Seconds in which Ray learns that the resources of a group that has ended are free.
@@ -103,7 +104,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._next_kind: str | None = None
         #: Nodes with other kinds of GPU.
         self._other_kinds = frozenset[str]()
-        self._supply = WarmSupply(resources, run.monitor.say) if flags.warm_workers else None
+        self._supply = WarmSupply(resources, run.monitor.say, in_notebook()) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         # What a killed controller has reserved stays reserved for three minutes, unless it is requested again under the

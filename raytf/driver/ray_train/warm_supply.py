@@ -83,10 +83,11 @@ class WarmSupply:
     Args:
         resources: of each worker.
         say: takes a line for the user, once for each node, on why it has no warm processes.
+        is_urgent: start them at once, as the next group may be that of the next run: in a notebook, of the next cell.
     """
 
-    def __init__(self, resources: dict[str, float], say: Callable[[str], None]):
-        self._resources, self._say = resources, say
+    def __init__(self, resources: dict[str, float], say: Callable[[str], None], is_urgent: bool = False):
+        self._resources, self._say, self._is_urgent = resources, say, is_urgent
         self._schedule = Schedule()
         self._group: list[Any] = []
         self._runtime_env = ""
@@ -116,7 +117,8 @@ class WarmSupply:
         counts = Counter(worker.metadata.node_id for worker in workers)
         speakers = {worker.metadata.node_id: worker for worker in workers}
         for node in self._schedule.due([node for node in counts if node in staying]):
-            self._answers[speakers[node].execute_async(warm_pool.prepare, counts[node])] = node
+            answer = speakers[node].execute_async(warm_pool.prepare, counts[node], is_urgent=self._is_urgent)
+            self._answers[answer] = node
         if self._runtime_env and self._schedule.due(["the spare nodes"]):
             self._schedule.answered("the spare nodes", False)
             spares = spare_nodes(self._room(staying), counts)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from raytf.checkpoint import manifest
 from raytf.config.train_config import TrainConfig
+from raytf.driver.tracking import known
 from raytf.driver.tracking import tracker as trackers
+from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.driver.tracking.points import committed, unknown
 from raytf.driver.tracking.tracker import Tracker
 from raytf.errors import ConfigError, RaytfError, one_line
@@ -20,9 +20,9 @@ from raytf.runs import history, run_log
 from raytf.runs.report.page import draw
 from raytf.storage.storage import Storage
 
-#: In the run's folder: the key by which trackers know the run.
-KEY_FILE = "tracking.json"
 _MODEL_FILE = "model.keras"
+#: In place of a flag.
+OWN_CALLBACKS = "callbacks"
 #: Seconds between two looks at what is committed, and how much longer than a look took the next one is waited for.
 _SECONDS, _TIMES = 5.0, 10.0
 
@@ -33,12 +33,13 @@ class Following:
     Args:
         run: its folder.
         tracker: to be told.
-        flag: of the tracker, for people.
+        flag: of the tracker; `OWN_CALLBACKS` for those of the program.
         say: told of trouble.
     """
 
     def __init__(self, run: Storage, tracker: Tracker, flag: str, say: Callable[[str], None]):
         self._run, self._tracker, self._flag, self._say = run, tracker, flag, say
+        self._name = "the tracker's callback" if flag == OWN_CALLBACKS else f"--track {flag}"
         self._lock = threading.Lock()
         self._told: dict[str, int] = {}
         self._has_trouble = False
@@ -52,13 +53,13 @@ class Following:
             ConfigError: the tracker refuses.
         """
         try:
-            self._tracker.open(_known(self._run)["key"], name_of(self._run), parameters(config))
+            self._tracker.open(known.read(self._run).key, name_of(self._run), parameters(config))
         except RaytfError:
             raise
         except Exception as error:
             raise ConfigError(
-                f"--track {self._flag}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its own guide "
-                "says, or leave the flag out."
+                f"{self._name}: {type(error).__name__}: {one_line(error, 300)}. Set it up as its own guide says, or "
+                "leave it out."
             ) from error
 
     def advance(self, always: bool = True) -> None:
@@ -76,8 +77,8 @@ class Following:
                 points = committed(self._run)
                 names = {name for point in points for name in point.values} - self._told.keys()
                 if names:
-                    known = self._tracker.told(names)
-                    self._told.update({name: known.get(name, 0) for name in names})
+                    told = self._tracker.told(names)
+                    self._told.update({name: told.get(name, 0) for name in names})
                 new = unknown(points, self._told)
                 if new:
                     self._tracker.tell(new)
@@ -95,9 +96,8 @@ class Following:
         except Exception as error:
             self._trouble(error, "it has no report and no model of this run")
         if not self._has_trouble:
-            known = _known(self._run)
-            known["complete"] = sorted({*known["complete"], self._flag})
-            self._run.put(KEY_FILE, json.dumps(known).encode())
+            before = known.read(self._run)
+            dataclasses.replace(before, complete=tuple(sorted({*before.complete, self._flag}))).write(self._run)
 
     def close(self, is_finished: bool) -> None:
         try:
@@ -108,53 +108,61 @@ class Following:
     def _trouble(self, error: Exception, then: str) -> None:
         if not self._has_trouble:
             self._has_trouble = True
-            self._say(f"--track {self._flag}: {type(error).__name__}: {one_line(error, 200)}; {then}")
+            self._say(f"{self._name}: {type(error).__name__}: {one_line(error, 200)}; {then}")
 
 
 @contextlib.contextmanager
-def tracked(config: TrainConfig, run: Storage, say: Callable[[str], None]) -> Iterator[None]:
-    """While the `with` statement lasts, a tracker is told of the run, which has finished if nothing is raised in it.
+def tracked(
+    config: TrainConfig, run: Storage, say: Callable[[str], None], own: CallbackTracker | None = None
+) -> Iterator[None]:
+    """While the `with` statement lasts, trackers are told of the run, which has finished if nothing is raised in it.
 
     Args:
         config: has the flag, which may name none.
         run: its folder, with the lease held.
-        say: told of trouble with the tracker, which does not stop the run.
+        say: told of trouble with a tracker, which does not stop the run.
+        own: the program's callbacks of trackers.
 
     Raises:
-        ConfigError: the tracker refuses at the beginning.
+        ConfigError: a tracker refuses at the beginning.
     """
-    if config.run.track is None:
-        yield
-        return
-    following = Following(run, _made(config.run.track, run), config.run.track, say)
-    following.open(config)
+    flag = config.run.track
+    following = [] if flag is None else [Following(run, _made(flag, run), flag, say)]
+    following += [] if own is None else [Following(run, own, OWN_CALLBACKS, say)]
+    for each in following:
+        each.open(config)
     stop, is_finished = threading.Event(), False
     thread = threading.Thread(target=_follow, args=(following, stop), name="raytf-track", daemon=True)
-    thread.start()
+    if following:
+        thread.start()
     try:
         yield
         is_finished = True
     finally:
         stop.set()
-        thread.join()
-        if is_finished:
-            following.finish()
-        else:
-            following.advance()
-        following.close(is_finished)
+        if following:
+            thread.join()
+        for each in following:
+            if is_finished:
+                each.finish()
+            else:
+                each.advance()
+            each.close(is_finished)
 
 
-def has_all(config: TrainConfig, run: Storage) -> bool:
-    """Whether the tracker that a flag names, if it names one, was told of the run to its end."""
-    flag = config.run.track
-    return flag is None or flag in _known(run)["complete"]
+def has_all(config: TrainConfig, run: Storage, own: CallbackTracker | None = None) -> bool:
+    """Whether the tracker that a flag names, and the program's callbacks, if there are any, were told of the run to its
+    end."""
+    wanted = {flag for flag in (config.run.track, None if own is None else OWN_CALLBACKS) if flag is not None}
+    return not wanted or wanted <= set(known.read(run).complete)
 
 
-def _follow(following: Following, stop: threading.Event) -> None:
+def _follow(following: Sequence[Following], stop: threading.Event) -> None:
     taken = 0.0
     while not stop.wait(max(_SECONDS, _TIMES * taken)):
         began = time.monotonic()
-        following.advance(always=False)
+        for each in following:
+            each.advance(always=False)
         taken = time.monotonic() - began
 
 
@@ -175,23 +183,6 @@ def _made(flag: str, run: Storage) -> Tracker:
     from raytf.driver.tracking.file_tracker import FileTracker
 
     return FileTracker(flag)
-
-
-def _known(run: Storage) -> dict[str, Any]:
-    """The run's key, which is written down before a tracker hears of it, and which trackers were told of all of it.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
-    text = run.get_or_none(KEY_FILE)
-    if text is None:
-        text = json.dumps({"key": uuid.uuid4().hex, "complete": []}).encode()
-        run.put(KEY_FILE, text)
-    try:
-        found = json.loads(text)
-        return {"key": str(found["key"]), "complete": [str(flag) for flag in found["complete"]]}
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{run.locate(KEY_FILE)} is damaged. Remove it: trackers then see another run.") from None
 
 
 def name_of(run: Storage) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from raytf.config.train_config import TrainConfig
 from raytf.driver import keras_arguments
-from raytf.errors import DataError
+from raytf.errors import ConfigError, DataError
 
 X, Y, WEIGHT = np.arange(20.0).reshape(10, 2), np.arange(10), np.ones(10)
 
@@ -95,3 +95,14 @@ def test_other_data_are_passed_on():
 def test_what_does_not_go_together_is_refused(arguments, words):
     with pytest.raises(DataError, match=words):
         keras_arguments.training_data(*arguments)
+
+
+@pytest.mark.parametrize(("verbose", "shown"), [("auto", 1), (0, 0), (1, 1), (2, 2), (True, 1), (False, 0)])
+def test_verbose_is_what_it_is_in_keras(verbose, shown):
+    assert keras_arguments.verbosity(verbose) == shown
+
+
+@pytest.mark.parametrize("verbose", [3, -1, "yes", None])
+def test_another_verbose_is_refused(verbose):
+    with pytest.raises(ConfigError, match="verbose="):
+        keras_arguments.verbosity(verbose)

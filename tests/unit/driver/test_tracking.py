@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.config.train_config import TrainConfig
-from raytf.driver.tracking import follow, tracker
+from raytf.data.plan import StepPlan
+from raytf.driver.tracking import callback_tracker, follow, tracker
+from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.driver.tracking.file_tracker import FileTracker
 from raytf.driver.tracking.follow import Following
 from raytf.driver.tracking.points import Point, committed, unknown
 from raytf.errors import ConfigError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
+from raytf.training.job import TrainingJob, UserCode
+from raytf.training.monitor_client import MonitorClient
+from raytf.training.parcel import Parcel
 
 CONFIG = TrainConfig.of(run="a", epochs=2, workers="1:3")
 EPOCH = 5
@@ -170,3 +177,132 @@ def test_mlflow_has_one_run_for_all_starts(tmp_path: Path, monkeypatch: pytest.M
     assert [(one.step, one.value) for one in history] == [(n, (n - 1) / 8) for n in range(1, 13)]
     assert [one.step for one in client.get_metric_history(run.info.run_id, "val_loss")] == [5, 10]
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["report.html"]
+
+
+class Number:
+    """A variable."""
+
+    def __init__(self, value: int):
+        self.value = value
+
+    def __int__(self) -> int:
+        return self.value
+
+    def assign(self, value: int) -> None:
+        self.value = value
+
+
+def compiled() -> Any:
+    """A model that has made 30 updates, as a tracker's callback sees it."""
+    return SimpleNamespace(optimizer=SimpleNamespace(iterations=Number(30)))
+
+
+def job(steps: int) -> TrainingJob:
+    plan = StepPlan(records=EPOCH * 4, global_batch_size=4, shards=1)
+    return TrainingJob(Parcel(UserCode(None)), CONFIG, None, MonitorClient(None), "", plan, steps, None, 1)
+
+
+class Told:
+    """A callback of a tracker, as far as it is told."""
+
+    def __init__(self, fails_at: int = 0):
+        self.heard: list[tuple[Any, ...]] = []
+        self.fails_at = fails_at
+
+    def set_params(self, params):
+        self.params = params
+
+    def set_model(self, model):
+        self.model = model
+
+    def on_train_begin(self):
+        self.heard.append(("begin",))
+
+    def on_epoch_begin(self, epoch):
+        self.heard.append(("epoch", epoch))
+
+    def on_train_batch_begin(self, batch):
+        pass
+
+    def on_train_batch_end(self, batch, logs):
+        step = int(self.model.optimizer.iterations)
+        if step == self.fails_at:
+            self.fails_at = 0
+            raise ConnectionError("no route to the server")
+        self.heard.append((batch, step, logs))
+
+    def on_epoch_end(self, epoch, logs):
+        self.heard.append((epoch, logs))
+
+    def on_train_end(self):
+        self.heard.append(("end",))
+
+
+Told.__module__ = "wandb.integration.keras"
+
+
+def followed(folder: Path, steps: int, told: Told, said: list[str]) -> Any:
+    model, run = compiled(), ended(folder, steps)
+    own = CallbackTracker(run, [told], model, job(steps))
+    if not follow.has_all(CONFIG, run, own):
+        with follow.tracked(CONFIG, run, said.append, own):
+            pass
+    return model
+
+
+def test_a_tracker_s_own_callback_hears_of_each_step_once_whatever_fails(tmp_path: Path):
+    said: list[str] = []
+    one = Told(fails_at=33)
+    followed(tmp_path, 7, one, said)
+    assert said == ["the tracker's callback: ConnectionError: no route to the server; it is tried again"]
+    assert one.params == {"epochs": 2, "steps": EPOCH}
+    assert one.heard[:4] == [("begin",), ("epoch", 0), (0, 31, {"loss": 0.0}), (1, 32, {"loss": 0.125})]
+    two = Told()
+    model = followed(tmp_path, 7, two, said)
+    assert two.heard[2:6] == [
+        (2, 33, {"loss": 0.25}),
+        (3, 34, {"loss": 0.375}),
+        (4, 35, {"loss": 0.5}),
+        (0, {"loss": 1.0, "val_loss": 2.0}),
+    ]
+    assert two.heard[-3:] == [(0, 36, {"loss": 0.625}), (1, 37, {"loss": 0.75}), ("end",)]
+    assert int(model.optimizer.iterations) == 30  # its weights are still those of before
+    assert len(said) == 1
+    followed(tmp_path, 7, three := Told(), said)
+    assert not three.heard
+
+
+def test_callbacks_that_report_are_told_in_the_driver_and_those_that_save_run_on_rank_0():
+    class Saves(Told):
+        pass
+
+    class ModelCheckpoint(Told):
+        pass
+
+    Saves.__module__ = __name__
+    ModelCheckpoint.__module__ = "wandb.integration.keras"
+    told, saves, checkpoint, other = Told(), Saves(), ModelCheckpoint(), object()
+    model = type("Model", (), {"compile": None, "__call__": None})()
+    assert callback_tracker.split([other, told, saves, checkpoint], model) == ([other, checkpoint], [told, saves])
+    assert callback_tracker.split([told], lambda: model) == ([told], [])
+    assert callback_tracker.split(None, model) == (None, [])
+
+
+def test_mlflow_s_own_callback_reports_to_the_program_s_active_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+
+    class Reports(Told):
+        def on_epoch_end(self, epoch, logs):
+            mlflow.log_metrics(logs, step=epoch)
+
+    with mlflow.start_run() as active:
+        own = CallbackTracker(Storage(str(tmp_path / "run")), [Reports()], compiled(), job(10))
+        own.open("key", "a", {})
+        with ThreadPoolExecutor(1) as pool:
+            points = [Point(n, {"loss": 0.0, "epoch_loss": float(n)}) for n in (5, 10)]
+            pool.submit(own.tell, points).result()
+    history = mlflow.MlflowClient().get_metric_history(active.info.run_id, "loss")
+    assert [(one.step, one.value) for one in history] == [(0, 5.0), (1, 10.0)]
+    assert len(mlflow.MlflowClient().search_runs(["0"])) == 1
