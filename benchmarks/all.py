@@ -58,6 +58,7 @@ ENTRIES = (
     Entry("scale", "scale/scale.py", 20),
     Entry("startup", "recovery/startup.py"),
     Entry("step_profile", "step/profile.py", 20),
+    Entry("tables", "step/tables.py", 20),
     Entry("goodput", "recovery/goodput.py", 240),  # the longest comes last
 )
 

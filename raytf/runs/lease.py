@@ -62,17 +62,18 @@ class Lease:
         }
         self._beat = 0
         self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
         #: Set when another process took the run over while this one was suspended.
         self.lost = threading.Event()
 
     def __enter__(self) -> Lease:
         try:
             self._take()
+            self._thread.start()
         except BaseException:  # Ctrl-C, too: a lease that this process left would keep itself out
+            self._stop.set()
             self._give_back()
             raise
-        self._thread = threading.Thread(target=self._renew, daemon=True, name="lease")
-        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:

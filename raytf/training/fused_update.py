@@ -144,7 +144,10 @@ def _adagrad_rows(adagrad: Any) -> _Update:
         rate, epsilon = tf.cast(learning_rate, variable.dtype), tf.constant(adagrad.epsilon, variable.dtype)
         sums, values = _keras.adagrad_sums(adagrad, variable), tf.cast(gradient.values, variable.dtype)
         adagrad.assign_add(sums, tf.IndexedSlices(tf.square(values), gradient.indices, gradient.dense_shape))
-        divided = rate * values / tf.sqrt(sums.value.sparse_read(gradient.indices) + epsilon)
+        # Gathered after the root, as in Keras: TensorFlow makes another operation, with other bits, of a / sqrt(b).
+        rows, place = tf.unique(gradient.indices)
+        roots = tf.gather(tf.sqrt(sums.value.sparse_read(rows) + epsilon), place)
+        divided = rate * values / roots
         adagrad.assign_sub(variable, tf.IndexedSlices(divided, gradient.indices, gradient.dense_shape))
 
     return update

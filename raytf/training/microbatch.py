@@ -24,7 +24,10 @@ from raytf.training.shard_work import ShardResult, ShardWork, add_to, added, beg
 
 
 class StepValues(NamedTuple):
-    """Tensors for a model's trainable weights and layers' states; None for values that are not known."""
+    """Tensors for a model's trainable weights and layers' states; None for values that are not known.
+
+    In place of a weight of which only rows are read there is its variable: as a tensor it would be copied as a whole.
+    """
 
     weights: list[Any]
     states: list[Any]
@@ -63,6 +66,7 @@ class MicroBatch(ShardWork):
         #: Indices of compiled losses that are divided by data; a step has a factor for each, see `loss_division`.
         self.divided = loss_division.places(model)
         self.row_width = 1 + sum(elements(self.metrics))
+        self._is_compiled = jit
         self._run = tf.function(self._compute, jit_compile=True) if jit else self._compute
 
     def __call__(
@@ -95,7 +99,13 @@ class MicroBatch(ShardWork):
         """Current weights and layers' states; see `ShardWork`."""
         fixed = known or StepValues([None] * len(self.trainable), [None] * len(self.states))
         pairs = (zip(self.trainable, fixed.weights, strict=True), zip(self.states, fixed.states, strict=True))
-        return StepValues(*([tf.identity(v.value) if value is None else value for v, value in each] for each in pairs))
+        tables = () if self._is_compiled else self.slices
+        by_rows = {id(self.trainable[self.with_gradient[place]]) for place in tables}
+
+        def read(variable: keras.Variable) -> Any:
+            return variable.value if id(variable) in by_rows else tf.identity(variable.value)
+
+        return StepValues(*([read(v) if value is None else value for v, value in each] for each in pairs))
 
     def fixed(self) -> StepValues:
         """The values that no step changes, on the current device; None for the others."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,13 +17,14 @@ from keras import layers, optimizers
 from raytf.checkpoint.variables import weights_sha256
 from raytf.config.sections import ComputeSection
 from raytf.data.sources import ArraySource
+from raytf.data.sources.batches import plan_of
 from raytf.data.sources.recording import recorded
 from raytf.data.streams import from_tf_dataset
 from raytf.distributed import wire
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.slices import SliceLayout, gather, unique_rows
 from raytf.storage.storage import Storage
-from tests.tf.ranks import World, train
+from tests.tf.ranks import Rank, World, train
 
 RNG = np.random.default_rng(0)
 ROWS, RECORDS, BATCH, STEPS = 23, 44, 16, 9  # the last step of an epoch is a part of a batch
@@ -168,6 +170,36 @@ def test_what_is_sent_does_not_grow_with_the_table(monkeypatch: pytest.MonkeyPat
         run_arrays(factory(rows), 2, 2)
         sent.append(Counted.sent)
     assert sent[0] == sent[1] > 0
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
+def test_a_step_reads_and_writes_rows_and_no_table(optimizer: str):
+    def factory() -> keras.Model:
+        inputs = keras.Input((5,), dtype="int32")
+        model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(layers.Embedding(ROWS, 3)(inputs))))
+        model.compile(getattr(optimizers, optimizer)(0.1), "mse")
+        return model
+
+    source = ArraySource(IDS, Y)
+    plan = plan_of(source, BATCH, 2)
+    rank = Rank(factory, source, plan, range(2), None, shuffle=False)
+    rank.step.trace()
+    rank.train(0, 3)
+    operations: Counter[str] = Counter()
+    graph = rank.step.functions()[0].get_concrete_function().graph.as_graph_def(add_shapes=True)
+    for function in graph.library.function:
+        of_table = {n.name for n in function.node_def if [ROWS, 3] in _shapes(n)}
+        takers = [n for n in function.node_def if of_table & {i.partition(":")[0].lstrip("^") for i in n.input}]
+        # Keras asks for the static shape, and TensorFlow prunes what nobody uses.
+        assert not takers, [(n.op, n.name) for n in takers]
+        assert not [n for n in function.node_def if n.name in of_table and n.op != "ReadVariableOp"]
+        operations.update(n.op for n in function.node_def)
+    assert operations["ResourceGather"] == 1 + (optimizer == "Adagrad")
+    assert operations["ResourceScatterSub"] == 1
+
+
+def _shapes(node: Any) -> list[list[int]]:
+    return [[d.size for d in shape.dim] for shape in node.attr["_output_shapes"].list.shape]
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64, tf.bfloat16])

@@ -210,12 +210,13 @@ for line in sys.stdin:
     try:
         lease.__enter__()
     except RunInUseError:
+        lease = None
         print("refused", flush=True)
     else:
         print("won", flush=True)
     if sys.stdin.readline() != "release\\n":
         break
-    if hasattr(lease, "_thread"):
+    if lease is not None:
         lease.__exit__()
     print("released", flush=True)
 """
