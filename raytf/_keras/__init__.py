@@ -18,6 +18,7 @@ SEEN = {
     "keras.src.callbacks.callback.Callback.on_train_batch_begin._is_default": "3.15.1",
     "keras.src.backend.common.global_state.get_global_attribute": "3.15.1",
     "keras.src.backend.common.masking.get_keras_mask": "3.15.1",
+    "keras.src.backend.tensorflow.core.Variable": "3.15.1",
     "keras.src.export.export_utils.get_input_signature": "3.15.1",
     "keras.src.layers.layer.Layer._flatten_layers": "3.15.1",
     "keras.src.layers.layer.Layer._layers": "3.15.1",

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import ray
+from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 from ray.train._internal.utils import get_address_and_port
+from ray.train.v2._internal.constants import (
+    DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE,
+    get_env_vars_to_propagate,
+)
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError as WorkerGroupStartupFailedError,
@@ -13,6 +20,7 @@ from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupTimeoutError as WorkerGroupStartupTimeoutError,
 )
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback as WorkerGroupCallback
+from ray.train.v2._internal.execution.controller import TrainController
 from ray.train.v2._internal.execution.failure_handling import (
     DefaultFailurePolicy as DefaultFailurePolicy,
 )
@@ -36,7 +44,16 @@ from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as Tens
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _TRAINER = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
 _CALLBACKS = "ray.train.v2._internal.callbacks"
+#: What the processes of a controller and of the actor beside each group import first of all.
+CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
 SEEN = {
+    "ray._common.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR": "2.60.0",
+    "ray._raylet.RAY_NODE_ID_KEY": "2.60.0",
+    "ray.train.v2._internal.constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE": "2.60.0",
+    "ray.train.v2._internal.constants.get_env_vars_to_propagate": "2.60.0",
+    "ray.train.v2._internal.execution.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
+    "ray.train.v2._internal.execution.controller.TrainController.get_result": "2.60.0",
+    "ray.train.v2._internal.execution.controller.TrainController.run": "2.60.0",
     "ray.train._internal.utils.get_address_and_port": "2.60.0",
     "ray.train.v2._internal.exceptions.WorkerGroupStartupFailedError": "2.60.0",
     "ray.train.v2._internal.exceptions.WorkerGroupStartupTimeoutError": "2.60.0",
@@ -64,10 +81,30 @@ SEEN = {
     "ray.train.v2.tensorflow.tensorflow_trainer.TensorflowTrainer": "2.60.0",
     f"{_TRAINER}._create_default_callbacks": "2.60.0",
     f"{_TRAINER}._initialize_and_run_controller": "2.60.0",
-    f"{_TRAINER}._register_sigint_handler": "2.60.0",
     "ray.train.v2.api.config.ScalingConfig._resources_per_worker_not_none": "2.60.0",
     "ray.train.v2._internal.execution.worker_group.worker_group.WorkerGroup._clear_state": "2.60.0",
 }
+
+
+def run_controller(env_vars: Mapping[str, str], arguments: Mapping[str, Any]) -> Any:
+    """Run Ray Train's controller on this node, as its trainers do, without their handler of Ctrl-C: that would end the
+    workers before they can save, and the driver with exit code 0.
+
+    Args:
+        env_vars: environment variables of its process, in addition to those that Ray Train hands on.
+        arguments: of the controller.
+
+    Returns:
+        Its result.
+    """
+    known = get_env_vars_to_propagate()
+    known.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE)
+    raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
+    here = {raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
+    actor: Any = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": {**known, **env_vars}})
+    controller = actor(TrainController).remote(**arguments)
+    ray.get(controller.run.remote())
+    return ray.get(controller.get_result.remote())
 
 
 def free_address() -> str:

@@ -22,7 +22,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf._ray import raylets
+from raytf._ray import raylets, worker_process
 from raytf._ray.raylets import NodeReply
 from raytf.checkpoint import snapshot_slot
 from raytf.checkpoint.document import CheckpointDocument
@@ -167,6 +167,8 @@ def keeper(run_uri: str) -> Any:
             num_cpus=0,
             max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            # With the environment of the worker that asks for it, it would take that worker's warm process.
+            runtime_env={"env_vars": {worker_process.HOOK: ""}},
         )
         .remote()
     )

@@ -17,6 +17,7 @@ class ProcessSettings:
         jit: compile with XLA; compiled programs stay on the node for the next group.
         one_worker: the strategy has a single process, which has no cluster and hence no TF_CONFIG.
         logical_devices: number of logical devices into which the CPU is divided.
+        is_next_soon: another run may follow at once, as in a notebook: its processes are prepared from the beginning.
     """
 
     threads: int | None = 0
@@ -25,3 +26,4 @@ class ProcessSettings:
     jit: bool = False
     one_worker: bool = False
     logical_devices: int = 1
+    is_next_soon: bool = False

@@ -156,19 +156,25 @@ def environment(quiet: bool, hidden: bool) -> dict[str, str]:
         hidden: the run's workers have no GPU, and must not even start the GPU driver. For workers with GPUs this is
             left open: a warm process has no GPU until a worker takes it.
     """
-    # Ray Train's workers can have only one hook, so ours calls the job's own.
-    others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(worker_process.HOOK)
-    variables = {worker_process.HOOK: worker_process.export_hook(_make_hook(worker_process.driver_paths(), others))}
-    variables["KERAS_BACKEND"] = "tensorflow"
+    variables = calling(__name__, get_warm.__name__) | {"KERAS_BACKEND": "tensorflow"}
     return variables | ({"TF_CPP_MIN_LOG_LEVEL": "3"} if quiet else {}) | (visibility.HIDDEN if hidden else {})
 
 
-def _make_hook(paths: list[str], others: str | None) -> Callable[[], None]:
+def calling(module: str, function: str) -> dict[str, str]:
+    """The environment variables of processes that call a function of raytf as soon as they have started."""
+    # A process can have only one hook, so ours calls the job's own.
+    others = (ray.get_runtime_context().runtime_env.get("env_vars") or {}).get(worker_process.HOOK)
+    hook = _make_hook(worker_process.driver_paths(), others, module, function)
+    return {worker_process.HOOK: worker_process.export_hook(hook)}
+
+
+def _make_hook(paths: list[str], others: str | None, module: str, function: str) -> Callable[[], None]:
     call_others = worker_process.hook_caller(others) if others else None
 
     def prepare_process() -> None:
         # Pickled by value, as nested functions are: the node may find raytf only in the job's own folders, which Ray
         # adds later, or not at all. Ray ends a process whose hook raises, so this hook must not raise.
+        import importlib
         import sys
         import traceback
 
@@ -176,9 +182,7 @@ def _make_hook(paths: list[str], others: str | None) -> Callable[[], None]:
             call_others()
         sys.path[:0] = [path for path in paths if path not in sys.path]
         try:
-            from raytf.training import warm_pool
-
-            warm_pool.get_warm()
+            getattr(importlib.import_module(module), function)()
         except Exception:
             traceback.print_exc()  # into Ray's log of the process
 
@@ -254,11 +258,11 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False) -> War
     Args:
         workers: number of workers that the node runs, or may run.
         runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
-        is_urgent: do not wait until the group has trained for some seconds.
+        is_urgent: wait for the group's first step alone.
     """
     if not runtime_env:
-        has_settled = _first_step_at is not None and time.monotonic() - _first_step_at >= _SETTLE_SECONDS
-        if not has_settled and not is_urgent:
+        settle = 0.0 if is_urgent else _SETTLE_SECONDS
+        if _first_step_at is None or time.monotonic() - _first_step_at < settle:
             return WarmAnswer(False)
         runtime_env = ray.get_runtime_context().get_runtime_env_string()
     processes = WarmProcesses.here()

@@ -38,6 +38,10 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
     global _phases
     _phases = Phases()
     warm_pool.become_worker()
+    hosts = [address.rpartition(":")[0] for address in addresses]
+    if settings.is_next_soon and not warm_pool.started_warm and rank == hosts.index(hosts[rank]):
+        # Beside this process's own import: later the group would have to share the CPUs with it.
+        warm_pool.prepare(hosts.count(hosts[rank]), ray.get_runtime_context().get_runtime_env_string())
     process.settle_in()
     if settings.one_worker:
         os.environ.pop("TF_CONFIG", None)  # one from the node's environment has nothing to do with this run

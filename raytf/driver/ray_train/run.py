@@ -16,6 +16,7 @@ from raytf.driver.ray_train.trainer import Trainer
 from raytf.driver.supervision.attempts import until_done
 from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
 from raytf.errors import ClusterError, one_line
+from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
 from raytf.training import warm_pool
 from raytf.training.job import TrainingJob
@@ -104,6 +105,7 @@ def _of_processes(config: TrainConfig, on_gpu: bool) -> ProcessSettings:
         jit=config.compute.jit,
         one_worker=config.strategy.strategy in strategy_rules.ONE_WORKER,
         logical_devices=config.strategy.logical_devices or 1,
+        is_next_soon=config.cluster.warm_workers and in_notebook(),
     )
 
 

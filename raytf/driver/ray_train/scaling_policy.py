@@ -107,6 +107,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._supply = WarmSupply(resources, run.monitor.say, in_notebook()) if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
+        if self._supply is not None:
+            self._supply.begin()
         # What a killed controller has reserved stays reserved for three minutes, unless it is requested again under the
         # same name. A run has only one controller, since it has only one owner.
         super().after_controller_start(types.SimpleNamespace(run_id=self._run.name))

@@ -8,8 +8,9 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
+from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback, run_controller
 from raytf.config.sections import ClusterSection
+from raytf.driver.ray_train import warm_supply
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
@@ -59,13 +60,7 @@ class Trainer(TensorflowTrainer):
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs, supervisor)
         about = PolicyContext(self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind)
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        return super()._initialize_and_run_controller(**kwargs)
-
-    def _register_sigint_handler(self, controller: Any) -> None:
-        """Do nothing: Ray's handler would end the workers before they can save, and the driver with exit code 0.
-
-        See `raytf.driver.graceful_stop`.
-        """
+        return run_controller(warm_supply.of_controller(), kwargs)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()

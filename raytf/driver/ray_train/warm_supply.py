@@ -1,7 +1,11 @@
-"""Which nodes of a run get warm processes, and when: the part of the warm pool that Ray Train's controller runs."""
+"""Which nodes of a run get warm processes, and when: the part of the warm pool that Ray Train's controller runs.
+
+Ray Train has a process for its controller, and one for an actor beside each group. These are kept ready as well.
+"""
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf._ray import raylets, state, worker_process
+from raytf._ray import raylets, state, train, worker_process
 from raytf.config.resources import fitting
 from raytf.errors import one_line
 from raytf.runs.events import short
@@ -18,8 +22,26 @@ from raytf.training import warm_pool
 
 #: Seconds between two requests to a node that lacks processes, and to one that has them.
 _SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
+#: A controller whose process imported its modules less than this many seconds ago did not find a warm one.
+_COLD_SECONDS = 1.0
+#: When this process did so.
+_imported_at = float("-inf")
 #: Seconds to wait for an answer before asking again.
 _ANSWER_SECONDS = 30.0
+
+
+def of_controller() -> dict[str, str]:
+    """The environment variables of a controller: its process, and each that is like it, imports what it needs as soon
+    as it has started."""
+    return warm_pool.calling(__name__, import_controller.__name__)
+
+
+def import_controller() -> None:
+    """Import what controllers need; this module has most of it."""
+    global _imported_at
+    for module in train.CONTROLLER_MODULES:
+        importlib.import_module(module)
+    _imported_at = time.monotonic()
 
 
 class Schedule:
@@ -91,9 +113,13 @@ class WarmSupply:
         self._schedule = Schedule()
         self._group: list[Any] = []
         self._runtime_env = ""
-        self._has_helper = False
+        self._began_cold = self._has_helpers = False
         self._answers: dict[Any, str] = {}
         self._told: set[str] = set()
+
+    def begin(self) -> None:
+        """The controller has started."""
+        self._began_cold = time.monotonic() - _imported_at < _COLD_SECONDS
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
         """Supply what is missing; call this often while a group trains. Never waits; a failure is reported once.
@@ -111,8 +137,10 @@ class WarmSupply:
         group = [worker.actor for worker in workers]
         if group != self._group:
             # Spare nodes also wait until the group trains: all nodes may be on one machine.
-            self._group, self._answers, self._runtime_env, self._has_helper = group, {}, "", False
+            self._group, self._answers, self._runtime_env, self._has_helpers = group, {}, "", False
             self._schedule.restart()
+        if self._is_urgent and self._began_cold and not self._has_helpers:
+            self._start_helpers()  # while the workers import TensorFlow: a group that is warm needs the CPUs itself
         self._collect()
         counts = Counter(worker.metadata.node_id for worker in workers)
         speakers = {worker.metadata.node_id: worker for worker in workers}
@@ -131,14 +159,19 @@ class WarmSupply:
         free = state.free_resources()
         return {node: fitting(has, self._resources) for node, has in free.items() if node in staying}
 
-    def _start_helper(self) -> None:
-        # Each group has one of Ray Train's actors on the controller's node; the next group's finds a warm process, too.
+    def _start_helpers(self) -> None:
+        # The next group's actor finds a warm process, and so does the controller of the next run.
         context, node = ray.get_runtime_context(), worker_process.worker_node()
         env = context.get_runtime_env_string()
         raylets.prestart(
-            node.node_ip_address, node.node_manager_port, context.get_job_id(), env, 1, warm_pool.KEEP_SECONDS
+            node.node_ip_address,
+            node.node_manager_port,
+            context.get_job_id(),
+            env,
+            1 + self._is_urgent,
+            warm_pool.KEEP_SECONDS,
         )
-        self._has_helper = True
+        self._has_helpers = True
 
     def _collect(self) -> None:
         if not self._answers:
@@ -149,8 +182,8 @@ class WarmSupply:
                 answer: warm_pool.WarmAnswer = ray.get(ref)
             except ray.exceptions.RayError:  # the worker died, and the group will be replaced
                 continue
-            if answer.runtime_env and not self._has_helper:
-                self._start_helper()
+            if answer.runtime_env and not self._has_helpers:
+                self._start_helpers()
             self._schedule.answered(node, answer.ready)
             self._runtime_env = answer.runtime_env or self._runtime_env
             if answer.why:

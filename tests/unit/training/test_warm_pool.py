@@ -139,7 +139,9 @@ def test_spare_nodes_are_enough_for_the_node_that_runs_most(room, group, spares)
 
 
 def test_the_hook_does_no_harm_where_raytf_is_not_found(tmp_path: Path):
-    (tmp_path / "hook").write_bytes(cloudpickle.dumps(_make_hook([str(tmp_path)], None)))
+    (tmp_path / "hook").write_bytes(
+        cloudpickle.dumps(_make_hook([str(tmp_path)], None, "raytf.training.warm_pool", "get_warm"))
+    )
     # Isolated: without PYTHONPATH and the present folder; and a raytf that cannot be imported stands in the way.
     (tmp_path / "raytf.py").write_text("raise ImportError('not this one')")
     code = f"from ray import cloudpickle; cloudpickle.load(open({str(tmp_path / 'hook')!r}, 'rb'))(); print('goes on')"
