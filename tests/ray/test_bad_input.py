@@ -65,6 +65,7 @@ def test_the_jobs_own_exception_keeps_its_traceback(start_there, tmp_path: Path)
     assert 'raise KeyError("no such layer")' in run.output
 
 
+@pytest.mark.slow  # tests/tf/test_callbacks.py has the error, and tests/unit/driver/test_retry.py the second try
 def test_a_callback_that_raises_ends_the_run_with_its_name(start_there, tmp_path: Path):
     run = start_there(EVERYTHING, "--fail-after", 2, "--storage", tmp_path, "--workers", 2)
     line = refused(run, code=1)

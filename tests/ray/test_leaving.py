@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import numpy as np
 
 JOB = Path(__file__).parent / "jobs" / "leaving.py"
@@ -39,6 +41,7 @@ def test_what_cannot_be_exported_trains_as_with_keras_and_its_weights_are_of_use
         assert said.index(line) < said.index("epoch 1: ")
 
 
+@pytest.mark.slow  # tests/tf/test_precision.py decides what holds, and test_step.py trains with it
 def test_a_policy_that_the_job_has_set_holds_on_all_workers(start_there, tmp_path: Path):
     flags = [*FLAGS, "--kinds", "lambda", "--policy", "mixed_bfloat16", "--storage", tmp_path / "runs"]
     output = start_there(JOB, *flags).wait()

@@ -80,8 +80,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["exact", "float"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "exact"),
+    [
+        # The two ways to add differ in nothing that depends on the model.
+        pytest.param(name, exact, marks=[pytest.mark.slow] * (not exact and name not in ("adam", "two outputs")))
+        for name in CASES
+        for exact in (True, False)
+    ],
+)
 def test_three_epochs_end_as_keras_fit_does(name: str, exact: bool):
     factory, data = CASES[name]
     keras.utils.set_random_seed(0)
