@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 import numpy as np
+import pytest
 
 JOB = Path(__file__).parent / "jobs" / "leaving.py"
 FLAGS = ["--workers", "2", "--global-batch-size", "64", "--logical-shards", "4", "--steps", "3"]
