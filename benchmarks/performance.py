@@ -172,8 +172,8 @@ def _machine(common: Mapping[str, Any]) -> str:
     return (
         f"Machine: {common['cpu']}, {common['cores']} cores, {common['memory GiB']} GiB, {gpus}; Python "
         f"{common['python']}. All of it: `python -m benchmarks.all`; in 20 minutes, with larger spreads: `python "
-        "benchmarks/all.py --quick`. The same commands measure GPUs where there are some, `python "
-        "benchmarks/gpu.py` what only those can show ([GPUs](../guides/gpu.md))."
+        "-m benchmarks.all --quick`. The same commands measure GPUs where there are some, `python -m "
+        "benchmarks.gpu` what only those can show ([GPUs](../guides/gpu.md))."
     )
 
 
