@@ -118,8 +118,8 @@ def fit(
         class_weight: weight of each class.
         sample_weight: weight of each record.
         initial_epoch: number of the first epoch, counted from 0; the last one is `epochs` - 1, as in Keras.
-        steps_per_epoch: batches of an epoch, for batches without end.
-        validation_steps: batches of the validation data that are evaluated; by default all.
+        steps_per_epoch: batches of an epoch, for arrays and batches without end. The next one goes on where it ended.
+        validation_steps: batches of the validation data that are evaluated, the first ones; by default all.
         validation_batch_size: changes nothing: what is computed does not depend on it.
         validation_freq: epochs between validations.
         train, validation: other names for x and validation_data.
@@ -139,7 +139,8 @@ def fit(
     callbacks, reporting = callback_tracker.split(callbacks, model)
     x = _one_of("x", x, "train", train)
     validation = _one_of("validation_data", validation_data, "validation", validation)
-    config, overruled = keras_arguments.settings(config, batch_size, epochs, keras_arguments.is_plain(x))
+    is_whole = keras_arguments.is_plain(x) and steps_per_epoch is None
+    config, overruled = keras_arguments.settings(config, batch_size, epochs, is_whole)
     if x is not None:
         split = validation_split if validation is None else 0.0  # as in Keras
         x, held_out = keras_arguments.training_data(x, y, sample_weight, split)

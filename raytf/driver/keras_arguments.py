@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,8 @@ from raytf.errors import ConfigError, DataError
 
 #: Records of a step where neither the call nor a flag says so, as in Keras.
 KERAS_BATCH_SIZE = 32
+#: That of a run whose size of batches nobody has given.
+_USUAL = TrainConfig().batch.global_batch_size
 
 
 def settings(
@@ -117,15 +121,12 @@ def training_data(x: Any, y: Any, sample_weight: Any, split: float, name: str = 
         return arrays, None
     if not 0 < split < 1:
         raise DataError(f"validation_split={split}: expected a number from 0 to below 1.")
-    records = len(next(leaf for _, leaf in tree.flatten(arrays)))
+    records = _records(arrays)
     at = math.floor(records * (1 - split))
     if not 0 < at < records:
         raise DataError(f"validation_split={split} of {records} records leaves none on one side.")
 
-    def cut(part: slice) -> tuple[Any, ...]:
-        return tuple(None if own is None else tree.map_leaves(lambda leaf: leaf[part], own) for own in arrays)
-
-    return cut(slice(None, at)), cut(slice(at, None))
+    return _rows(arrays, slice(None, at)), _rows(arrays, slice(at, None))
 
 
 def validation_data(given: Any) -> Any:
@@ -140,6 +141,56 @@ def as_array(leaf: Any) -> Any:
     if hasattr(leaf, "to_numpy"):
         return leaf.to_numpy()
     return leaf if isinstance(leaf, np.ndarray) or not hasattr(leaf, "__array__") else np.asarray(leaf)
+
+
+def _records(arrays: tuple[Any, ...]) -> int:
+    return len(next(leaf for _, leaf in tree.flatten(arrays)))
+
+
+def _rows(arrays: tuple[Any, ...], rows: Any) -> tuple[Any, ...]:
+    """The same rows of all arrays."""
+    return tuple(None if own is None else tree.map_leaves(lambda leaf: leaf[rows], own) for own in arrays)
+
+
+def _endless(arrays: tuple[Any, ...], size: int, seed: int | None) -> Iterator[tuple[Any, ...]]:
+    """Batches of pass after pass; the last one of each pass may be smaller.
+
+    Args:
+        arrays: of x, y and sample_weight.
+        size: of a batch.
+        seed: from which each pass draws an order of its own; None for that of the records.
+    """
+    records = _records(arrays)
+    for number in itertools.count():
+        order = np.arange(records) if seed is None else np.random.default_rng((seed, number)).permutation(records)
+        for begin in range(0, records, size):
+            yield _rows(arrays, order[begin : begin + size])
+
+
+def _refuse_servers(config: TrainConfig, why: str) -> None:
+    """Refuse batches with parameter servers.
+
+    Raises:
+        ConfigError: the strategy has some.
+    """
+    if config.strategy.has_servers:
+        raise ConfigError(
+            f"--strategy parameter-server reads records, and {why}. Leave the strategy out, or give records alone: "
+            "arrays or files."
+        )
+
+
+def _check_arrays(name: str, steps: int, data: Any) -> None:
+    """Refuse a number of steps of data whose batches cannot be told.
+
+    Raises:
+        DataError: they are no arrays.
+    """
+    if not isinstance(data, tuple) or steps < 1:
+        raise DataError(
+            f"{name}={steps} with {type(data).__name__}: expected 1 or more, with arrays or batches (a "
+            "tf.data.Dataset, a PyDataset, a generator). Leave it out: an epoch is a pass over all records."
+        )
 
 
 def streams(
@@ -167,22 +218,19 @@ def streams(
                 f"batch_size={batch_size} goes with arrays, and x is a {type(train).__name__}, which makes its batches "
                 "itself. Leave it out."
             )
-        if config.strategy.has_servers:
-            raise ConfigError(
-                f"--strategy parameter-server reads records, and x is a {type(train).__name__}, which makes batches. "
-                "Leave the strategy out, or give arrays or files."
-            )
+        _refuse_servers(config, f"x is a {type(train).__name__}, which makes batches")
         train = given.stream_of(train, "train", steps_per_epoch, config, config.length.epochs or 2, shuffle)
     elif steps_per_epoch is not None:
-        raise DataError(
-            f"steps_per_epoch={steps_per_epoch} goes with batches (a tf.data.Dataset, a PyDataset, a generator). Leave "
-            "it out: an epoch is a pass over all records."
-        )
+        _check_arrays("steps_per_epoch", steps_per_epoch, train)
+        records, asked = _records(train), config.batch.global_batch_size
+        size = math.ceil(records / steps_per_epoch) if batch_size is None and asked == _USUAL else asked
+        if batch_size is None or steps_per_epoch != math.ceil(records / size):  # else an epoch is a pass, as without it
+            _refuse_servers(config, "steps_per_epoch makes batches of arrays")
+            batches = _endless(train, size, config.batch.seed if shuffle else None)
+            train = given.stream_of(batches, "train", steps_per_epoch, config, config.length.epochs or 2)
     if given.are_batches(validation):
         validation = given.evaluated_of(validation, "validation", validation_steps, config)
     elif validation_steps is not None:
-        raise DataError(
-            f"validation_steps={validation_steps} goes with batches (a tf.data.Dataset, a PyDataset, a generator). "
-            "Leave it out: all records are evaluated."
-        )
+        _check_arrays("validation_steps", validation_steps, validation)
+        validation = _rows(validation, slice(validation_steps * (batch_size or KERAS_BATCH_SIZE)))
     return train, validation, given.evaluated_of(test, "test", None, config) if given.are_batches(test) else test

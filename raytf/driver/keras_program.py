@@ -80,7 +80,7 @@ def _fit(model: Any, config: TrainConfig, own: Callable[..., Any], args: tuple[A
     asked = dict(bound.arguments)
     del asked[next(iter(asked))]
     x = asked.pop("x", None)
-    if asked.get("batch_size") is None and not are_batches(x):
+    if asked.get("batch_size") is None and asked.get("steps_per_epoch") is None and not are_batches(x):
         asked["batch_size"] = KERAS_BATCH_SIZE
     asked.setdefault("epochs", 1)
     if asked.get("initial_epoch", 0) >= asked["epochs"]:

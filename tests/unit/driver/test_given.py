@@ -21,6 +21,10 @@ from raytf.storage.storage import Storage
 ARRAYS = np.zeros((8, 2)), np.zeros(8)
 
 
+class Source:
+    """Records that are no arrays."""
+
+
 class Batches(keras.utils.PyDataset):
     def __len__(self) -> int:
         return 3
@@ -48,12 +52,35 @@ def test_what_gives_batches_is_a_stream_and_all_else_is_as_it_was():
     assert given.rows_of(train) == 4
 
 
+def test_arrays_with_steps_are_batches_as_in_keras():
+    arrays = np.arange(10.0).reshape(10, 1), np.arange(10), None
+    kinds = [
+        ({"steps_per_epoch": 4}, 3),  # Keras's own size where none is given
+        ({"steps_per_epoch": 3, "batch_size": 4}, None),  # a pass, as without it
+        ({"steps_per_epoch": 2, "batch_size": 4}, 4),
+    ]
+    for arguments, rows in kinds:
+        size = arguments.get("batch_size")
+        config = TrainConfig() if size is None else TrainConfig().replace(global_batch_size=size)
+        found, *_ = streams(arrays, config=config, **arguments)
+        assert found is arrays if rows is None else given.rows_of(found) == rows
+    batches = keras_arguments._endless(arrays, 4, None)
+    assert [next(batches)[1].tolist() for _ in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
+    drawn = keras_arguments._endless(arrays, 4, 7)
+    passes = [np.concatenate([next(drawn)[1] for _ in range(3)]).tolist() for _ in range(2)]
+    assert passes[0] != passes[1]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(10))
+    _, validation, _ = streams(arrays, arrays, validation_steps=2, batch_size=3)
+    assert validation[1].tolist() == [0, 1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("parts", "arguments", "words"),
     [
         ((Batches(),), {"batch_size": 4}, "batch_size=4 goes with arrays, and x is a Batches, which makes its batches"),
-        ((ARRAYS,), {"steps_per_epoch": 2}, "steps_per_epoch=2 goes with batches"),
-        ((Batches(), ARRAYS), {"validation_steps": 2}, "validation_steps=2 goes with batches"),
+        ((ARRAYS,), {"steps_per_epoch": 0}, "steps_per_epoch=0 with tuple: expected 1 or more"),
+        ((Source(),), {"steps_per_epoch": 2}, "steps_per_epoch=2 with Source: expected 1 or more, with arrays"),
+        ((Batches(), Source()), {"validation_steps": 2}, "validation_steps=2 with Source: expected"),
         ((endless(),), {}, "can be read once, and there are 2 epochs"),
         ((Batches(),), {"steps_per_epoch": 2}, "has 3 batches, and steps_per_epoch is 2"),
     ],
@@ -68,6 +95,8 @@ def test_flags_that_batches_cannot_follow_are_refused():
         streams(Batches(), config=TrainConfig().replace(global_batch_size=64))
     with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and x is a Batches"):
         streams(Batches(), config=TrainConfig().replace(strategy="parameter-server"))
+    with pytest.raises(ConfigError, match="--strategy parameter-server reads records, and steps_per_epoch makes"):
+        streams(ARRAYS, config=TrainConfig().replace(strategy="parameter-server"), steps_per_epoch=3)
 
 
 def test_of_validation_data_the_first_batches_may_be_enough(tmp_path: Path):
