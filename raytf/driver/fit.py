@@ -107,7 +107,7 @@ def fit(
             arrays, else 128.
         epochs: passes over the data.
         verbose: "auto" or 1 shows a bar on a terminal, a widget in a notebook and lines elsewhere; 2 a line for each
-            epoch; 0 only what goes wrong.
+            epoch; 0 neither.
         callbacks: a list of Keras callbacks, or a function that returns one and takes the folder for their files,
             which ends up as `files/` in the run's folder. They run on rank 0.
         validation_split: part of the arrays that is held out for validation, the last records; without
@@ -287,9 +287,9 @@ def _finish(
     """
     name = job.config.run.run
     with notebook.display(job.verbose) as display:
-        display.note(f"run {name} in {run.locate('')}")
+        display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
-        display.note(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
+        display.say(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
         with Lease(run, display.say) as lease:
             finished = preflight.finished(run, job.total_steps, display.say)
             preflight.compare_batch(stored, job.config, job.plan.records, job.precision)
@@ -298,7 +298,7 @@ def _finish(
                 if not follow.has_all(job.config, run, tracker):  # the start that ended it was killed, or had none
                     with follow.tracked(job.config, run, display.say, tracker):
                         pass
-                display.note(f"run {name} has finished ({finished['steps']} steps); nothing to do")
+                display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do")
                 return finished
             run_log.abort_uploads(run)
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
@@ -309,7 +309,7 @@ def _finish(
                 book.note(Driver("ended", outcome="finished"))
                 add_times(document, run, book)
                 run.put(run_log.RESULT, json.dumps(document, indent=1).encode())
-        display.note(summary(document))
+        display.say(summary(document))
         return document
 
 

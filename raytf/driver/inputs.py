@@ -61,7 +61,7 @@ class RunData:
             run: its folder.
             pipeline: --pipeline.
             validation_steps: batches of the validation data, if not all.
-            verbose: as of `Display`.
+            verbose: as of Keras's `fit`.
 
         Raises:
             DataError: a data set failed, or does not contain numbers.
@@ -73,12 +73,12 @@ class RunData:
                 for name, data in unread.items():
                     folder = run.child(f"data/{name}")
                     if not isinstance(data, Stream):
-                        found[name] = RayDataSource(data, folder.uri, say=display.note)
+                        found[name] = RayDataSource(data, folder.uri, say=display.say)
                     elif name == "train":
-                        found[name] = given.training_source(data, pipeline, folder, display.note)
+                        found[name] = given.training_source(data, pipeline, folder, display.say)
                     else:
                         steps = validation_steps if name == "validation" else None
-                        found[name] = given.evaluation_source(data, steps, folder, display.note)
+                        found[name] = given.evaluation_source(data, steps, folder, display.say)
         return Sources(found["train"], found["validation"], found["test"])
 
 

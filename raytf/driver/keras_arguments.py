@@ -61,7 +61,7 @@ def verbosity(verbose: Any) -> int:
         return 1
     if verbose not in (0, 1, 2):
         raise ConfigError(
-            f'verbose={verbose!r}: expected "auto" or 1 (a bar), 2 (a line for each epoch) or 0 (only what goes wrong).'
+            f'verbose={verbose!r}: expected "auto" or 1 (a bar), 2 (a line for each epoch) or 0 (no progress).'
         )
     return int(verbose)
 

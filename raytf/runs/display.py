@@ -57,26 +57,23 @@ class Display(Screen):
     Args:
         console: where to; tests give their own.
         clock: injected by tests.
-        verbose: 1 shows all; 2 no status, as where each epoch has its line; 0 neither that nor what `note` says.
+        shows_progress: whether statuses are shown; messages always are.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic, verbose: int = 1):
+    def __init__(
+        self, console: Console | None = None, clock: Callable[[], float] = time.monotonic, shows_progress: bool = True
+    ):
         super().__init__(console)
-        self._clock, self._verbose = clock, verbose
+        self._clock, self._shows_progress = clock, shows_progress
         self._last_line = float("-inf")
         self._last_text = ""
 
     def __enter__(self) -> Self:
-        return super().__enter__() if self._verbose == 1 else self
-
-    def note(self, message: str) -> None:
-        """Print a line, or several, that nobody misses who asked for silence."""
-        if self._verbose:
-            self.say(message)
+        return super().__enter__() if self._shows_progress else self
 
     def show(self, status: Status) -> None:
         """Update the bar, or print a line every few seconds."""
-        if self._verbose != 1:
+        if not self._shows_progress:
             return
         text = visible(describe(status))
         if self._live is not None:

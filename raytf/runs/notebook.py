@@ -30,9 +30,9 @@ def display(verbose: int = 1) -> Display:
     """A display for where this process runs.
 
     Args:
-        verbose: as of `Display`; the widget is 1.
+        verbose: as of Keras's `fit`: 1 shows how far a run is, in a notebook by the widget; 0 and 2 do not.
     """
-    return NotebookDisplay() if verbose == 1 and in_notebook() else Display(verbose=verbose)
+    return NotebookDisplay() if verbose == 1 and in_notebook() else Display(shows_progress=verbose == 1)
 
 
 class NotebookDisplay(Display):

@@ -72,7 +72,7 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
     storage = Storage(job.run_uri)
     reporter = Reporter(job, storage, group.rank, executor.workers, name)
     if group.route is not None and group.route.why:
-        reporter.note(str(group.route))
+        reporter.say(str(group.route))
     if strategy.show_cluster and not strategy.has_servers:  # with parameter servers, the driver shows the cluster
         worker_table.show(group, strategy.strategy, place[0], reporter.say)
     watcher.start_in_worker(job.config.notices, job.run_uri, reporter.say_here, reporter.event)

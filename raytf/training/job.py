@@ -53,7 +53,7 @@ class TrainingJob:
         precision: what the job has set in the driver's Keras.
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
-        verbose: 0 says only what went wrong.
+        verbose: 0 says nothing of epochs.
     """
 
     code: Parcel[UserCode]

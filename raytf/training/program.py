@@ -143,4 +143,4 @@ def _check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
     if refused is not None:
         raise ConfigError(refused)
     if not attempt.earlier:
-        attempt.reporter.note(found.text())
+        attempt.reporter.say(found.text())

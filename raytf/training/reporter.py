@@ -170,7 +170,7 @@ class Reporter:
             self.say_here(message)
 
     def note(self, message: str) -> None:
-        """As `say`; nothing where the user asked for silence."""
+        """As `say`, of progress: nothing where the user asked for silence."""
         if self._job.verbose:
             self.say(message)
 
