@@ -31,6 +31,8 @@ def servers(folder: Path, addresses: list[str]) -> Iterator[Path]:
     for address in addresses:
         with socket.socket() as probe:
             try:
+                # As sshd does: connections of an earlier test linger.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((address, 22))
             except OSError as problem:
                 pytest.skip(f"{address}:22 cannot be listened on: {problem}")

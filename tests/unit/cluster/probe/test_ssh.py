@@ -118,8 +118,9 @@ def test_the_python_of_the_hosts_is_compared(key, tmp_path):
         "2.60.0",
     ]
     assert answer.values[f"reach {HEAD}"] == "yes"
-    (found,) = ssh.judge([answer], document, here(ray="2.59.0"), [])
-    assert found.code in ("host-ray", "host-disk")
+    # The file's Python is 3.11, which is another one where the tests run on a later one.
+    found = {f.code for f in ssh.judge([answer], document, here(ray="2.59.0"), [])} - {"host-python"}
+    assert found in ({"host-ray"}, {"host-disk"})
 
 
 def test_a_proxy_is_taken_as_ray_takes_it(key):
