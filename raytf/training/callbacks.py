@@ -101,8 +101,9 @@ class Callbacks:
         if self.active and group.rank == 0:
             made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
             self._list = _without_replaced(made or [])
-            for kind in dict.fromkeys(type(c) for c in made or [] if type(c) in _REPLACED):
-                say(f"{kind.__name__} does nothing here: {_REPLACED[kind]}")
+            for kind, why in _REPLACED.items():
+                if any(isinstance(c, kind) for c in made or []):
+                    say(f"{kind.__name__} does nothing here: {why}")
             for callback in self._list:
                 if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # otherwise the rows of earlier attempts would be lost
@@ -223,7 +224,7 @@ def give_back(run: Storage, callbacks: Sequence[keras.callbacks.Callback], model
 
 
 def _without_replaced(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
-    return [c for c in callbacks if type(c) not in _REPLACED]
+    return [c for c in callbacks if not isinstance(c, tuple(_REPLACED))]
 
 
 def _load_state(
