@@ -29,7 +29,7 @@ def split(callbacks: Any, model: Any) -> tuple[Any, list[Any]]:
     if not isinstance(callbacks, list) or is_function(model):
         return callbacks, []
     theirs = [each for each in callbacks if _reports(type(each))]
-    return [each for each in callbacks if not any(each is other for other in theirs)], theirs
+    return [each for each in callbacks if not _reports(type(each))], theirs
 
 
 def _reports(kind: type) -> bool:
