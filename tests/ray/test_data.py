@@ -30,13 +30,14 @@ def convert(source: object, target: object, to: str, **env: str) -> None:
 
 
 def subset(folder: Path, target: Path, records: int) -> Path:
-    """The first records of MNIST's IDX files."""
+    """The first records of MNIST's IDX files; of the test's at most all."""
     target.mkdir()
     for path in folder.glob("*-ubyte.gz"):
         data = gzip.decompress(path.read_bytes())
         head = 4 + 4 * data[3]
-        each = (len(data) - head) // int.from_bytes(data[4:8], "big")
-        cut = data[:4] + records.to_bytes(4, "big") + data[8:head] + data[head : head + each * records]
+        there = int.from_bytes(data[4:8], "big")
+        each, kept = (len(data) - head) // there, min(records, there)
+        cut = data[:4] + kept.to_bytes(4, "big") + data[8:head] + data[head : head + each * kept]
         (target / path.name).write_bytes(gzip.compress(cut, 1))
     return target
 

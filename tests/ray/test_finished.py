@@ -13,10 +13,10 @@ VARIANTS = Path(__file__).parent / "jobs" / "variants.py"
 #: What is otherwise -> words of the one line that says so.
 OTHER = {
     "rate": ("optimizer", "0.1"),
-    "activation": ("layers", "tanh"),
-    "test": ("test data",),
 }
 MORE = {
+    "activation": ("layers", "tanh"),
+    "test": ("test data",),
     "loss": ("model loss", "mae"),
     "code": ("code of the model",),
     "layers": ("model",),
@@ -60,7 +60,7 @@ def finished(start_there, tmp_path):
     return tmp_path
 
 
-def test_another_model_rate_loss_or_data_is_refused(start_there, finished):
+def test_another_rate_is_refused(start_there, finished):
     again = start_there(VARIANTS, *flags(finished)).wait()
     assert "nothing to do" in again
     assert "compared" not in again

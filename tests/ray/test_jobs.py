@@ -103,7 +103,7 @@ FILES = sorted(path.name for path in (ROOT / "jobs").glob("*.py"))
 #: All that is tried: of each file there is, what it has above.
 ALL = [name for file in FILES for name in SMALL if name.split()[0] == file]
 #: Of them, what every run of the tests tries.
-SAMPLE = ("image_folder.py", "matmul.py", "pi.py")
+SAMPLE = ("matmul.py", "pi.py")
 
 
 @pytest.fixture

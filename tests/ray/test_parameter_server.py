@@ -20,11 +20,14 @@ from raytf.storage.storage import Storage
 from raytf.testing import Job
 from raytf.testing.processes import wait_until
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, ROOT, manifests, result_of
+from tests.ray.test_data import subset
 from tests.ray.test_resume import attempts
 
 SERVERS = ("--strategy", "parameter-server")
 LINE_JOB = ROOT / "jobs" / "linear_regression.py"
 PATIENCE = 400.0
+#: Of MNIST, and steps of an epoch with 128 in each.
+RECORDS, EPOCH = 30_000, 235
 
 
 def counted(folder: Path) -> tuple[int, int]:
@@ -46,18 +49,19 @@ def step_of(run: Job, status: Path) -> int:
 
 def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job], tmp_path: Path, mnist_dir: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
-    flags = ("--data", mnist_dir, *SERVERS, "--ps", 1, "--workers", 2, "--epochs", 2, "--global-batch-size", 128)
+    data = subset(mnist_dir, tmp_path / "mnist", RECORDS)
+    flags = ("--data", data, *SERVERS, "--ps", 1, "--workers", 2, "--epochs", 2, "--global-batch-size", 128)
     flags += ("--show-cluster", "--status-file", status)
     flags += ("--checkpoint-every-steps", 67, "--storage", tmp_path, "--run", "a")
     run = start(MNIST_JOB, *flags)
 
-    run.until(lambda: step_of(run, status) >= 100, PATIENCE)
+    run.until(lambda: step_of(run, status) >= 40, PATIENCE)
     workers = run.processes("ParameterWorker")
     assert len(workers) == 2
     workers[0].kill()
     run.until(lambda: "the others go on, and it is started again" in run.output, PATIENCE)
     at = step_of(run, status)
-    run.until(lambda: step_of(run, status) >= at + 50 and " is back" in run.output, PATIENCE)
+    run.until(lambda: step_of(run, status) >= at + 30 and " is back" in run.output, PATIENCE)
     # No restart of the group: the same coordinator and server, in the same attempt.
     assert len(attempts(folder)) == 1
     assert "restored" not in run.output
@@ -65,7 +69,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert all(f" {task} " in run.output for task in ("chief 0", "ps 0", "worker 0", "worker 1"))
     run.until(lambda: ", started again" in run.output)  # the table of the one that is back comes after that line
 
-    run.until(lambda: manifests(folder)[-1:] >= [201], PATIENCE)
+    run.until(lambda: manifests(folder)[-1:] >= [134], PATIENCE)
     saved = manifests(folder)[-1]
     (server,) = run.processes("ParameterServer")
     server.kill()
@@ -75,7 +79,7 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert attempts(folder)[1]["from_step"] >= saved
 
     # At the end of the first epoch, which is in what is restored.
-    run.until(lambda: manifests(folder)[-1:] >= [469], PATIENCE)
+    run.until(lambda: manifests(folder)[-1:] >= [EPOCH], PATIENCE)
     saved = manifests(folder)[-1]
     step, updates = counted(folder)
     assert updates >= step, "updates were lost before the checkpoint"
@@ -86,15 +90,15 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert attempts(folder)[2]["from_step"] >= saved
 
     result = result_of(folder)
-    assert result["metrics"]["test_accuracy"] >= 0.97
-    assert (result["steps"], result["restarts"]) == (2 * 469, 2)
-    assert result["samples"] == 2 * 60_000
+    assert result["metrics"]["test_accuracy"] >= 0.95
+    assert (result["steps"], result["restarts"]) == (2 * EPOCH, 2)
+    assert result["samples"] == 2 * RECORDS
     assert [entry["epoch"] for entry in result["history"]] == [0, 1]
     # At least once: only what was with a worker that died may have been applied twice.
     assert 0 <= result["repeated_updates"] <= 4 * 32
     assert counted(folder) == (result["steps"], result["updates"])
     steps = raytf.read_steps(str(folder))
-    assert steps["step"].tolist() == list(range(1, 2 * 469 + 1))
+    assert steps["step"].tolist() == list(range(1, 2 * EPOCH + 1))
     assert f"a resume restores step {result['steps']}" in raytf_command("verify", folder)
     shown = json.loads(raytf_command("show", folder, "--json"))
     assert (shown["state"], len(shown["restarts"])) == ("finished", 2)
