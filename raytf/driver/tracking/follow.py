@@ -129,8 +129,11 @@ def tracked(
     flag = config.run.track
     following = [] if flag is None else [Following(run, _made(flag, run), flag, say)]
     following += [] if own is None else [Following(run, own, OWN_CALLBACKS, say)]
-    for each in following:
-        each.open(config)
+    with contextlib.ExitStack() as opened:
+        for each in following:
+            each.open(config)
+            opened.callback(each.close, False)  # should the next one refuse
+        opened.pop_all()
     stop, is_finished = threading.Event(), False
     thread = threading.Thread(target=_follow, args=(following, stop), name="raytf-track", daemon=True)
     if following:

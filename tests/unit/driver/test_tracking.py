@@ -272,6 +272,27 @@ def test_a_tracker_s_own_callback_hears_of_each_step_once_whatever_fails(tmp_pat
     assert not three.heard
 
 
+class Refusing:
+    """In place of the program's callbacks: a tracker that does not begin."""
+
+    def open(self, key: str, name: str, parameters: dict[str, str]) -> None:
+        raise ConnectionError("no server")
+
+
+def test_a_tracker_is_closed_again_where_the_next_one_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlflow").as_uri())
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    refusing: Any = Refusing()
+    with (
+        pytest.raises(ConfigError, match="the tracker's callback: ConnectionError: no server"),
+        follow.tracked(CONFIG.replace(track="mlflow"), ended(tmp_path / "run", 4), print, refusing),
+    ):
+        pass
+    (run,) = mlflow.MlflowClient((tmp_path / "mlflow").as_uri()).search_runs(["0"])
+    assert run.info.status != "RUNNING"
+
+
 def test_callbacks_that_report_are_told_in_the_driver_and_those_that_save_run_on_rank_0():
     class Saves(Told):
         pass
