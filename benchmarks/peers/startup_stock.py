@@ -8,6 +8,7 @@ each epoch.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class Program:
     """File that gets the time of the end of the first step."""
     steps: int = 40
     """Then it ends."""
+    runs: int = 1
+    """Runs in this process, one after another; the note is of the last one."""
 
 
 def train(settings: dict[str, Any]) -> None:
@@ -50,12 +53,15 @@ def main(program: Program) -> None:
     import ray.train
     from ray.train.tensorflow import TensorflowTrainer
 
-    TensorflowTrainer(
-        train,
-        train_loop_config=vars(program),
-        scaling_config=ray.train.ScalingConfig(num_workers=1, use_gpu=bool(gpus())),
-        run_config=ray.train.RunConfig(storage_path=str(program.note.parent / "ray")),
-    ).fit()
+    for _ in range(program.runs):
+        began = time.time()
+        TensorflowTrainer(
+            train,
+            train_loop_config=vars(program),
+            scaling_config=ray.train.ScalingConfig(num_workers=1, use_gpu=bool(gpus())),
+            run_config=ray.train.RunConfig(storage_path=str(program.note.parent / "ray")),
+        ).fit()
+    print(f"last run began: {began}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
+from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
 from ray.train._internal.utils import get_address_and_port
 from ray.train.v2._internal.constants import (
     DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE,
@@ -39,9 +42,14 @@ from ray.train.v2._internal.execution.scaling_policy import (
 from ray.train.v2._internal.execution.scaling_policy import (
     ScalingDecision as ScalingDecision,
 )
+from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_client import (
+    TrainAutoscalingCoordinatorClient,
+)
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as TensorflowTrainer
 
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
+_CLIENT = f"{_SCALING}.autoscaling_coordinator_client"
+_COORDINATOR = "ray.data._internal.cluster_autoscaler"
 _TRAINER = "ray.train.v2.api.data_parallel_trainer.DataParallelTrainer"
 _CALLBACKS = "ray.train.v2._internal.callbacks"
 #: What the processes of a controller and of the actor beside each group import first of all.
@@ -49,6 +57,9 @@ CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execut
 SEEN = {
     "ray._common.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR": "2.60.0",
     "ray._raylet.RAY_NODE_ID_KEY": "2.60.0",
+    f"{_COORDINATOR}.default_autoscaling_coordinator._AutoscalingCoordinatorActor": "2.60.0",
+    # Of the object, where the actor is kept once it was started.
+    f"{_CLIENT}.TrainAutoscalingCoordinatorClient._autoscaling_coordinator": "2.60.0",
     "ray.train.v2._internal.constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE": "2.60.0",
     "ray.train.v2._internal.constants.get_env_vars_to_propagate": "2.60.0",
     "ray.train.v2._internal.execution.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
@@ -69,6 +80,7 @@ SEEN = {
     f"{_SCALING}.ElasticScalingPolicy.on_controller_start_worker_group": "2.60.0",
     # Of the policy's own object, which derives from it.
     f"{_SCALING}.ElasticScalingPolicy._autoscaling_coordinator": "2.60.0",
+    f"{_SCALING}.ElasticScalingPolicy._coordinator_client": "2.60.0",
     f"{_SCALING}.ElasticScalingPolicy._requester_id": "2.60.0",
     f"{_SCALING}.ElasticScalingPolicy._count_possible_workers": "2.60.0",
     f"{_SCALING}.ElasticScalingPolicy._get_num_workers_for_resource_request": "2.60.0",
@@ -97,14 +109,58 @@ def run_controller(env_vars: Mapping[str, str], arguments: Mapping[str, Any]) ->
     Returns:
         Its result.
     """
-    known = get_env_vars_to_propagate()
-    known.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE)
     raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
     here = {raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-    actor: Any = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": {**known, **env_vars}})
+    actor: Any = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": _of_controller(env_vars)})
     controller = actor(TrainController).remote(**arguments)
     ray.get(controller.run.remote())
     return ray.get(controller.get_result.remote())
+
+
+def _of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
+    known = get_env_vars_to_propagate()
+    known.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE)
+    return {**known, **env_vars}
+
+
+def runtime_env_of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str:
+    """The runtime environment of workers, serialized, before there is one.
+
+    Ray makes it on the way from the driver to the controller and from there to a worker, where variables of an outer
+    environment are left as they are unless an inner one has them, and writes it as JSON without spaces, with sorted
+    keys.
+
+    Args:
+        controller: environment variables that `run_controller` is given.
+        workers: those of the workers.
+    """
+    env = json.loads(ray.get_runtime_context().get_runtime_env_string() or "{}")
+    propagated = get_env_vars_to_propagate()
+    env["env_vars"] = {**env.get("env_vars", {}), **_of_controller(controller), **propagated, **workers}
+    return json.dumps(env, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+class _Coordinator:
+    """Ray's coordinator of requests for resources in this process. It answers as the actor does."""
+
+    def __init__(self) -> None:
+        self._coordinator = _AutoscalingCoordinatorActor()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._coordinator, name)
+        return types.SimpleNamespace(remote=lambda *args, **kwargs: ray.put(method(*args, **kwargs)))
+
+
+def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
+    """The client of a coordinator in this process, for a Ray on which nobody else asks for resources: to start the
+    actor takes longer than all that it does there.
+
+    Args:
+        requester: name of the run.
+    """
+    client = TrainAutoscalingCoordinatorClient(requester)
+    client.__dict__["_autoscaling_coordinator"] = _Coordinator()
+    return client
 
 
 def free_address() -> str:

@@ -7,12 +7,13 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import ray
 
 from raytf import _process
-from raytf._ray import worker_process
+from raytf._ray import local_start, worker_process
 from raytf.cluster import local_ray
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
@@ -42,11 +43,44 @@ def is_connected() -> bool:
     return ray.is_initialized() or bool(os.environ.get("RAY_ADDRESS"))
 
 
-@contextlib.contextmanager
-def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
-    """Connect; what was connected is disconnected at the end. Yields whether a Ray was started here.
+@dataclass(frozen=True)
+class Connection:
+    """This process's connection to Ray.
 
-    When the Ray that this connects to is lost, the process ends with exit code 75 and one line; see `vigil`.
+    Attributes:
+        own: the Ray that was started for it; None for another one.
+        is_shared: somebody else in this process connected, and looks after it.
+        node: Ray's view of the node that it goes through.
+    """
+
+    own: OwnRay | None
+    is_shared: bool = False
+    node: Any = None
+
+    def is_current(self) -> bool:
+        """Whether it still stands: a program may disconnect, and connect to another Ray."""
+        return ray.is_initialized() and worker_process.this_node() is self.node
+
+    def watched(self) -> contextlib.AbstractContextManager[Any]:
+        """While the `with` statement lasts, a Ray that is lost ends the process with exit code 75 and one line; see
+        `ray_watch`."""
+        if self.is_shared:
+            return contextlib.nullcontext()
+        return RayWatch(self.own.signs() if self.own else local_ray.signs_of_cluster())
+
+
+#: Whether this process has started the Ray to which it is connected.
+_is_own = False
+
+
+def is_own() -> bool:
+    """Whether this process has started the Ray to which it is connected for itself, so that nobody else uses it."""
+    return _is_own
+
+
+@contextlib.contextmanager
+def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
+    """Connect; what was connected is disconnected at the end.
 
     Args:
         cpus: tells how many are needed, where Ray is started here: a machine may run more processes than it has cores,
@@ -56,8 +90,9 @@ def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
     Raises:
         ClusterError: Ray does not answer.
     """
+    global _is_own
     if ray.is_initialized():
-        yield False
+        yield Connection(None, True, worker_process.this_node())
         return
     chatter: dict[str, Any] = {"logging_level": "INFO" if verbose else "ERROR", "log_to_driver": verbose}
     address = os.environ.get("RAY_ADDRESS")  # `ray job submit` sets it
@@ -70,15 +105,29 @@ def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus())),
             # A dozen processes, which start before anything else, for a page that has nothing about a run of Ray Train.
             "include_dashboard": False,
+            "_system_config": local_start.SYSTEM_CONFIG,
         }
+    connection = Connection(own)
     try:
         _init(chatter, own, address)
-        with RayWatch(own.begun() if own else local_ray.signs_of_cluster()):
-            yield own is not None
+        connection = Connection(own, node=worker_process.this_node())
+        _is_own = own is not None
+        if own is not None:
+            own.begun()
+        yield connection
     finally:
-        ray.shutdown()
+        _is_own = False
+        if connection.node is None or connection.is_current():  # another one is the program's
+            ray.shutdown()
         if own:
             own.over()
+
+
+@contextlib.contextmanager
+def ray_for(cpus: Callable[[], float], verbose: bool) -> Iterator[bool]:
+    """As `reached`, and watched until the end. Yields whether a Ray was started here."""
+    with reached(cpus, verbose) as connection, connection.watched():
+        yield connection.own is not None
 
 
 def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> None:
@@ -89,8 +138,9 @@ def _init(chatter: dict[str, Any], own: OwnRay | None, address: str | None) -> N
     """
     silent = contextlib.nullcontext() if chatter["log_to_driver"] else _process.no_stderr()
     starting = own.starting() if own else local_ray.reaching(address or "")
+    lean = local_start.without_helpers(chatter["log_to_driver"]) if own else contextlib.nullcontext()
     try:
-        with _process.held_back(), worker_process.no_signal_handlers(), silent, starting:
+        with _process.held_back(), worker_process.no_signal_handlers(), silent, starting, lean:
             ray.init(**chatter)
     except Exception as error:  # of a plain Exception it makes the one about a machine that is too slow
         where = (

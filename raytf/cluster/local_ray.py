@@ -59,11 +59,15 @@ class OwnRay:
         self._guard.remove(folder)
         return {"TMPDIR": folder, "RAY_TMPDIR": base}
 
-    def begun(self) -> list[ray_watch.Sign]:
-        """It has started; how to see that it dies."""
+    def begun(self) -> None:
+        """It has started."""
         node: Any = worker_process.this_node()
         if self._guard is not None:
             self._guard.remove(str(Path(node.get_session_dir_path()) / scratch.FOLDER))
+
+    def signs(self) -> list[ray_watch.Sign]:
+        """How to see that it dies."""
+        node: Any = worker_process.this_node()
         gcs, raylet = (node.all_processes[kind][0].process.pid for kind in ("gcs_server", "raylet"))
         return [
             ray_watch.WatchedProcess("the GCS of this driver's Ray", gcs, False),

@@ -1,19 +1,61 @@
-"""The driver's connection to Ray, and what raytf sets for Ray Train before it connects."""
+"""The driver's connection to Ray, and what raytf sets for Ray Train before it connects.
+
+It stays until the process ends, so that the next run of a program, or the next cell of a notebook, need not start Ray
+again, nor the processes that wait there.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator
 
-from raytf.cluster.connect import ray_for
+from raytf.cluster.connect import Connection, ray_for, reached
 from raytf.config.train_config import TrainConfig
 from raytf.driver import preflight
+
+#: What the process keeps, and the CPUs that its Ray was started with.
+_kept = contextlib.ExitStack()
+_connection: Connection | None = None
+_cpus = 0.0
 
 
 @contextlib.contextmanager
 def connected(config: TrainConfig) -> Iterator[bool]:
     """Connect to Ray, or start it on this machine. Yields whether it was started here."""
+    _set_up_ray_train()
+    with ray_for(lambda: preflight.cpus_here(config), config.run.verbose) as local:
+        yield local
+
+
+@contextlib.contextmanager
+def staying_connected(config: TrainConfig) -> Iterator[bool]:
+    """As `connected`; the connection outlives the `with` statement, and is used again."""
+    global _connection, _cpus
+    if not config.cluster.warm_workers:  # nothing waits there
+        with connected(config) as local:
+            yield local
+        return
+    if _connection is not None and (not _connection.is_current() or preflight.cpus_here(config) > _cpus):
+        disconnect()  # Ray is another one, or has too few CPUs for as many workers as are wanted now
+    if _connection is None:
+        _set_up_ray_train()
+        _connection = _kept.enter_context(reached(lambda: preflight.cpus_here(config), config.run.verbose))
+        _cpus = preflight.cpus_here(config)
+    with _connection.watched():
+        yield _connection.own is not None
+
+
+@atexit.register
+def disconnect() -> None:
+    """Give up the connection that stays, if there is one."""
+    global _connection
+    _connection = None
+    _kept.close()
+
+
+def _set_up_ray_train() -> None:
     # By default Ray Train takes one report every 2 s; a poll costs the controller little.
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.25")
     # `ScalingPolicy` follows notices of preemption: Ray's watcher would stop the run to wait for the end of the node,
@@ -21,5 +63,3 @@ def connected(config: TrainConfig) -> Iterator[bool]:
     os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     # Only nodes that answer are asked for workers; if these still cannot start, look again after this time.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "20")
-    with ray_for(lambda: preflight.cpus_here(config), config.run.verbose) as local:
-        yield local

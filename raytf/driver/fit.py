@@ -22,10 +22,10 @@ from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
 from raytf.driver import inputs, keras_arguments, preflight
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
+from raytf.driver.connection import staying_connected
 from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
-from raytf.driver.notebook import staying_connected
 from raytf.driver.parameter_server import run as servers
 from raytf.driver.ray_train import run as controllers
 from raytf.driver.result import Result, result_of, summary

@@ -48,6 +48,9 @@ KEEP_SECONDS = 10 * 365 * 86400
 #: Seconds of training before warm processes are started: starting them takes CPU time from a group that has just
 #: restarted and has work to catch up on.
 _SETTLE_SECONDS = 5.0
+#: A warm process that is younger than this many seconds was started ahead of the group that takes it, beside its
+#: controller.
+_NEW_SECONDS = 20.0
 #: Seconds after which a process that was requested but has not started is requested again.
 _START_SECONDS = 60.0
 
@@ -226,6 +229,12 @@ def become_worker() -> None:
     if not ray.is_initialized():  # in a benchmark, where asking for the node would start Ray
         return
     started_warm = WarmProcesses.here().leave(os.getpid())
+
+
+def is_new() -> bool:
+    """Whether this process was started for the group that it belongs to now, and does not come from a stock of warm
+    ones."""
+    return not started_warm or time.time() - psutil.Process().create_time() < _NEW_SECONDS
 
 
 # -- in a worker, or a task on a spare node ----------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
     _phases = Phases()
     warm_pool.become_worker()
     hosts = [address.rpartition(":")[0] for address in addresses]
-    if settings.is_next_soon and not warm_pool.started_warm and rank == hosts.index(hosts[rank]):
+    if settings.is_next_soon and warm_pool.is_new() and rank == hosts.index(hosts[rank]):
         # Beside this process's own import: later the group would have to share the CPUs with it.
         warm_pool.prepare(hosts.count(hosts[rank]), ray.get_runtime_context().get_runtime_env_string())
     process.settle_in()

@@ -53,6 +53,7 @@ class PolicyContext:
         flags: of the cluster.
         supervisor: of the run, shared with the failure policy.
         keeps_kind: keep the first kind of GPU that a group has.
+        is_alone: nobody else uses this Ray.
     """
 
     name: str
@@ -61,6 +62,7 @@ class PolicyContext:
     flags: ClusterSection
     supervisor: Supervisor
     keeps_kind: bool = False
+    is_alone: bool = False
 
 
 class ScalingPolicy(train.ElasticScalingPolicy):
@@ -109,6 +111,11 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     def after_controller_start(self, train_run_context: Any) -> None:
         if self._supply is not None:
             self._supply.begin()
+        if self._run.is_alone:
+            self._requester_id = f"train-{self._run.name}"
+            self._coordinator_client = train.coordinator_here(self._requester_id)
+            self._send_resource_request()
+            return
         # What a killed controller has reserved stays reserved for three minutes, unless it is requested again under the
         # same name. A run has only one controller, since it has only one owner.
         super().after_controller_start(types.SimpleNamespace(run_id=self._run.name))

@@ -8,7 +8,14 @@ from typing import Any
 import ray
 import ray.train
 
-from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback, run_controller
+from raytf._ray.train import (
+    TensorflowTrainer,
+    WorkerGroupCallback,
+    resources_of_worker,
+    run_controller,
+    runtime_env_of_workers,
+)
+from raytf.cluster import connect
 from raytf.config.sections import ClusterSection
 from raytf.driver.ray_train import warm_supply
 from raytf.driver.ray_train.failure_policy import FailurePolicy
@@ -58,9 +65,16 @@ class Trainer(TensorflowTrainer):
         hangs = self._run_uri if self._flags.hang_seconds else None
         supervisor = Supervisor()
         kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs, supervisor)
-        about = PolicyContext(self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind)
+        about = PolicyContext(
+            self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind, connect.is_own()
+        )
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        return run_controller(warm_supply.of_controller(), kwargs)
+        controller, scaling = warm_supply.of_controller(), self.scaling_config
+        if self._flags.warm_workers:
+            workers = self.run_config.worker_runtime_env["env_vars"]
+            each, most = resources_of_worker(scaling), scaling.max_workers
+            warm_supply.start_ahead(runtime_env_of_workers(controller, workers), most, each)
+        return run_controller(controller, kwargs)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()

@@ -6,11 +6,13 @@ Ray Train has a process for its controller, and one for an actor beside each gro
 from __future__ import annotations
 
 import importlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,6 +21,8 @@ from raytf.config.resources import fitting
 from raytf.errors import one_line
 from raytf.runs.events import short
 from raytf.training import warm_pool
+
+_log = logging.getLogger(__name__)
 
 #: Seconds between two requests to a node that lacks processes, and to one that has them.
 _SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
@@ -42,6 +46,23 @@ def import_controller() -> None:
     for module in train.CONTROLLER_MODULES:
         importlib.import_module(module)
     _imported_at = time.monotonic()
+
+
+def start_ahead(runtime_env: str, workers: int, resources: dict[str, float]) -> None:
+    """Start the processes of a run's first group while its controller starts, where it is known on which node they will
+    be: on a Ray of one node. A failure costs only time.
+
+    Args:
+        runtime_env: of the workers, serialized.
+        workers: the most that the group may have.
+        resources: of each worker.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    try:
+        if [node["NodeID"] for node in ray.nodes() if node["Alive"]] == [here]:
+            warm_pool.prepare(min(workers, fitting(state.free_resources().get(here, {}), resources)), runtime_env)
+    except (ray.exceptions.RayError, grpc.RpcError, OSError) as error:
+        _log.debug("no process was started ahead: %s", error)
 
 
 class Schedule:
@@ -105,11 +126,14 @@ class WarmSupply:
     Args:
         resources: of each worker.
         say: takes a line for the user, once for each node, on why it has no warm processes.
-        is_urgent: start them at once, as the next group may be that of the next run: in a notebook, of the next cell.
+        is_next_soon: begin while the first group still starts, as the next run may follow at once: in a notebook, in
+            the next cell.
     """
 
-    def __init__(self, resources: dict[str, float], say: Callable[[str], None], is_urgent: bool = False):
-        self._resources, self._say, self._is_urgent = resources, say, is_urgent
+    def __init__(self, resources: dict[str, float], say: Callable[[str], None], is_next_soon: bool = False):
+        self._resources, self._say, self._is_next_soon = resources, say, is_next_soon
+        #: Whether warm processes follow the first step at once: a run's first group has nothing to catch up on.
+        self._is_urgent = True
         self._schedule = Schedule()
         self._group: list[Any] = []
         self._runtime_env = ""
@@ -137,9 +161,10 @@ class WarmSupply:
         group = [worker.actor for worker in workers]
         if group != self._group:
             # Spare nodes also wait until the group trains: all nodes may be on one machine.
+            self._is_urgent = self._is_next_soon or not self._group
             self._group, self._answers, self._runtime_env, self._has_helpers = group, {}, "", False
             self._schedule.restart()
-        if self._is_urgent and self._began_cold and not self._has_helpers:
+        if self._is_next_soon and self._began_cold and not self._has_helpers:
             self._start_helpers()  # while the workers import TensorFlow: a group that is warm needs the CPUs itself
         self._collect()
         counts = Counter(worker.metadata.node_id for worker in workers)
@@ -168,7 +193,7 @@ class WarmSupply:
             node.node_manager_port,
             context.get_job_id(),
             env,
-            1 + self._is_urgent,
+            2,
             warm_pool.KEEP_SECONDS,
         )
         self._has_helpers = True

@@ -1,0 +1,41 @@
+"""Two runs of one process: what runs beside them, and whether they have the same Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import keras
+import numpy as np
+import psutil
+import ray
+
+import raytf
+from raytf.testing.processes import WARM, titled, wait_until
+
+
+class WaitForNext(keras.callbacks.Callback):
+    """Goes on when the processes of the next group are there."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        raylet = psutil.Process().parent()
+        wait_until(lambda: titled(raylet.children(), WARM), "there is a warm process", 120)
+
+
+def main() -> None:
+    x = np.arange(32, dtype="float32").reshape(8, 4)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    jobs, commands = [], []
+    for run in ("first", "second"):
+        config = raytf.TrainConfig.of(storage=sys.argv[1], workers="1", run=run)
+        raytf.fit(model, x, x[:, :1], epochs=1, callbacks=lambda: [WaitForNext()], config=config)
+        jobs.append(ray.get_runtime_context().get_job_id())
+        family = psutil.Process(os.getpid()).children(recursive=True)
+        commands.append([" ".join(process.cmdline()) for process in family])
+    print("TOLD", json.dumps([jobs[0] == jobs[1], commands]))
+
+
+if __name__ == "__main__":
+    main()
