@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator
 
+from raytf import _process
 from raytf.cluster.connect import Connection, ray_for, reached
 from raytf.config.train_config import TrainConfig
 from raytf.driver import preflight
@@ -40,6 +42,8 @@ def staying_connected(config: TrainConfig) -> Iterator[bool]:
     if _connection is not None and (not _connection.is_current() or preflight.cpus_here(config) > _cpus):
         disconnect()  # Ray is another one, or has too few CPUs for as many workers as are wanted now
     if _connection is None:
+        # Ray's start is mostly waiting, and this takes as long.
+        _process.in_thread(lambda: importlib.import_module("raytf.driver.ray_train.run"), "raytf-import")
         _set_up_ray_train()
         _connection = _kept.enter_context(reached(lambda: preflight.cpus_here(config), config.run.verbose))
         _cpus = preflight.cpus_here(config)

@@ -26,8 +26,6 @@ from raytf.driver.connection import staying_connected
 from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
-from raytf.driver.parameter_server import run as servers
-from raytf.driver.ray_train import run as controllers
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking import tracker as trackers
@@ -354,8 +352,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
 
 @contextlib.contextmanager
 def _fed(job: TrainingJob, sources: Sources, stream: Stream | None) -> Iterator[Sources]:
-    """Make batches while the `with` statement lasts, if the training data are made while the run trains. Yields the
-    sources, with a way to get them."""
+    """Make batches meanwhile, if the training data are made while the run trains. Yields the sources that get them."""
     if stream is None or not isinstance(sources.train, LiveBatches):
         yield sources
         return
@@ -370,7 +367,11 @@ def _run(
     """Train with parameter servers or Ray Train, as the strategy asks; errors are for the user."""
     try:
         if job.config.strategy.has_servers:
+            from raytf.driver.parameter_server import run as servers
+
             return servers.run(job, "GPU" in resources, say)
+        from raytf.driver.ray_train import run as controllers
+
         return controllers.run(job, run, resources)
     except ray.exceptions.RayError as error:
         text = f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
