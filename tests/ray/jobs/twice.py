@@ -30,7 +30,7 @@ def main() -> None:
     jobs, commands = [], []
     for run in ("first", "second"):
         config = raytf.TrainConfig.of(storage=sys.argv[1], workers="1", run=run)
-        raytf.fit(model, x, x[:, :1], epochs=1, callbacks=lambda: [WaitForNext()], config=config)
+        raytf.fit(model, x, x[:, :1], epochs=1, callbacks=lambda files: [WaitForNext()], config=config)
         jobs.append(ray.get_runtime_context().get_job_id())
         family = psutil.Process(os.getpid()).children(recursive=True)
         commands.append([" ".join(process.cmdline()) for process in family])
