@@ -55,6 +55,12 @@ GOALS = (
     Goal("Recovery: P50 of 10 s or less", ("recovery",), "P50|median"),
     Goal("Recovery: P95 of 20 s or less", ("recovery",), "P95"),
     Goal("Recovery: at least 3 times faster than stock Ray", ("recovery",), "stock|ray"),
+    Goal(
+        "From the command to the first step: at most 10 s cold, 5 s warm, 3 s for a second run",
+        ("startup",),
+        "to the first",
+    ),
+    Goal("From the command to the first step: at least twice as fast as stock Ray", ("startup",), "start|run"),
     Goal("Input: at least 100,000 samples/s a worker from arrays", ("input",), "array"),
     Goal("Input: at least 50,000 samples/s a worker from Parquet", ("input",), "parquet"),
     Goal(

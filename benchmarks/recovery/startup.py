@@ -164,6 +164,7 @@ def main(arguments: Arguments) -> int:
         measure("cold", Starts(folder / "cold"), pairs, report)
         measure("second", Starts(folder / "second"), pairs, report)
         if not arguments.quick:
+            os.environ["PYTHONPATH"] = str(ROOT)  # workers of the cluster unpickle the peer's function
             with ElasticCluster(head_cpus=max(2, os.cpu_count() or 1), dashboard=True) as cluster:
                 measure("warm", Starts(folder / "warm", cluster.env), pairs, report)
     return report.finish(arguments.json)
