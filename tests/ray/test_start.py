@@ -23,8 +23,9 @@ def phases(run: Path) -> dict[str, float]:
 def test_two_runs_of_one_process(start, tmp_path: Path):
     output = start(TWICE, tmp_path).wait()
     (told,) = [line.removeprefix("TOLD ") for line in output.splitlines() if line.startswith("TOLD ")]
-    is_same_ray, commands = json.loads(told)
+    is_same_ray, is_left, commands = json.loads(told)
     assert is_same_ray
+    assert is_left, "the program's own Ray was changed"
     for command in commands:
         assert any("/raylet" in line for line in command)
         for helper in ("dashboard/dashboard.py", "autoscaler/_private/monitor.py", "log_monitor.py", "_Autoscaling"):
