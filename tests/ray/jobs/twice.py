@@ -1,4 +1,4 @@
-"""Two runs of one process: what runs beside them, whether they have the same Ray; and a third one on the program's own."""
+"""Two runs of one process: what runs beside them, whether they have one Ray; and a third one on the program's own."""
 
 from __future__ import annotations
 
