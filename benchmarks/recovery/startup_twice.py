@@ -21,8 +21,8 @@ class Program:
     """An .npz with x_train and y_train."""
     storage: Path
     """Where the runs are: `first` and `second`."""
-    seconds: float = 8.0
-    """At least this long the first run trains."""
+    first_steps: int = 320
+    """Of the first run: some seconds, in which the second one's processes get ready."""
     steps: int = 40
     """Of the second run."""
 
@@ -38,7 +38,7 @@ def main(program: Program) -> None:
     arrays = np.load(program.data)
     x, y = arrays["x_train"], arrays["y_train"]
     own = raytf.TrainConfig.of(storage=str(program.storage), workers="1", global_batch_size=models.BATCH)
-    for run, steps in (("first", round(program.seconds * 40)), ("second", program.steps)):
+    for run, steps in (("first", program.first_steps), ("second", program.steps)):
         began = time.time()
         raytf.fit(model, x, y, config=own.replace(run=run, steps=steps))
     print(f"last run began: {began}", flush=True)
