@@ -82,7 +82,7 @@ class Bench:
         flags |= {name: getattr(self.arguments, name) for name in ("batch", "steps", "blocks")}
         command = [sys.executable, str(ROOT / "benchmarks" / "gpu_way.py")]
         command += [f"--{name}={value}" for name, value in flags.items()]
-        env = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
+        env = harness.importable() | {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
         try:
             done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAY_SECONDS, check=True)
             return dict(json.loads(done.stdout.splitlines()[-1]))

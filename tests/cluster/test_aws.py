@@ -193,6 +193,7 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
         f"--data digits --model batchnorm --global-batch-size 64 --epochs {EPOCHS} --pause 0.1 --workers 1:2 --run spot"
     )
     flags += f" --max-failures 0 --checkpoint-every-seconds 3600 --resize-every-seconds 5 --status-file {status}"
+    flags += " --no-warm-workers"  # nobody dies unannounced
     submit = f"ray job submit --address {DASHBOARD} --submission-id spot --"
     with laptop.start("ray dashboard ~/cluster.yaml"):
         curl = f"curl -s -o /dev/null -w '%{{http_code}}' {DASHBOARD}/api/version"

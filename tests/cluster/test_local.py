@@ -20,7 +20,7 @@ from tests.cluster.hosts import Host, Hosts
 from tests.cluster.onprem import PATIENCE, OnPrem, command_lines, curl
 
 STEPS = 1500
-JOB = f"python jobs/mnist.py --data digits --exact --steps {STEPS}"
+JOB = f"python jobs/mnist.py --data digits --exact --no-warm-workers --steps {STEPS}"
 DASHBOARD = "http://127.0.0.1:8265"
 NAME = "three-hosts"
 SSH = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR"
