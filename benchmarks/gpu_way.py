@@ -39,6 +39,8 @@ class Arguments:
     model: Literal["tiny", "small", "large"] = "small"
     shards: int = 1
     """Logical shards, of raytf's ways."""
+    jit: bool = False
+    """Compile gradients with XLA, in raytf's ways."""
     batch: int = 256
     steps: int = 30
     """Steps of a block."""
@@ -95,7 +97,7 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     pipeline.prepare(len(seed_states(model)), None)
     is_fixed = arguments.way != "float"
     leaves = pipeline.template, pipeline.leaf_specs
-    options = StepOptions(fixed_point=is_fixed, compress=arguments.way == "compressed")
+    options = StepOptions(jit=arguments.jit, fixed_point=is_fixed, compress=arguments.way == "compressed")
     step = TrainStep(model, plan, shards, None, *leaves, options)
     done = [0]
 

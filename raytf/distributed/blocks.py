@@ -13,6 +13,8 @@ import tensorflow as tf
 
 #: Numbers in a block. A tensor's last block is padded with zeros, on average half a block.
 SIZE = 512
+#: Values of which a tensor's largest is found at a time.
+_FAN = 256
 
 
 class Blocks:
@@ -32,6 +34,7 @@ class Blocks:
         self.shape = (sum(counts), SIZE)
         #: The index of each block's tensor. int64, because a GPU keeps int32 in host memory.
         self._owners = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
+        self._levels = _tree(counts)
 
     def lay(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """The tensors as float32 [blocks, SIZE]."""
@@ -47,11 +50,12 @@ class Blocks:
         largest = tf.maximum(tf.reduce_max(blocks, 1), -tf.reduce_min(blocks, 1))
         # Devices may drop NaN when they compute a maximum. Numbers whose sum overflows count as not finite, too.
         largest += 0.0 * tf.reduce_sum(blocks, 1)
-        count, is_nan = len(self._sizes), tf.cast(tf.math.is_nan(largest), tf.float32)
-        found = tf.math.unsorted_segment_max(largest, self._owners, count)
-        lost = tf.math.unsorted_segment_max(is_nan, self._owners, count)
-        # A tensor without elements has no block; the maximum over none would be the lowest float32.
-        return tf.where(lost > 0, np.float32(np.nan), tf.maximum(found, 0.0))
+        largest = tf.concat([largest, tf.zeros([1])], 0)  # of a tensor without elements, which has no block
+        for level in self._levels:
+            values = tf.gather(largest, level)
+            lost = tf.reduce_max(tf.cast(tf.math.is_nan(values), tf.float32), 1)
+            largest = tf.where(lost > 0, np.float32(np.nan), tf.reduce_max(values, 1))
+        return largest
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:
         """[blocks, 1] the value of each block's tensor, from [tensors] values."""
@@ -67,3 +71,28 @@ class Blocks:
             if size % SIZE:
                 next(parts)
         return found
+
+
+def _tree(counts: Sequence[int]) -> list[np.ndarray]:
+    """How to find the largest of each of some rows of values, `_FAN` of them at a time.
+
+    The values of all rows are one vector, with a zero at its end. A maximum of segments would do it at once, but on a
+    GPU its kernel compares in turn: thousands of blocks of one tensor all wait for the same number.
+
+    Args:
+        counts: of values in each row.
+
+    Returns:
+        For each level [groups, `_FAN` at most] int64, the indices of what a group's largest is taken of. The last level
+        has a group for each row. An index that occurs twice changes no maximum, so it fills what a group lacks.
+    """
+    ends, levels = np.cumsum(counts), []
+    rows = [np.arange(end - count, end) if count else np.array([ends[-1]]) for end, count in zip(ends, counts, strict=True)]
+    while not levels or any(len(row) > 1 for row in rows):
+        parts = [[row[i : i + _FAN] for i in range(0, len(row), _FAN)] for row in rows]
+        groups = [group for row in parts for group in row]
+        width = max(map(len, groups))
+        levels.append(np.stack([np.pad(group, (0, width - len(group)), "edge") for group in groups]).astype(np.int64))
+        ends = np.cumsum([len(row) for row in parts])
+        rows = [np.arange(end - len(row), end) for end, row in zip(ends, parts, strict=True)]
+    return levels

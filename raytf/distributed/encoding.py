@@ -7,6 +7,7 @@ on a GPU: see `blocks`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import tensorflow as tf
@@ -85,7 +86,12 @@ class EachTensor:
 
 
 class InBlocks:
-    """Each range of tensors in one vector of blocks. See `EachTensor`."""
+    """Each range of tensors in one vector of blocks, by programs that XLA compiles. See `EachTensor`.
+
+    Operation by operation, a GPU would read and write all numbers some thirty times; compiled, a few times. Nothing in
+    them is rounded but the whole numbers themselves, so XLA gives the same bits. What is added over workers early must
+    not wait for the rest, so each range has programs of its own.
+    """
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):
         self._most, self._words, self._ranges = most, words, list(ranges)
@@ -93,25 +99,35 @@ class InBlocks:
         self.shapes: list[tuple[int, ...]] = [each.shape for each in self._blocks]
         self.small = sum(part.stop <= compressed for part in self._ranges)
         self.parts = [range(i, i + 1) for i in range(len(self._ranges))]
+        places = range(len(self._ranges))
+        self._encoders = [tf.function(partial(self._encode, i), jit_compile=True, autograph=False) for i in places]
+        self._decoders = [tf.function(partial(self._decode, i), jit_compile=True, autograph=False) for i in places]
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         factors, encoded, largest = scales * weight, [], []
-        for i, (part, blocks) in enumerate(zip(self._ranges, self._blocks, strict=True)):
-            values = blocks.lay([tensors[t] for t in part])
-            found = blocks.largest(values)
-            with tf.control_dependencies([found]):
-                product = values * blocks.spread(factors[part.start : part.stop])
-            encoded.append(_whole(product, i < self.small, self._most, self._words))
+        for part, encoder in zip(self._ranges, self._encoders, strict=True):
+            whole, found = encoder([tensors[i] for i in part], factors[part.start : part.stop])
+            encoded.append(whole)
             largest.append(found)
         return encoded, tf.concat(largest, 0) * weight
 
+    def _encode(self, place: int, tensors: list[tf.Tensor], factors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        blocks = self._blocks[place]
+        values = blocks.lay(tensors)
+        product = values * blocks.spread(factors)
+        return _whole(product, place < self.small, self._most, self._words), blocks.largest(values)
+
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
         found = []
-        for part, blocks, whole in zip(self._ranges, self._blocks, sums, strict=True):
-            found += blocks.tensors(self._words.real(whole) * blocks.spread(steps[part.start : part.stop]))
+        for part, decoder, whole in zip(self._ranges, self._decoders, sums, strict=True):
+            found += decoder(whole, steps[part.start : part.stop])
         return found
+
+    def _decode(self, place: int, whole: tf.Tensor, steps: tf.Tensor) -> list[tf.Tensor]:
+        blocks = self._blocks[place]
+        return blocks.tensors(self._words.real(whole) * blocks.spread(steps))
 
 
 def _largest(values: tf.Tensor) -> tf.Tensor:
