@@ -61,6 +61,8 @@ GOALS = (
         "to the first",
     ),
     Goal("From the command to the first step: at least twice as fast as stock Ray", ("startup",), "start|run"),
+    Goal("On a GPU, float: at least 0.9 times Keras `fit`, which compiles with XLA", ("gpu",), "keras"),
+    Goal("Two workers on one GPU, one killed: a new step within 10 s", ("gpu",), "killed"),
     Goal("Input: at least 100,000 samples/s a worker from arrays", ("input",), "array"),
     Goal("Input: at least 50,000 samples/s a worker from Parquet", ("input",), "parquet"),
     Goal(

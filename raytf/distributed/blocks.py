@@ -34,7 +34,7 @@ class Blocks:
         self.shape = (sum(counts), SIZE)
         #: The index of each block's tensor. int64, because a GPU keeps int32 in host memory.
         self._owners = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
-        self._levels = _tree(counts)
+        self._levels = tree(counts)
 
     def lay(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """The tensors as float32 [blocks, SIZE]."""
@@ -73,7 +73,7 @@ class Blocks:
         return found
 
 
-def _tree(counts: Sequence[int]) -> list[np.ndarray]:
+def tree(counts: Sequence[int]) -> list[np.ndarray]:
     """How to find the largest of each of some rows of values, `_FAN` of them at a time.
 
     The values of all rows are one vector, with a zero at its end. A maximum of segments would do it at once, but on a
@@ -86,8 +86,10 @@ def _tree(counts: Sequence[int]) -> list[np.ndarray]:
         For each level [groups, `_FAN` at most] int64, the indices of what a group's largest is taken of. The last level
         has a group for each row. An index that occurs twice changes no maximum, so it fills what a group lacks.
     """
-    ends, levels = np.cumsum(counts), []
-    rows = [np.arange(end - count, end) if count else np.array([ends[-1]]) for end, count in zip(ends, counts, strict=True)]
+    levels: list[np.ndarray] = []
+    last = sum(counts)
+    ends = np.cumsum(counts)
+    rows = [np.arange(end - count, end) if count else np.array([last]) for end, count in zip(ends, counts, strict=True)]
     while not levels or any(len(row) > 1 for row in rows):
         parts = [[row[i : i + _FAN] for i in range(0, len(row), _FAN)] for row in rows]
         groups = [group for row in parts for group in row]

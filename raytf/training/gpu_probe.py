@@ -2,7 +2,7 @@
 
 A GPU that miscalculates passes every other check. The factors are small whole numbers, so that every GPU gets the same
 exact result in every precision in which TensorFlow multiplies float32 (TF32 keeps 11 bits of a factor, and sums in
-float32 are exact below 2^24). No GPU has run it yet; its test runs it on a CPU.
+float32 are exact below 2^24). Its test runs it on a CPU.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ def _set_environment(
     environment["KERAS_BACKEND"] = "tensorflow"
     if settings.quiet:
         environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    if settings.jit:
+    if settings.jit or gpus:  # on GPUs gradients are encoded by compiled programs
         compiled = worker_process.session_folder() / "raytf-xla"
         compiled.mkdir(exist_ok=True)
         flags = f"{environment.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"
         environment["TF_XLA_FLAGS"] = flags.strip()
     if settings.exact and gpus:
-        determinism.prepare(environment, settings.jit)
+        determinism.prepare(environment)
 
 
 def _set_up_devices(settings: ProcessSettings, gpus: Sequence[str] | None) -> None:

@@ -14,7 +14,7 @@ class ProcessSettings:
             of the node's CPUs as it has of the node's GPUs.
         quiet: silence TensorFlow's messages.
         exact: let TensorFlow choose deterministic kernels, and refuse operations that have none.
-        jit: compile with XLA; compiled programs stay on the node for the next group.
+        jit: compile gradients with XLA. Compiled programs stay on the node for the next group.
         one_worker: the strategy has a single process, which has no cluster and hence no TF_CONFIG.
         logical_devices: number of logical devices into which the CPU is divided.
         is_next_soon: another run may follow at once, as in a notebook: its processes are prepared from the beginning.

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raytf.distributed.blocks import SIZE, Blocks
+from raytf.distributed.blocks import SIZE, Blocks, tree
 from raytf.distributed.buckets import of_kinds
 from raytf.distributed.encoding import EachTensor, InBlocks
 from raytf.distributed.wire import DEVICE, HOST, WireLayout
@@ -81,3 +81,16 @@ def test_the_graph_in_blocks_does_not_grow_by_operations_of_a_tensor_as_the_othe
 
     assert operations(InBlocks, DEVICE, 40) <= operations(InBlocks, DEVICE, 2) + 2
     assert operations(EachTensor, HOST, 40) > operations(EachTensor, HOST, 2) + 38 * 5
+
+
+@pytest.mark.parametrize("counts", [[1], [300], [0, 70_000, 3, 0], [256, 257, 65_536, 65_537]])
+def test_the_largest_of_each_row_is_found_in_few_levels(counts):
+    values = np.random.default_rng(0).normal(size=sum(counts)).astype(np.float32) ** 2
+    found = np.append(values, 0)
+    levels = tree(counts)
+    for level in levels:
+        found = found[level].max(1)
+    ends = np.cumsum(counts)
+    want = [values[end - count : end].max(initial=0) for end, count in zip(ends, counts, strict=True)]
+    assert found.tolist() == [float(each) for each in want]
+    assert len(levels) <= 3

@@ -1,4 +1,4 @@
-"""Where a GPU would keep the tensors of a training step, by TensorFlow's own registry of kernels; no GPU has run it.
+"""Where a GPU would keep the tensors of a training step, by TensorFlow's own registry of kernels.
 
 A tensor counts as gradient-size from 256 numbers on. The models here have weights of 256 to 401,408 numbers, and
 batches of 2 records, whose labels, bytes of text and seeds (which come from the host and are int32) are far fewer.

@@ -1,6 +1,6 @@
 """What the CUDA driver says about itself: TensorFlow only logs it, and not if its messages are silenced.
 
-No GPU has run this module yet: its tests compile a driver that fails in the ways of a real one.
+Its tests compile a driver that fails in the ways of a real one.
 """
 
 from __future__ import annotations

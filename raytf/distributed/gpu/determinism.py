@@ -17,16 +17,15 @@ TF32, CUDNN = "TF32", "cuDNN's workspace"
 _XLA, _DETERMINISTIC = "XLA_FLAGS", "--xla_gpu_deterministic_ops"
 
 
-def prepare(environ: MutableMapping[str, str], jit: bool) -> None:
+def prepare(environ: MutableMapping[str, str]) -> None:
     """Set what the process of a worker with a GPU needs, before its first operation; variables that are set stay.
 
     Args:
         environ: the process's environment.
-        jit: XLA compiles.
     """
     environ.setdefault(WORKSPACE, str(WORKSPACE_MIB))
     flags = environ.get(_XLA, "")
-    if jit and _DETERMINISTIC not in flags:
+    if _DETERMINISTIC not in flags:
         environ[_XLA] = f"{flags} {_DETERMINISTIC}=true".strip()
 
 

@@ -1,7 +1,7 @@
 """The GPUs of this process: which ones it may see, and their identities, from the driver's management library (NVML).
 
 NVML makes no CUDA context and takes no memory of a GPU, and it ignores CUDA_VISIBLE_DEVICES: `visible` reads that as
-CUDA does. No GPU has run this module yet; its tests prove the decisions, with a simulated NVML.
+CUDA does. Its tests prove the decisions, with a simulated NVML.
 """
 
 from __future__ import annotations
