@@ -95,11 +95,19 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
         time.sleep(0.05)
 
 
+#: Ports that were given away; whoever got one may not listen there yet.
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """A port of the loopback that nothing listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port of the loopback that nothing listens on now, and that this process was not given before."""
+    while True:
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = int(s.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def environment(**extra: str) -> dict[str, str]:

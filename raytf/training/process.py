@@ -60,7 +60,8 @@ def _set_environment(
     environment["KERAS_BACKEND"] = "tensorflow"
     if settings.quiet:
         environment["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    if settings.jit or gpus:  # on GPUs gradients are encoded by compiled programs
+    # On GPUs gradients are encoded by compiled programs. Benchmarks have no Ray.
+    if (settings.jit or gpus) and ray.is_initialized():
         compiled = worker_process.session_folder() / "raytf-xla"
         compiled.mkdir(exist_ok=True)
         flags = f"{environment.get('TF_XLA_FLAGS', '')} --tf_xla_persistent_cache_directory={compiled}"

@@ -26,17 +26,12 @@ from benchmarks.serving import load as serve_load
 from raytf.inference import versions
 from raytf.storage.storage import Storage
 from raytf.testing import Job, environment
+from raytf.testing.processes import free_port
 from tests.ray.conftest import MNIST_JOB, PATIENCE, result_of
 
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 TOKEN = "a token of the test"
 MODEL = "/v1/models/digits"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

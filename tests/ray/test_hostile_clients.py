@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from raytf.testing import Job, environment
+from raytf.testing.processes import free_port
 from tests.ray.conftest import PATIENCE
-from tests.ray.test_after_training import RAYTF, free_port
+from tests.ray.test_after_training import RAYTF
 
 TOKEN = "a token of the test"
 PREDICT = "/v1/models/digits:predict"

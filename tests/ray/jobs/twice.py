@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -32,8 +33,10 @@ def main() -> None:
         config = raytf.TrainConfig.of(storage=sys.argv[1], workers="1", run=run)
         raytf.fit(model, x, x[:, :1], epochs=1, callbacks=lambda files: [WaitForNext()], config=config)
         jobs.append(ray.get_runtime_context().get_job_id())
-        family = psutil.Process(os.getpid()).children(recursive=True)
-        commands.append([" ".join(process.cmdline()) for process in family])
+        commands.append([])
+        for process in psutil.Process(os.getpid()).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                commands[-1].append(" ".join(process.cmdline()))
     ray.shutdown()
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     own = ray.nodes()[0]["NodeID"]
