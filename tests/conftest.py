@@ -31,6 +31,10 @@ settings.load_profile("raytf")
 ROOT = Path(__file__).parents[1]
 #: Tests here start Ray.
 WITH_RAY = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")
+#: Tests here wait for most of their time.
+WAITING = [
+    ROOT / "tests" / "unit" / name for name in ("runs/test_lease.py", "storage/test_azure.py", "storage/test_claims.py")
+]
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
@@ -55,10 +59,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # of the tests that are left when markers have been looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed."""
+    """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed.
+
+    Of the others, those that wait come first: at the end there would be no work beside them.
+    """
     with_ray = [item for item in items if any(item.path.is_relative_to(folder) for folder in WITH_RAY)]
     samples = [item for item in with_ray if "undisturbed" in getattr(item, "fixturenames", ())]
-    others = [item for item in items if item not in with_ray]
+    others = sorted((item for item in items if item not in with_ray), key=lambda item: item.path not in WAITING)
     if samples:
         for item in others:
             item.fixturenames.insert(0, "undisturbed")
