@@ -17,7 +17,6 @@ default of adding them in fixed point costs beside that is in exact_cost.py.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.harness import HERE, PAIRS, ROOT, Comparison, Reading, Report, turns
+from benchmarks.harness import HERE, PAIRS, Comparison, Reading, Report, importable, turns
 from benchmarks.models import MODELS
 from benchmarks.peers.keras_fit import CALL_STEPS
 from benchmarks.turns import Conductor
@@ -66,7 +65,7 @@ def measure(name: str, arguments: Arguments, folder: Path, report: Report) -> No
     pairs, seconds = (2, 1.0) if arguments.quick else (arguments.pairs, arguments.seconds)
     warm = CALL_STEPS * (1 if arguments.quick else WARM_CALLS)
     title, flags = MODELS[name].title, ["--address={address}", f"--model={name}", f"--threads={arguments.threads}"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
+    environment = importable() | {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"}
     steps: dict[str, int] = {}
     with contextlib.ExitStack() as stack:
 

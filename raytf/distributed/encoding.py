@@ -88,9 +88,9 @@ class EachTensor:
 class InBlocks:
     """Each range of tensors in one vector of blocks, by programs that XLA compiles. See `EachTensor`.
 
-    Operation by operation, a GPU would read and write all numbers some thirty times; compiled, a few times. Nothing in
-    them is rounded but the whole numbers themselves, so XLA gives the same bits. What is added over workers early must
-    not wait for the rest, so each range has programs of its own.
+    Operation by operation, a GPU reads and writes all numbers with each of them; a compiled program fuses them. Nothing
+    is rounded but the whole numbers themselves, so XLA gives the same bits. What is added over workers early must not
+    wait for the rest, so each range has programs of its own.
     """
 
     def __init__(self, layout: WireLayout, compressed: int, most: float, words: WireWords, ranges: Sequence[range]):

@@ -109,7 +109,6 @@ def test_show_2_kills_of_worker_server_and_coordinator(start: Callable[..., Job]
     assert "was made with --strategy parameter-server, and this command has a synchronous strategy" in refused.output
 
 
-@pytest.mark.slow  # the test above ends the coordinator, too, and test_endings.py has what SIGTERM does
 def test_a_line_is_found_and_the_run_saves_when_it_is_told_to_stop(start_there: Callable[..., Job], tmp_path: Path):
     flags = ("--storage", tmp_path, "--run", "line", "--checkpoint-every-seconds", 1000, "--records", 100_000)
     run = start_there(LINE_JOB, *flags, "--epochs", 3)
