@@ -35,6 +35,10 @@ WITH_RAY = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")
 WAITING = [
     ROOT / "tests" / "unit" / name for name in ("runs/test_lease.py", "storage/test_azure.py", "storage/test_claims.py")
 ]
+#: Tests here take longest of those without Ray: begun last, one would leave a core idle.
+LONG = [
+    ROOT / "tests" / "tf" / f"test_{name}.py" for name in ("step", "server_step", "overlap", "replicas", "wire_ranks")
+]
 MNIST = ROOT.parent / "shared" / "data" / "mnist"
 
 
@@ -61,11 +65,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray come first; beside the others, which hardly use the machine, a run is left undisturbed.
 
-    Of the others, those that wait come first: at the end there would be no work beside them.
+    Of the others, those that wait come first, as at the end there would be no work beside them, and then the longest.
     """
     with_ray = [item for item in items if any(item.path.is_relative_to(folder) for folder in WITH_RAY)]
     samples = [item for item in with_ray if "undisturbed" in getattr(item, "fixturenames", ())]
-    others = sorted((item for item in items if item not in with_ray), key=lambda item: item.path not in WAITING)
+    others = [item for item in items if item not in with_ray]
+    others.sort(key=lambda item: (item.path not in WAITING, item.path not in LONG))
     if samples:
         for item in others:
             item.fixturenames.insert(0, "undisturbed")

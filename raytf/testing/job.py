@@ -109,13 +109,16 @@ class Job:
         Raises:
             AssertionError: it does not come to hold, or the job ends before; with what it printed.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = began + seconds
         while not condition():
+            now = time.monotonic()
             if not self.is_running:
                 raise AssertionError(f"the job ended too soon:\n{self.output}")
-            if time.monotonic() >= deadline:
+            if now >= deadline:
                 raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
-            time.sleep(0.05)
+            time.sleep(min(processes.look_again_after(now - began), deadline - now))
+            began = time.monotonic()
 
     def processes(self, title: str = "") -> list[psutil.Process]:
         """The processes that the job started, or those whose command line holds a text such as `RayTrainWorker`.

@@ -57,6 +57,9 @@ class Cloud:
 
     def __init__(self, address: str = "127.0.0.1", log: Path = Path(os.devnull)):
         self._address, self._log = address, log
+        self._clients: dict[str, Any] = {}
+        # A cloudlet asks beside the test, and boto3 may not make clients in two threads at once.
+        self._making = threading.Lock()
         self.url = ""
 
     def __enter__(self) -> Cloud:
@@ -92,16 +95,19 @@ class Cloud:
         reaper.forget(self._session)
 
     def client(self, service: str) -> Any:
-        """A client of boto3."""
+        """A client of boto3; one for each service, since to make one takes longer than to ask it."""
         import boto3
 
-        return boto3.client(
-            service,
-            region_name=REGION,
-            endpoint_url=self.url,
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-        )
+        with self._making:
+            if service not in self._clients:
+                self._clients[service] = boto3.client(
+                    service,
+                    region_name=REGION,
+                    endpoint_url=self.url,
+                    aws_access_key_id="test",
+                    aws_secret_access_key="test",
+                )
+            return self._clients[service]
 
     def empty(self, rules: list[dict[str, Any]]) -> None:
         """What is empty from now on.

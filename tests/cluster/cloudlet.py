@@ -16,7 +16,7 @@ from tests.cluster.hosts import ROOT, Host, Hosts
 from tests.cluster.link_local import ADDRESS
 from tests.cluster.network import call
 
-_LOOK_SECONDS = 0.3
+_LOOK_SECONDS = 1.0
 
 
 class Cloudlet:

@@ -148,7 +148,7 @@ class Aws:
             if time.monotonic() > deadline:
                 monitor = "ray exec ~/cluster.yaml 'tail -n 60 /tmp/ray/session_latest/logs/monitor*'"
                 raise TimeoutError(f"{seconds:.0f} s in vain until {what}\n{self.laptop.type(monitor, check=False)}")
-            time.sleep(0.2)
+            time.sleep(0.5)
         self.timeline.say(what)
 
 

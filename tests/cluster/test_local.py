@@ -19,7 +19,7 @@ from raytf.testing.processes import WORKER, titled, wait_until
 from tests.cluster.hosts import Host, Hosts
 from tests.cluster.onprem import PATIENCE, OnPrem, command_lines, curl
 
-STEPS = 1500
+STEPS = 1000
 JOB = f"python jobs/mnist.py --data digits --exact --no-warm-workers --steps {STEPS}"
 DASHBOARD = "http://127.0.0.1:8265"
 NAME = "three-hosts"

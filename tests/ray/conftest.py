@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         run.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not of the session: later tests would have a Ray beside them that nobody uses
 def cluster() -> Iterator[dict[str, str]]:
     """A running Ray with a job server, for tests that need no Ray of their own: the environment to reach it.
 

@@ -35,13 +35,13 @@ MODEL = "/v1/models/digits"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, str]) -> Path:
     """A finished run with checkpoints on its way; its end is version 1, step 12 is version 2."""
     folder = tmp_path_factory.mktemp("after")
     flags = ["--data", "digits", "--epochs", "6", "--workers", "1", "--no-warm-workers"]
     flags += ["--checkpoint-every-steps", "12", "--keep", "9"]
     command = [sys.executable, str(MNIST_JOB), *flags, "--storage", str(folder), "--run", "digits"]
-    with Job(command, folder / "train.log", environment()) as job:
+    with Job(command, folder / "train.log", environment(RAY_ADDRESS=cluster["RAY_ADDRESS"])) as job:
         job.wait()
     with Job([*RAYTF, "export", str(folder / "digits"), "--step", "12"], folder / "export.log", environment()) as job:
         assert job.wait().splitlines()[-1] == f"{folder / 'digits' / 'export' / '2'} is version 2"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raytf.checkpoint import manifest
-from raytf.config.command_line import EXIT_AGAIN, EXIT_FAILED, EXIT_REFUSED
+from raytf.config.command_line import EXIT_AGAIN, EXIT_FAILED
 from tests.laws.mutations import signed
 from tests.ray.conftest import EVERYTHING, MNIST_JOB, Bucket, manifests, result_of
 
@@ -32,17 +32,9 @@ def refused(run, code: int = 2) -> str:
     return errors[0]
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("labels", ("labels go from 1 to 3", "3 outputs", "number the classes from 0")),
-        ("nan", ("became", "at step", "epoch 1, batch", "no checkpoint was written yet")),
-    ],
-)
-def test_model_and_data(start_there, tmp_path: Path, fault: str, words: tuple[str, ...]):
-    run = start_there(FAULTY, "--fault", fault, "--storage", tmp_path, "--workers", 1)
-    line = refused(run, EXIT_FAILED if fault == "nan" else EXIT_REFUSED)
-    for word in words:
+def test_a_loss_that_is_not_finite(start_there, tmp_path: Path):
+    line = refused(start_there(FAULTY, "--fault", "nan", "--storage", tmp_path, "--workers", 1), EXIT_FAILED)
+    for word in ("became", "at step", "epoch 1, batch", "no checkpoint was written yet"):
         assert word in line, line
 
 
@@ -55,14 +47,6 @@ def test_what_cannot_be_exact_is_refused_by_name_and_trains_without(start_there,
     start_there(FAULTY, *flags).wait()
     line = refused(start_there(FAULTY, *flags, "--steps", 8, "--exact"))
     assert "--exact: False in storage, True now" in line
-
-
-def test_the_jobs_own_exception_keeps_its_traceback(start_there, tmp_path: Path):
-    run = start_there(FAULTY, "--fault", "raises", "--workers", 1, "--storage", tmp_path)
-    line = refused(run, code=1)
-    assert "the model function raised KeyError: 'no such layer'" in line
-    assert "faulty.py" in line
-    assert 'raise KeyError("no such layer")' in run.output
 
 
 @pytest.mark.slow  # tests/tf/test_callbacks.py has the error, and tests/unit/driver/test_retry.py the second try
@@ -113,7 +97,7 @@ def test_a_run_resumed_under_changed_settings_is_refused_with_the_difference(sta
 
 
 def test_two_live_runs_of_one_name(start, tmp_path: Path):
-    flags = ("--data", "digits", "--storage", tmp_path, "--run", "a", "--epochs", 2000)
+    flags = ("--data", "digits", "--workers", 1, "--storage", tmp_path, "--run", "a", "--epochs", 2000)
     first = start(MNIST_JOB, *flags, "--no-warm-workers")
     first.until((tmp_path / "a" / "lease.json").exists)
     began = time.monotonic()

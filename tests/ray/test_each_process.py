@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -50,14 +50,15 @@ class Run:
     folder: Path
     env: dict[str, str]
     find: Callable[[str, Job], list[psutil.Process]] = lambda kind, job: job.processes(TITLES[kind])
-    more: dict[str, object] = field(default_factory=dict)
+    more: tuple[object, ...] = ()
     starts: int = 0
 
     def start(self) -> Job:
         self.starts += 1
         status = self.folder / "status.json"
-        flags = {**FLAGS, **self.more, "--storage": self.folder, "--status-file": status}
-        command = [sys.executable, str(law.JOB), "--exact", *(str(x) for flag in flags.items() for x in flag)]
+        flags = {**FLAGS, "--storage": self.folder, "--status-file": status}
+        given = [str(x) for x in (*(x for flag in flags.items() for x in flag), *self.more)]
+        command = [sys.executable, str(law.JOB), "--exact", *given]
         return Job(command, self.folder / f"log-{self.starts}", self.env, status_file=status)
 
     def play(self, kinds: tuple[str, ...]) -> dict[str, float]:
@@ -108,9 +109,11 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+def weights(tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, str]) -> str:
     """Of the run that nothing happens to."""
-    run = Run(tmp_path_factory.mktemp("quiet"), environment(), more={"--workers": 1, "--pause": 0})
+    there = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"])
+    more = ("--workers", 1, "--pause", 0, "--no-warm-workers")
+    run = Run(tmp_path_factory.mktemp("quiet"), there, more=more)
     run.play(())
     return result_of(run.folder / "a")["weights_sha256"]
 

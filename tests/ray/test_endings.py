@@ -20,8 +20,8 @@ from tests.ray.conftest import ROOT, result_of
 from tests.stress.law import schedules as law
 
 FAULTY = ROOT / "tests" / "ray" / "jobs" / "faulty.py"
-#: With its pause in each, the run lasts for minutes; the last of its drivers has none.
-STEPS, PAUSE = 1200, ("--pause", 0.1)
+#: With its pause in each, the run lasts for a minute; the last of its drivers has none.
+STEPS, PAUSE = 600, ("--pause", 0.1)
 FLAGS = ("--data", "digits", "--workers", 1, "--no-warm-workers", "--steps", STEPS, "--run", "a")
 
 
@@ -110,10 +110,17 @@ def test_every_ending_of_the_table(begin: Callable[..., Job], tmp_path: Path):
     seen[exit_codes.UNREAD] = shown(begin(*lasting, "--help", "|"))
     unread = begin(*quick, "|")
     seen[exit_codes.FINISHED] = shown(unread)
-    assert result_of(tmp_path / "a")["steps"] == STEPS, unread.output
+    result = result_of(tmp_path / "a")
+    assert result["steps"] == STEPS, unread.output
     again = begin(*quick)
-    assert "nothing to do" in again.wait()
+    assert f"has finished ({STEPS} steps); nothing to do" in again.wait()
+    assert result_of(tmp_path / "a") == result
 
-    seen[exit_codes.FAILED] = shown(begin(sys.executable, FAULTY, "--fault", "raises", "--run", "b"))
-    seen[exit_codes.REFUSED] = shown(begin(sys.executable, FAULTY, "--workers", 64, "--run", "c"))
+    failed = begin(sys.executable, FAULTY, "--fault", "raises", "--workers", 1, "--no-warm-workers", "--run", "b")
+    seen[exit_codes.FAILED] = shown(failed)
+    (line,) = [line for line in failed.output.splitlines() if line.startswith("error: ")]
+    assert "the model function raised KeyError: 'no such layer'" in line
+    assert "faulty.py" in line
+    assert 'raise KeyError("no such layer")' in failed.output, "the job's own exception has lost its traceback"
+    seen[exit_codes.REFUSED] = shown(begin(sys.executable, FAULTY, "--workers", 0, "--run", "c"))
     assert seen == {ending: ending.code for ending in ENDINGS}

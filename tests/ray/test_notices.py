@@ -42,7 +42,7 @@ LOSSES = """
         except ray.exceptions.RayActorError as error:
             return error
 
-    ray.init(address="local", num_cpus=1, logging_level="error", log_to_driver=False)
+    ray.init(logging_level="error", log_to_driver=False)
     dead, missed, wrong = death(), WorkerLostError("a peer"), JobError("division by zero")
     for noticed, failures in (
         ({}, {1: dead}),
@@ -61,12 +61,11 @@ LOSSES = """
 """
 
 
-def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(tmp_path: Path):
+def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(cluster: dict[str, str], tmp_path: Path):
     script = tmp_path / "losses.py"
     script.write_text(textwrap.dedent(LOSSES))
-    run = subprocess.run(
-        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=PATIENCE
-    )
+    there = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"], RAY_AUTH_MODE="disabled")
+    run = subprocess.run([sys.executable, str(script)], env=there, capture_output=True, text=True, timeout=PATIENCE)
     found = [json.loads(line.removeprefix("LOSS ")) for line in run.stdout.splitlines() if line.startswith("LOSS ")]
     retried = [set(decisions) == {"RETRY"} for decisions, _, _ in found]
     assert retried == [False, True, True, True, False, False], run.stderr

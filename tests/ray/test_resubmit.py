@@ -20,7 +20,7 @@ from tests.ray.test_resume import attempts
 
 RAYTF = [sys.executable, "-c", "from raytf.commands.main import main; main()"]
 #: Steps of a run, and between two checkpoints.
-STEPS, EVERY = 800, 40
+STEPS, EVERY = 480, 40
 
 
 def submission(url: str, folder: Path, run: str, *flags: object, options: tuple[str, ...] = ()) -> list[str]:
@@ -89,7 +89,8 @@ def test_a_run_outlives_its_driver_and_its_head(tmp_path: Path):
             print(f"a group trains {time.monotonic() - began:.1f} s after the head was killed")
             output = job.wait(PATIENCE)
             print(f"finished {time.monotonic() - began:.1f} s after the head was killed")
-        with Job(submission(url, tmp_path, "b", *flags), tmp_path / "undisturbed", plain()) as job:
+        command = [sys.executable, MNIST_JOB, "--data", "digits", "--storage", tmp_path, "--run", "b", *flags]
+        with Job([*map(str, command)], tmp_path / "undisturbed", environment(**cluster.env)) as job:
             undisturbed = job.wait(PATIENCE)
 
     assert "the job's driver was killed (SIGKILL); submitting it again in " in output

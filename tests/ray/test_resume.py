@@ -53,6 +53,7 @@ def test_kill_of_driver_and_workers_in_mid_epoch(start, start_there, tmp_path: P
 def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_path: Path):
     folder = tmp_path / "a"
     flags = ("--global-batch-size", 16, "--epochs", 8, "--checkpoint-every-steps", 20, "--steps-per-call", 5)
+    flags = (*flags, "--no-warm-workers")  # test_each_process.py kills one beside warm processes
     run = start(EVERYTHING, *flags, "--patience", 50, "--storage", tmp_path, "--run", "a")
     run.until(lambda: "run a in" in run.output)
     began = time.monotonic()
@@ -156,6 +157,8 @@ def test_damaged_checkpoint_is_reported_and_the_one_before_it_restored(start_the
     assert "share-00000.safetensors is damaged" in output
     assert f"checkpoint {kept[-2].name} is skipped" in output
     assert f"from checkpoint {kept[-3].name}" in output
+    result = result_of(tmp_path / "a")
+    assert (result["steps"], result["restarts"], result["world_sizes"]) == (72, 1, [1, 2])
     assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 73))
 
 

@@ -107,6 +107,7 @@ def test_ranks_are_known_in_workers_and_rank_zero_alone_begins_writes_and_decide
     with ElasticCluster(head_cpus=2, nodes=1) as cluster:
         flags = ["--workers", "3", "--epochs", "3", "--storage", tmp_path / "runs", "--run", "r"]
         flags += ["--notes", tmp_path, "--communication", "ring", "--compress-gradients", "--overlap"]
+        flags += ["--no-warm-workers"]
         env = environment(**cluster.env)
         with Job([sys.executable, str(RANKS), *map(str, flags)], tmp_path / "log", env) as job:
             output = job.wait(PATIENCE)

@@ -31,7 +31,7 @@ def submission(dashboard: str | None, folder: Path, *flags: object, submit: Sequ
     working = folder / "project"
     working.mkdir(exist_ok=True)
     (working / "mnist.py").write_text(MNIST_JOB.read_text())
-    job = ["python", "mnist.py", "--data", "digits", "--workers", "1:2", "--no-warm-workers", "--storage", str(folder)]
+    job = ["python", "mnist.py", "--data", "digits", "--workers", "1", "--no-warm-workers", "--storage", str(folder)]
     return [*submit, str(dashboard), "--working-dir", str(working), "--", *job, *map(str, flags)]
 
 
@@ -81,7 +81,7 @@ def test_ray_job_submit(cluster: dict[str, str], tmp_path: Path):
     assert "test accuracy: 0.9" in done.stdout
     result = result_of(tmp_path / "default")
     assert (result["steps"], result["restarts"]) == (144, 0)
-    assert set(result["world_sizes"]) <= {1, 2}
+    assert result["world_sizes"] == [1]
 
 
 def test_ctrl_c_leaves_the_job_running_and_a_stopped_job_has_saved_first(cluster: dict[str, str], tmp_path: Path):

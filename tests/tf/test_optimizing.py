@@ -4,6 +4,7 @@ a callback, scaled by a loss scale."""
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -29,6 +30,8 @@ RNG = np.random.default_rng(0)
 SOURCE = ArraySource(RNG.normal(size=(96, 6)).astype("float32"), RNG.normal(size=(96, 1)).astype("float32"))
 PLAN = StepPlan(96, 16, 4)
 LAW = RateLaw(4.0, 8)
+#: Steps after which runs are stopped and resumed.
+AT = (3, 7, 10)
 
 
 def model(optimizer):
@@ -78,11 +81,28 @@ class Run:
         return {k: keras.ops.convert_to_numpy(v).copy() for k, v in self.named.items()}
 
 
+@functools.cache
+def whole(optimizer) -> tuple[list[float], str]:
+    """Rates and weights of a run from begin to end."""
+    run = Run(optimizer, LAW).train(0, 14)
+    return run.rates, weights_sha256(run.model)
+
+
+@functools.cache
+def stops(optimizer) -> dict[int, tuple[list[float], dict[str, np.ndarray]]]:
+    """Steps of one more run, with its rates until then and what a checkpoint would keep."""
+    run, found, begin = Run(optimizer, LAW), {}, 0
+    for at in AT:
+        run.train(begin, at)
+        found[at], begin = (list(run.rates), run.state()), at
+    return found
+
+
 @pytest.mark.parametrize("optimizer", [constant, cosine, scaled])
 def test_the_logged_rate_is_the_law_times_the_own_one(optimizer):
     own = np.array(Run(optimizer, None).train(0, 14).rates)
     expected = [own[s] * LAW.factor * LAW.share(s) for s in range(14)]
-    np.testing.assert_allclose(Run(optimizer, LAW).train(0, 14).rates, expected, rtol=1e-6)
+    np.testing.assert_allclose(whole(optimizer)[0], expected, rtol=1e-6)
 
 
 def test_the_weights_are_those_of_an_optimizer_whose_schedule_is_the_law():
@@ -104,15 +124,13 @@ def test_the_weights_are_those_of_an_optimizer_whose_schedule_is_the_law():
 
 
 @pytest.mark.parametrize("optimizer", [constant, cosine, scaled])
-@pytest.mark.parametrize("at", [3, 7, 10])
+@pytest.mark.parametrize("at", AT)
 def test_a_run_that_is_resumed_has_the_same_rates_and_bits(optimizer, at: int):
-    whole = Run(optimizer, LAW).train(0, 14)
-    first = Run(optimizer, LAW).train(0, at)
+    rates, state = stops(optimizer)[at]
     second = Run(optimizer, LAW)
-    variables.restore(second.named, first.state())
+    variables.restore(second.named, state)
     second.train(at, 14)
-    assert first.rates + second.rates == whole.rates
-    assert weights_sha256(second.model) == weights_sha256(whole.model)
+    assert (rates + second.rates, weights_sha256(second.model)) == whole(optimizer)
 
 
 def test_what_a_callback_sees_and_sets_is_the_scaled_rate_without_the_warm_up():

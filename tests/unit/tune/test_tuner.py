@@ -11,7 +11,9 @@ import pytest
 
 from raytf.config.objective import MetricObjective
 from raytf.config.train_config import TrainConfig
-from raytf.errors import ConfigError
+from raytf.errors import ConfigError, RunMismatchError
+from raytf.storage.storage import Storage
+from raytf.tune import search_record
 from raytf.tune.space import SearchSpace
 from raytf.tune.trial import reason
 from raytf.tune.tuner import Search, describe, identity, run
@@ -167,3 +169,13 @@ def test_a_job_whose_dataclass_has_no_flags_of_a_run_is_refused_before_anything_
     with pytest.raises(ConfigError, match=f"the job has no flag {lacking}; its dataclass needs `train: raytf.Flags`"):
         run(Search(str(job), texts, "tune", str(tmp_path / "runs"), MetricObjective.of("val_loss")))
     assert not (tmp_path / "runs").exists()
+
+
+def test_another_search_under_the_same_name_is_refused_before_a_trial_starts(tmp_path: Path):
+    asked = Search(MNIST, ["dropout=grid(0,0.5)"], "tune", str(tmp_path), MetricObjective.of("val_loss"))
+    values = describe(MNIST, ["--dropout", "0.5"])
+    kept = identity(asked, SearchSpace(["dropout=grid(0,0.25)"]), values)
+    search_record.keep_identity(Storage(str(tmp_path)).child("tune"), kept, "tune")
+    with pytest.raises(RunMismatchError, match=r"search 'tune' in storage asks something else: --search: .*--name"):
+        run(asked)
+    assert not (tmp_path / "tune" / "search" / "trials").exists()
