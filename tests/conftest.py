@@ -35,6 +35,8 @@ WITH_RAY = (ROOT / "tests" / "cluster", ROOT / "tests" / "ray")
 WAITING = [
     ROOT / "tests" / "unit" / name for name in ("runs/test_lease.py", "storage/test_azure.py", "storage/test_claims.py")
 ]
+#: Waits for as long as test_aws.py, beside which it would leave both cores idle.
+LATER = ROOT / "tests" / "cluster" / "test_local.py"
 #: Tests here take longest of those without Ray: begun last, one would leave a core idle.
 LONG = [
     ROOT / "tests" / "tf" / f"test_{name}.py" for name in ("step", "server_step", "overlap", "replicas", "wire_ranks")
@@ -68,6 +70,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Of the others, those that wait come first, as at the end there would be no work beside them, and then the longest.
     """
     with_ray = [item for item in items if any(item.path.is_relative_to(folder) for folder in WITH_RAY)]
+    files = list(dict.fromkeys(item.path for item in with_ray))
+    with_ray.sort(key=lambda item: len(files) / 2 if item.path == LATER else files.index(item.path))
     samples = [item for item in with_ray if "undisturbed" in getattr(item, "fixturenames", ())]
     others = [item for item in items if item not in with_ray]
     others.sort(key=lambda item: (item.path not in WAITING, item.path not in LONG))

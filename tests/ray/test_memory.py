@@ -56,7 +56,7 @@ def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monke
             at = job.step
             job.until(lambda: job.step >= at + 70)
             job.until(lambda: (job.status or {})["trouble"])
-            assert "was NOT saved; training goes on" in job.output
+            job.until(lambda: "was NOT saved; training goes on" in job.output)
             working = [node for node in cluster.nodes if node.workers()]
             assert len(working) == 2
             assert len(keepers(cluster)) == 2
