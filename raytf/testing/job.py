@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,16 +108,12 @@ class Job:
         Raises:
             AssertionError: it does not come to hold, or the job ends before; with what it printed.
         """
-        began = time.monotonic()
-        deadline = began + seconds
-        while not condition():
-            now = time.monotonic()
+        for _ in processes.looks(seconds):
+            if condition():
+                return
             if not self.is_running:
                 raise AssertionError(f"the job ended too soon:\n{self.output}")
-            if now >= deadline:
-                raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
-            time.sleep(min(processes.look_again_after(now - began), deadline - now))
-            began = time.monotonic()
+        raise AssertionError(f"waited {seconds:.0f} s in vain:\n{self.output}")
 
     def processes(self, title: str = "") -> list[psutil.Process]:
         """The processes that the job started, or those whose command line holds a text such as `RayTrainWorker`.

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -82,13 +82,20 @@ def end(processes: Iterable[psutil.Process], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def look_again_after(took: float) -> float:
-    """Seconds to wait after a look that took this many.
+def looks(seconds: float) -> Iterator[None]:
+    """Moments at which to look at something, until this many seconds are over.
 
     Looks take a fifth of a core at most, and leave the rest to what is waited for. After one of more than a second,
-    which rather has waited itself, it is 5 s: nobody notices much later what has happened.
+    which rather has waited itself, the next one comes 5 s later: nobody notices much later what has happened.
     """
-    return min(max(0.05, 4 * took), 5.0)
+    deadline = time.monotonic() + seconds
+    while True:
+        began = time.monotonic()
+        yield
+        now = time.monotonic()
+        if now >= deadline:
+            return
+        time.sleep(min(max(0.05, 4 * (now - began)), 5.0, deadline - now))
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float) -> None:
@@ -97,14 +104,10 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
     Raises:
         TimeoutError: it does not after this many seconds.
     """
-    began = time.monotonic()
-    deadline = began + seconds
-    while not condition():
-        now = time.monotonic()
-        if now >= deadline:
-            raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
-        time.sleep(min(look_again_after(now - began), deadline - now))
-        began = time.monotonic()
+    for _ in looks(seconds):
+        if condition():
+            return
+    raise TimeoutError(f"waited {seconds:.0f} s in vain until {what}")
 
 
 #: Ports that were given away; whoever got one may not listen there yet.

@@ -88,4 +88,5 @@ def test_a_run_on_a_ray_dataset_goes_on_with_the_records_that_it_began_with(star
     assert f"the Ray Dataset was written to {run / 'data' / 'train'} before, and is read from there" in output
     assert "restored step 12" in output
     assert result_of(run)["steps"] == 24
+    assert raytf.read_steps(str(run))["step"].tolist() == list(range(1, 25))
     assert ParquetSource(str(run / "data" / "train")).take(np.arange(1200))[0].tobytes() == x.tobytes()

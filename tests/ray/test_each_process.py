@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -50,15 +50,16 @@ class Run:
     folder: Path
     env: dict[str, str]
     find: Callable[[str, Job], list[psutil.Process]] = lambda kind, job: job.processes(TITLES[kind])
-    more: tuple[object, ...] = ()
+    more: dict[str, object] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
     starts: int = 0
 
     def start(self) -> Job:
         self.starts += 1
         status = self.folder / "status.json"
-        flags = {**FLAGS, "--storage": self.folder, "--status-file": status}
-        given = [str(x) for x in (*(x for flag in flags.items() for x in flag), *self.more)]
-        command = [sys.executable, str(law.JOB), "--exact", *given]
+        flags = {**FLAGS, **self.more, "--storage": self.folder, "--status-file": status}
+        given = [str(x) for flag in flags.items() for x in flag]
+        command = [sys.executable, str(law.JOB), "--exact", *self.switches, *given]
         return Job(command, self.folder / f"log-{self.starts}", self.env, status_file=status)
 
     def play(self, kinds: tuple[str, ...]) -> dict[str, float]:
@@ -112,8 +113,8 @@ class Run:
 def weights(tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, str]) -> str:
     """Of the run that nothing happens to."""
     there = environment(RAY_ADDRESS=cluster["RAY_ADDRESS"])
-    more = ("--workers", 1, "--pause", 0, "--no-warm-workers")
-    run = Run(tmp_path_factory.mktemp("quiet"), there, more=more)
+    more: dict[str, object] = {"--workers": 1, "--pause": 0}
+    run = Run(tmp_path_factory.mktemp("quiet"), there, more=more, switches=("--no-warm-workers",))
     run.play(())
     return result_of(run.folder / "a")["weights_sha256"]
 

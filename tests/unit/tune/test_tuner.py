@@ -178,4 +178,4 @@ def test_another_search_under_the_same_name_is_refused_before_a_trial_starts(tmp
     search_record.keep_identity(Storage(str(tmp_path)).child("tune"), kept, "tune")
     with pytest.raises(RunMismatchError, match=r"search 'tune' in storage asks something else: --search: .*--name"):
         run(asked)
-    assert not (tmp_path / "tune" / "search" / "trials").exists()
+    assert [found.name for found in (tmp_path / "tune").iterdir()] == ["search"], "a trial has begun"
