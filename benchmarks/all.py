@@ -50,6 +50,7 @@ ENTRIES = (
     Entry("step_overhead", "step/overhead.py"),
     Entry("distributed", "step/workers.py", 120),
     Entry("collective", "step/collective.py"),
+    Entry("hosts", "step/hosts.py", 20),
     Entry("input", "data/input.py"),
     Entry("checkpoint_cost", "checkpoint/durable.py", 120),
     Entry("snapshot_cost", "checkpoint/snapshots.py"),

@@ -45,6 +45,7 @@ class Goal:
 #: Of rows that more than one describes, the first has it.
 GOALS = (
     Goal("1 worker: at least 1.0 times Keras `fit` on every model", ("step_overhead",), "keras"),
+    Goal("Sums over hosts: at least 1.5 times TensorFlow's gRPC ring", ("hosts",)),
     Goal("Exact mode: at most 1.15 times the float step", ("exact_cost", "distributed"), "exact, (raytf, )?float"),
     Goal("2 and 4 workers: at least 0.9 times PyTorch DDP", ("distributed",), "torch|ddp"),
     Goal("2 and 4 workers: at least 1.5 times stock Ray, MNIST CNN", ("distributed",), r"\bray\b|trainer"),

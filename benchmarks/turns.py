@@ -33,6 +33,7 @@ class Conductor:
         log: file for what it prints.
         environment: of the program; by default this one's, from which it imports `benchmarks`.
         end_seconds: that it has to end by itself, once it is told.
+        host: address of this machine at which ranks call.
     """
 
     def __init__(
@@ -43,11 +44,12 @@ class Conductor:
         log: Path,
         environment: dict[str, str] | None = None,
         end_seconds: float = 30.0,
+        host: str = "127.0.0.1",
     ):
         self.name, self._ranks, self._log, self._end_seconds = name, ranks, log, end_seconds
-        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._server = socket.create_server((host, 0), backlog=64)
         self._server.settimeout(1.0)
-        address = f"127.0.0.1:{self._server.getsockname()[1]}"
+        address = f"{host}:{self._server.getsockname()[1]}"
         words = [word.replace("{address}", address) for word in command]
         with open(log, "w") as out:
             self._process = subprocess.Popen(

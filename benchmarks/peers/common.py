@@ -33,6 +33,8 @@ class Program:
     """For each worker, within an operation; 0 leaves it to the framework."""
     use_gpu: bool = False
     """One GPU for each worker."""
+    places: str = ""
+    """NAMESPACE@ADDRESS of each process, comma-separated; by default all are on this host."""
     profile: str | None = None
     """Folder for what TensorFlow's profiler sees of rank 0 in the second turn; see step/profile.py."""
 

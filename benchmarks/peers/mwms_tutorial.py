@@ -15,7 +15,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tyro
@@ -30,9 +30,9 @@ def free_addresses(count: int) -> list[str]:
         return [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
 
 
-def environments(workers: int, use_gpu: bool) -> Iterator[dict[str, str]]:
-    """Of each worker's process."""
-    addresses = free_addresses(workers)
+def environments(workers: int, use_gpu: bool, addresses: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+    """Of each worker's process; by default all are on this host."""
+    addresses = addresses or free_addresses(workers)
     for rank in range(workers):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
         yield {"TF_CONFIG": json.dumps(task), "CUDA_VISIBLE_DEVICES": str(rank) if use_gpu else "-1"}

@@ -18,13 +18,18 @@ from benchmarks.peers import common, mwms_tutorial
 BUCKETS = 4
 #: Multiples of this travel as 16 bits.
 QUANTUM = 2.0**-10
+#: Of the first process, in a network of its own: of TensorFlow's server, and of raytf's.
+_PORT, _OWN_PORT = 20_000, 21_000
+#: Environment variable with the addresses at which raytf's sockets listen.
+_OWN = "BENCHMARK_ADDRESSES"
 
 
-def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
+def ways(group: Any, own: Any, count: int) -> dict[str, Callable[[Any], Any]]:
     """Name -> a sum of a float32 vector over all processes, to be traced.
 
     Args:
-        group: of raytf.
+        group: in TensorFlow's cluster.
+        own: raytf's sockets and shared memory.
         count: of numbers in the vector.
     """
     import tensorflow as tf
@@ -58,26 +63,41 @@ def ways(group: Any, count: int) -> dict[str, Callable[[Any], Any]]:
         f"gRPC, {BUCKETS} buckets": in_buckets,
         "gRPC, bfloat16": lambda tensor: tf.cast(plain(tf.cast(tensor, tf.bfloat16)), tf.float32),
         "gRPC, int16": in_16_bits,
-        "raytf": lambda vector: group.all_reduce([vector])[0],
+        "raytf": lambda vector: own.add([vector])[0],
     }
 
 
+def own_plane(rank: int) -> Any:
+    """What a group without TensorFlow's cluster has."""
+    from raytf.distributed.host_allreduce import host_identity
+    from raytf.distributed.meeting import Meeting
+    from raytf.distributed.socket_plane import SocketPlane
+
+    addresses = tuple(json.loads(os.environ[_OWN]))
+    plane = SocketPlane.connect(Meeting(rank, addresses, bytes(32)))
+    hosts = [row.decode() for row in plane.gather((host_identity() or addresses[rank]).encode())]
+    plane.meet(hosts, addresses)
+    return plane
+
+
 def tensorflow_rank(program: common.Program) -> None:
+    from raytf.distributed.meeting import Meeting
     from raytf.training.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
     task = json.loads(os.environ["TF_CONFIG"])
     rank = task["task"]["index"]
-    set_up(task["cluster"]["worker"], rank, ProcessSettings(program.threads))
+    place = Meeting(rank, tuple(task["cluster"]["worker"]), bytes(32))
+    set_up(place, ProcessSettings(program.threads))
     import tensorflow as tf
 
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
-    group = MultiWorkerGroup()
+    group, own = MultiWorkerGroup(place, "ring"), own_plane(rank)
     known: dict[tuple[str, int], Any] = {}
 
     def function(way: str, count: int) -> Any:
-        add = ways(group, count)[way]
+        add = ways(group, own, count)[way]
 
         # Each sum is of the one before, so that none can be left out; divided, so that it stays what it was.
         def body(i: Any, x: Any) -> Any:
@@ -117,9 +137,17 @@ def torch_rank(program: common.Program) -> None:
 def main(program: common.Program) -> int:
     if "TF_CONFIG" in os.environ:
         (torch_rank if program.model == "torch" else tensorflow_rank)(program)
+    command, places = [sys.executable, *sys.argv], [p.partition("@") for p in program.places.split(",") if p]
+    prefixes = [["ip", "netns", "exec", name] for name, _, _ in places] or [[]] * program.workers
+    addresses, own = (
+        [f"{address}:{port + rank}" for rank, (_, _, address) in enumerate(places)]
+        or mwms_tutorial.free_addresses(program.workers)
+        for port in (_PORT, _OWN_PORT)
+    )
+    environments = mwms_tutorial.environments(program.workers, use_gpu=False, addresses=addresses)
     started = [
-        subprocess.Popen([sys.executable, *sys.argv], env=os.environ | more)
-        for more in mwms_tutorial.environments(program.workers, use_gpu=False)
+        subprocess.Popen([*prefix, *command], env=os.environ | more | {_OWN: json.dumps(own)})
+        for prefix, more in zip(prefixes, environments, strict=True)
     ]
     return max(process.wait() for process in started)
 

@@ -83,13 +83,15 @@ def images(records: int) -> tuple[np.ndarray, np.ndarray]:
 
 def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
     """Do blocks of steps as the parent asks for them; an empty line ends it."""
+    from raytf.distributed.meeting import Meeting
     from raytf.training.process_settings import ProcessSettings
     from raytf.training.worker import set_up
 
-    set_up(addresses, rank, ProcessSettings(1, exact=MODES[mode]))
+    place = Meeting(rank, tuple(addresses), bytes(32))
+    set_up(place, ProcessSettings(1, exact=MODES[mode]))
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
-    group = MultiWorkerGroup()
+    group = MultiWorkerGroup(place)
     began = time.perf_counter()
     run = Run(name, group, MODES[mode])
     run(1)

@@ -336,7 +336,7 @@ class StrategySection:
         ),
     ] = "auto"
     """How multi-worker-mirrored adds: ring (all over gRPC), nccl (from GPU to GPU), host (workers of one host in its
-    memory, hosts over gRPC), or auto: nccl where each worker has a GPU of its own, else as host."""
+    memory, hosts over TCP), or auto: nccl where each worker has a GPU of its own, else as host."""
     logical_devices: Annotated[
         int | None,
         Ge(1),

@@ -1,59 +1,30 @@
 """What ranks exchange outside of the step, over CPUs and host memory only.
 
 TensorFlow refuses to add int32 and bfloat16 on GPUs, and NCCL refuses two ranks on one GPU. So whatever device computes
-the gradients, ranks agree, send weights and add metrics over their CPU devices. These form a group of collectives
-separate from the strategy's, just as TensorFlow's strategy has a separate one for host values. What is traced here
-names its device, so that none of it is placed on a GPU.
-
-Workers that share a host first add in its memory (`host_allreduce`), and only the first of each host talks to those of
-other hosts. Gradients can take this path, too: on CPUs it is the usual one, and on GPUs the one that needs nothing of
-them.
+the gradients, ranks agree, send weights and add metrics over their CPUs. Ranks that share a host first add in its
+memory (`host_allreduce`), and only the first of each host talks to those of other hosts. Gradients can take this path,
+too: on CPUs it is the usual one, and on GPUs the one that needs nothing of them.
 """
 
 from __future__ import annotations
 
+import abc
 import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from raytf import _tensorflow
 from raytf.distributed import pieces
-from raytf.distributed.host_allreduce import HostSum, PeerLostError
-from raytf.distributed.reduction import packed
+from raytf.distributed.host_allreduce import HostSum
 
-#: Keys of the groups of all ranks and of the first rank of each host, far from those that the strategy gives its own.
-_ALL_KEY, _HOSTS_KEY = 2_000_000, 1_000_000
 #: Bytes of the row in which a rank describes itself.
 _ROW_BYTES = 1024
 #: Random bits in the name of a host's meeting point.
 _BITS = 60
 
 
-class Ring:
-    """TensorFlow's ring over gRPC among the CPU devices of some ranks.
-
-    Args:
-        key: of the group, the same on all of its ranks.
-        size: how many ranks there are.
-        device: full name of this rank's CPU.
-    """
-
-    def __init__(self, key: int, size: int, device: str):
-        self._device = device
-        self._all_reduce = _tensorflow.ring(key, size, device)
-
-    def add(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum over the ranks; may be traced."""
-        with tf.device(self._device):
-            if tensor.dtype != tf.uint32:
-                return self._all_reduce(tensor)
-            # There is no kernel that adds uint32; as int32 they have the same sum, bit for bit.
-            return tf.bitcast(self._all_reduce(tf.bitcast(tensor, tf.int32)), tf.uint32)
-
-
-class ControlPlane:
+class ControlPlane(abc.ABC):
     """This rank's link to all others over CPUs; each rank must make the same calls in the same order.
 
     Args:
@@ -70,20 +41,39 @@ class ControlPlane:
         self.rank, self.world_size, self.hosts = rank, world_size, world_size
         self.on_host: HostSum | None = None
         self._device = device
-        self._all = Ring(_ALL_KEY, world_size, device)
-        self._over_hosts: Ring | None = None
-        self._sum_vector = tf.function(lambda vector: self.add([vector])[0], reduce_retracing=True, autograph=False)
-        # A separate function: what is traced before the ranks of a host have met would not change afterwards.
-        self._sum_before = tf.function(self._all.add, reduce_retracing=True, autograph=False)
+
+    @abc.abstractmethod
+    def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums of tensors of one dtype over all ranks, from any device, on this rank's CPU; may be traced."""
+
+    @abc.abstractmethod
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of an array over all ranks, computed at once.
+
+        Raises:
+            tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.
+        """
+
+    @abc.abstractmethod
+    def _sum_before(self, values: np.ndarray) -> np.ndarray:
+        """As `sum`, before the ranks of a host share memory."""
+
+    @abc.abstractmethod
+    def _join_hosts(self, firsts: Sequence[int]) -> None:
+        """Prepare sums over hosts, now that ranks share memory.
+
+        Args:
+            firsts: the first rank of each host.
+        """
 
     def gather(self, row: bytes) -> list[bytes]:
         """Each rank's row, on every rank; a row is at most 1024 bytes and must not end in zeros."""
         table = np.zeros([self.world_size, _ROW_BYTES], np.uint8)
         table[self.rank, : len(row)] = np.frombuffer(row, np.uint8)
-        found = self._now(self._sum_before, table.view(np.int32))
+        found = self._sum_before(table.view(np.int32))
         return [each.tobytes().rstrip(b"\0") for each in found.view(np.uint8)]
 
-    def share_memory(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
+    def meet(self, hosts: Sequence[str], tokens: Sequence[str]) -> None:
         """Set up shared memory with the ranks of this host; every rank must call it, and all succeed or none.
 
         Args:
@@ -93,9 +83,12 @@ class ControlPlane:
         ranks_of: dict[str, list[int]] = {}
         for rank, host in enumerate(hosts):
             ranks_of.setdefault(host, []).append(rank)
-        if len(ranks_of) == self.world_size:
-            return
-        own = ranks_of[hosts[self.rank]]
+        if len(ranks_of) < self.world_size:
+            self._share_memory(ranks_of[hosts[self.rank]], len(ranks_of), tokens)
+        alone = self.hosts == self.world_size
+        self._join_hosts(range(self.world_size) if alone else [ranks[0] for ranks in ranks_of.values()])
+
+    def _share_memory(self, own: Sequence[int], hosts: int, tokens: Sequence[str]) -> None:
         on_host, failed = None, 0
         if len(own) > 1:
             drawn = hashlib.sha256("".join(tokens[rank] for rank in own).encode()).digest()
@@ -103,43 +96,10 @@ class ControlPlane:
                 on_host = HostSum(int.from_bytes(drawn[:8]) >> 64 - _BITS, own.index(self.rank), len(own))
             except OSError:
                 failed = 1
-        if self._now(self._sum_before, np.array([failed], np.int32))[0]:
-            if on_host is not None:
-                on_host.close()
-            return
-        self.on_host, self.hosts = on_host, len(ranks_of)
-        if self.hosts > 1 and self.rank == own[0]:
-            self._over_hosts = Ring(_HOSTS_KEY, self.hosts, self._device)
-
-    def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums of tensors of one dtype over all ranks, from any device, on this rank's CPU; may be traced."""
-        with tf.device(self._device):
-            if self.hosts == self.world_size:
-                return packed(self._all.add)(tensors)
-            if self.on_host is not None:
-                tensors = _by_host(self.on_host.add, tensors)
-            if self._over_hosts is not None:
-                tensors = packed(self._over_hosts.add)(tensors)
-            if self.on_host is not None and self.hosts > 1:
-                tensors = _by_host(self.on_host.hand_out, tensors)
-            return tensors
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of an array over all ranks, computed at once.
-
-        Raises:
-            tf.errors.UnavailableError: or another error of TensorFlow's, when a rank is gone.
-        """
-        if self.on_host is not None and self.hosts == 1:
-            try:
-                return self.on_host.add(np.ascontiguousarray(values))[0]
-            except PeerLostError as error:  # in a graph TensorFlow also turns it into one of its own errors
-                raise tf.errors.UnavailableError(None, None, str(error)) from None
-        return self._now(self._sum_vector, values)
-
-    def _now(self, add: Callable[[tf.Tensor], tf.Tensor], values: np.ndarray) -> np.ndarray:
-        with tf.device(self._device):
-            return add(tf.convert_to_tensor(values)).numpy()
+        if not self._sum_before(np.array([failed], np.int32))[0]:
+            self.on_host, self.hosts = on_host, hosts
+        elif on_host is not None:
+            on_host.close()
 
     def share(self, data: bytes) -> bytes:
         """Rank 0's bytes, of any length, on every rank."""
@@ -152,6 +112,7 @@ class ControlPlane:
         return pieces.broadcast(arrays, self.rank == 0, self.sum, piece_bytes)
 
 
-def _by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """What a function of arrays makes of tensors, with the shapes that these have; may be traced."""
     found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
     return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]

@@ -37,6 +37,6 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
 
             return local.tpu()
         case _:
-            from raytf.distributed import multi_worker
+            from raytf.distributed import meeting, multi_worker
 
-            return multi_worker.MultiWorkerGroup(section.communication, promised=gpus)
+            return multi_worker.MultiWorkerGroup(meeting.mine(), section.communication, promised=gpus)

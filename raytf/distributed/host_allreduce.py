@@ -19,11 +19,13 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from raytf.distributed.sum_pieces import OrderError, Parts, PeerLostError, copy_in, copy_out, empty, pieces, sum_of
 
 #: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
 CHUNK_BYTES = 1 << 22
@@ -35,18 +37,6 @@ _MEET_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 #: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
 _STOPPED_SECONDS = 6.0
-#: Alignment in bytes of memory that TensorFlow takes over without a copy.
-_ALIGNMENT = 64
-
-_Parts = list[np.ndarray]
-
-
-class PeerLostError(RuntimeError):
-    """A process of this host is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
-
-
-class OrderError(RuntimeError):
-    """Two processes add different things: what they computed from then on would have no meaning."""
 
 
 def host_identity() -> str | None:
@@ -100,9 +90,9 @@ class HostSum:
         Raises:
             PeerLostError: a process is gone, or stopped.
         """
-        out = [_empty(v) for v in values]
+        out = [empty(v) for v in values]
         with self._all_or_none():
-            for mine, total, size in _pieces(values, out):
+            for mine, total, size in pieces(values, out, CHUNK_BYTES):
                 self._add(mine, total, size)
         return out
 
@@ -112,14 +102,14 @@ class HostSum:
         Raises:
             PeerLostError: a process is gone, or stopped.
         """
-        out = [_empty(v) for v in values]
+        out = [empty(v) for v in values]
         with self._all_or_none():
-            for mine, total, size in _pieces(values, out):
+            for mine, total, size in pieces(values, out, CHUNK_BYTES):
                 slot = self._next_slots(mine[0].dtype, size)[0]
                 if self.number == 0:
-                    _copy_in(mine, slot)
+                    copy_in(mine, slot)
                 self._meet(size)
-                _copy_out(slot, total)
+                copy_out(slot, total)
         return out
 
     def close(self) -> None:
@@ -130,25 +120,25 @@ class HostSum:
             peer.close()
         self._peers = []
 
-    def _add(self, mine: _Parts, total: _Parts, size: int) -> None:
+    def _add(self, mine: Parts, total: Parts, size: int) -> None:
         # Slots are used in turns: after the last meeting, all have read what was in the slot that is written next.
         dtype = mine[0].dtype
         slots = self._next_slots(dtype, size)
-        _copy_in(mine, slots[self.number])
+        copy_in(mine, slots[self.number])
         self._meet(size)
         if self.count == 2 or size * dtype.itemsize < _PARTS_BYTES:
             begin = 0
             for part in total:
                 own = slice(begin, begin + len(part))
-                _sum([slot[own] for slot in slots], part)
+                sum_of([slot[own] for slot in slots], part)
                 begin += len(part)
             return
         shared = self._total[: size * dtype.itemsize].view(dtype)
         bounds = [size * i // self.count for i in range(self.count + 1)]
         own = slice(bounds[self.number], bounds[self.number + 1])
-        _sum([slot[own] for slot in slots], shared[own])
+        sum_of([slot[own] for slot in slots], shared[own])
         self._meet(size)
-        _copy_out(shared, total)
+        copy_out(shared, total)
 
     def _next_slots(self, dtype: np.dtype[Any], size: int) -> list[np.ndarray]:
         self._turn = 1 - self._turn
@@ -275,47 +265,3 @@ def _is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] in "Tt"
     except (OSError, IndexError):  # it is gone, which its socket shows, or it is not visible from here
         return False
-
-
-def _empty(like: np.ndarray) -> np.ndarray:
-    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % _ALIGNMENT
-    return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-def _pieces(values: Sequence[np.ndarray], out: Sequence[np.ndarray]) -> Iterator[tuple[_Parts, _Parts, int]]:
-    """Parts of the values and of the results that fit a slot together, and how many numbers these are."""
-    room = CHUNK_BYTES // values[0].itemsize
-    mine, total, size = [], [], 0
-    for value, result in zip(values, out, strict=True):
-        flat, target, begin = value.reshape(-1), result.reshape(-1), 0
-        while True:
-            end = min(len(flat), begin + room - size)
-            mine.append(flat[begin:end])
-            total.append(target[begin:end])
-            size, begin = size + end - begin, end
-            if begin == len(flat):
-                break
-            yield mine, total, size
-            mine, total, size = [], [], 0
-    yield mine, total, size
-
-
-def _copy_in(parts: _Parts, slot: np.ndarray) -> None:
-    begin = 0
-    for part in parts:
-        slot[begin : begin + len(part)] = part
-        begin += len(part)
-
-
-def _copy_out(slot: np.ndarray, parts: _Parts) -> None:
-    begin = 0
-    for part in parts:
-        part[:] = slot[begin : begin + len(part)]
-        begin += len(part)
-
-
-def _sum(parts: list[Any], out: np.ndarray) -> None:
-    np.add(parts[0], parts[1], out=out)
-    for other in parts[2:]:
-        np.add(out, other, out=out)

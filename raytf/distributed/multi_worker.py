@@ -1,4 +1,4 @@
-"""MultiWorkerMirroredStrategy as raytf uses it: the strategy owns the cluster and the collectives, nothing else.
+"""MultiWorkerMirroredStrategy as raytf uses it: with this worker's devices, and TensorFlow's collectives, if they add.
 
 A worker has one device, so its shards are computed one after another. Model and optimizer variables are plain
 `tf.Variable`s, created outside the strategy's scope, and only the reduction runs through `strategy.run`. Every rank
@@ -9,7 +9,8 @@ reduced with the gradients instead of diverging.
 
 Everything but gradients goes over CPUs (`control_plane`), and the path of gradients is chosen from where all ranks
 compute (`routes`): from GPU to GPU if each rank has its own, otherwise over the hosts. On one host nothing goes over
-the network then.
+the network then. TensorFlow's own cluster, with a server in each process, is only there where its collectives may be
+needed; otherwise each rank has a strategy of one worker.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from raytf.distributed.control_plane import ControlPlane
 from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.gpu import nvml
 from raytf.distributed.host_allreduce import HostSum, host_identity
+from raytf.distributed.meeting import Meeting
 from raytf.distributed.reduction import packed
+from raytf.distributed.ring_plane import RingPlane
 from raytf.distributed.routes import RankSeat, SumPath, SumRoute
+from raytf.distributed.socket_plane import SocketPlane
 from raytf.errors import GpuError, WorkerLostError
 
 #: Milliseconds without a heartbeat after which TensorFlow considers a worker dead; workers send two in that time. Its
@@ -64,9 +68,11 @@ def own_gpu() -> tuple[str, str] | None:
 class MultiWorkerGroup:
     """This worker's place among the workers, and their sum.
 
-    Reads TF_CONFIG, which Ray Train's backend has set; create it before any TensorFlow operation.
+    Where it needs TensorFlow's cluster it reads TF_CONFIG, which Ray Train's backend has set; create it before any
+    TensorFlow operation.
 
     Args:
+        meeting: this worker's place, and where the others are.
         communication: how gradients are added; with `ring` nothing goes through the memory of a host.
         host: finds what this process has in common with those that it can share memory with; None for none.
         promised: GPUs that the cluster has given this worker; a fraction where several share one.
@@ -79,32 +85,29 @@ class MultiWorkerGroup:
 
     Raises:
         GpuError: this worker does not have the GPU that it was promised, or NCCL does not connect the GPUs.
-        WorkerLostError: another worker does not have its GPU.
+        WorkerLostError: another worker does not have its GPU, or does not answer.
         ConfigError: NCCL was asked for where it cannot be used.
     """
 
     def __init__(
         self,
+        meeting: Meeting,
         communication: Communication = "auto",
         host: Callable[[], str | None] = host_identity,
         promised: float = 0.0,
         gpu: OwnGpu = own_gpu,
     ) -> None:
         self.devices: Devices = OneDevice()
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        self.rank = int(resolver.task_id or 0)
-        self.world_size = max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
-        if self.world_size > 1:
-            # Otherwise the strategy would configure the same service with TensorFlow's timeout.
-            _tensorflow.watch_workers(self.world_size, _HEARTBEAT_TIMEOUT_MS)
-        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        self.rank, self.world_size = meeting.rank, meeting.world_size
         self.route: SumRoute | None = None
         self._control: ControlPlane | None = None
+        has_cluster = self.world_size > 1 and routes.needs_cluster(communication, promised)
+        self.strategy = _strategy_in_cluster(meeting) if has_cluster else _strategy_alone()
         seat = _seat(host(), promised, gpu())
         if self.world_size == 1:
             _check_gpus([seat], 0)
             return
-        self._control = ControlPlane(self.rank, self.world_size, f"/job:worker/replica:0/task:{self.rank}/device:CPU:0")
+        self._control = RingPlane(self.rank, self.world_size) if has_cluster else SocketPlane.connect(meeting)
         self._take_route(communication, seat)
 
     @property
@@ -121,9 +124,7 @@ class MultiWorkerGroup:
     @property
     def uses_collective(self) -> bool:
         """Whether the strategy's collective adds gradients, on the devices that compute: GPUs, if there are any."""
-        if self._control is None or self.route is None or self.route.path is SumPath.HOST:
-            return False
-        return self.route.path is not SumPath.CPU or self._control.hosts == self.world_size
+        return self.route is not None and self.route.path.is_collective
 
     def _strategy_sum(self, tensor: tf.Tensor) -> tf.Tensor:
         assert self.route is not None
@@ -155,8 +156,9 @@ class MultiWorkerGroup:
         seats = [RankSeat.of_row(row) for row in self._control.gather(seat.to_row())]
         _check_gpus(seats, self.rank)
         self.route = routes.choose(communication, seats)
+        assert isinstance(self._control, RingPlane) or not self.route.path.is_collective, "it has no cluster"
         if self.route.path is not SumPath.RING:
-            self._control.share_memory([s.host for s in seats], [s.token for s in seats])
+            self._control.meet([s.host for s in seats], [s.token for s in seats])
         if self.route.path is SumPath.NCCL:
             within(NCCL_SECONDS, self._connect)
 
@@ -166,6 +168,24 @@ class MultiWorkerGroup:
         found = float(first()[0])
         if found != self.world_size:
             raise GpuError(f"NCCL's sum of {self.world_size} ones is {found:g}. {_WITHOUT_NCCL}")
+
+
+def _strategy_in_cluster(meeting: Meeting) -> tf.distribute.Strategy:
+    """A strategy with a server of TensorFlow's at this rank's address."""
+    try:
+        meeting.server().close()  # the port is free from now on
+    except OSError as error:
+        raise WorkerLostError(f"rank {meeting.rank} cannot listen at its address: {error}") from None
+    # Otherwise the strategy would configure the same service with TensorFlow's timeout.
+    _tensorflow.watch_workers(meeting.world_size, _HEARTBEAT_TIMEOUT_MS)
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def _strategy_alone() -> tf.distribute.Strategy:
+    """A strategy of this process's own devices, whatever TF_CONFIG says."""
+    own = {"GPU": len(tf.config.list_logical_devices("GPU"))}
+    alone = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}), num_accelerators=own)
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=alone)
 
 
 def within(seconds: float, connect: Callable[[], None]) -> None:

@@ -25,10 +25,15 @@ _LONGEST = 80
 class SumPath(enum.Enum):
     """How a vector of gradients becomes the sum over all ranks."""
 
-    CPU = "cpu"  # the path without GPUs: in the memory of each host, and between hosts over gRPC
+    CPU = "cpu"  # the path without GPUs: in the memory of each host, and between hosts over TCP
     HOST = "host"  # the same path, but asked for, or for GPUs: copied to the host, summed there, and copied back
     RING = "ring"  # TensorFlow's ring over gRPC, among all ranks
     NCCL = "nccl"  # from GPU to GPU
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether TensorFlow's collectives add, which need its cluster."""
+        return self in (SumPath.RING, SumPath.NCCL)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,16 @@ def without_gpu(seats: Sequence[RankSeat]) -> list[int]:
     return [rank for rank, seat in enumerate(seats) if seat.promised and seat.gpu is None]
 
 
+def needs_cluster(communication: Communication, promised: float) -> bool:
+    """Whether ranks may need TensorFlow's own cluster, which has to exist before they know of each other's places.
+
+    Args:
+        communication: as the user gave it.
+        promised: GPUs that the cluster gives each rank; a fraction where several share one.
+    """
+    return communication in ("ring", "nccl") or (communication == "auto" and promised >= 1)
+
+
 def choose(communication: Communication, seats: Sequence[RankSeat]) -> SumRoute:
     """The path for a group of ranks that have the GPUs they were promised; every rank chooses the same.
 
@@ -126,6 +141,9 @@ def _against_nccl(seats: Sequence[RankSeat]) -> str:
     if ranks > 1:
         node = next(seat.node for seat in seats if seat.gpu == gpu)
         return f"{ranks} workers share one GPU of {node}, which NCCL refuses"
+    share = min(seat.promised for seat in seats)
+    if share < 1:
+        return f"a worker was given {share:g} of a GPU, and not a whole one"
     part = next((seat for seat in seats if (seat.gpu or "").startswith(_PART)), None)
     return f"{part.node} gives parts of a GPU (MIG), which NCCL does not support" if part else ""
 

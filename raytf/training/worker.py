@@ -12,6 +12,7 @@ import ray
 import ray.train
 
 from raytf.cluster import scratch
+from raytf.distributed import meeting
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
 from raytf.training import gpu_errors, process, warm_pool
@@ -23,12 +24,16 @@ if TYPE_CHECKING:  # it loads TensorFlow
     from raytf.training.executor import Executor
 
 
-def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
+def listen() -> str:
+    """HOST:PORT at which this worker's process listens to the other ranks from now on."""
+    return meeting.listen(ray.util.get_node_ip_address())
+
+
+def set_up(place: meeting.Meeting, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
     """Prepare this worker's process for its strategy, before any TensorFlow operation.
 
     Args:
-        addresses: HOST:PORT of every rank's collective server.
-        rank: this worker's rank.
+        place: this worker's rank, and where the others are.
         settings: the run's process settings.
         gpus: the GPUs that this process was assigned; by default, Ray is asked.
 
@@ -38,7 +43,7 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
     global _phases
     _phases = Phases()
     warm_pool.become_worker()
-    hosts = [address.rpartition(":")[0] for address in addresses]
+    hosts, rank = [address.rpartition(":")[0] for address in place.addresses], place.rank
     if settings.is_next_soon and warm_pool.is_new() and rank == hosts.index(hosts[rank]):
         # Beside this process's own import: later the group would have to share the CPUs with it.
         warm_pool.prepare(hosts.count(hosts[rank]), ray.get_runtime_context().get_runtime_env_string())
@@ -46,7 +51,10 @@ def set_up(addresses: list[str], rank: int, settings: ProcessSettings, gpus: Seq
     if settings.one_worker:
         os.environ.pop("TF_CONFIG", None)  # one from the node's environment has nothing to do with this run
     else:
-        process.take_place({"worker": addresses}, "worker", rank)
+        process.take_place({"worker": place.addresses}, "worker", rank)
+        meeting.take(place)
+    if place.world_size == 1:
+        place.server().close()
     process.load_tensorflow(settings, gpus)
     _phases.mark("tensorflow")
 

@@ -227,12 +227,10 @@ def play(orders: Orders, group: Any, number: int, flips: bool, exact: bool) -> d
 
 def main() -> None:
     orders = Orders(**json.loads(sys.argv[1]))
-    task = {"type": "worker", "index": orders.rank}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": orders.addresses}, "task": task})
-
+    from raytf.distributed.meeting import Meeting
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
-    group = MultiWorkerGroup("auto")
+    group = MultiWorkerGroup(Meeting(orders.rank, tuple(orders.addresses), bytes(32)))
     found = [play(orders, group, i, flip == orders.rank, exact) for i, (flip, exact) in enumerate(orders.runs)]
     print(json.dumps(found), flush=True)
     sys.stdin.readline()

@@ -23,7 +23,8 @@ PATIENCE_SECONDS = 120
 MEMBER = """
 import json, sys
 from tests.tf.test_host_sum import digest, values
-from raytf.distributed.host_allreduce import HostSum, PeerLostError
+from raytf.distributed.host_allreduce import HostSum
+from raytf.distributed.sum_pieces import PeerLostError
 name, number, count = map(int, sys.argv[1:])
 group = HostSum(name, number, count, stopped_seconds=1.0)
 print(json.dumps("there"), flush=True)

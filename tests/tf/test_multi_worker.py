@@ -38,6 +38,7 @@ addresses, rank, communication, hosts, gpus, promised, trains = json.loads(sys.a
 os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
 import tensorflow as tf
 from raytf.errors import RaytfError
+from raytf.distributed.meeting import Meeting
 from raytf.distributed.multi_worker import MultiWorkerGroup
 
 def ready(**answer):
@@ -46,7 +47,9 @@ def ready(**answer):
     os._exit(0)
 
 try:
-    group = MultiWorkerGroup(communication, lambda: hosts[rank], promised, lambda: gpus and (gpus[rank], "NVIDIA L4"))
+    own_gpu = lambda: gpus and (gpus[rank], "NVIDIA L4")
+    meeting = Meeting(rank, tuple(addresses), bytes(32))
+    group = MultiWorkerGroup(meeting, communication, lambda: hosts[rank], promised, own_gpu)
 except RaytfError as error:
     ready(error=f"{type(error).__name__}: {error}")
 words = 100_001
@@ -121,12 +124,12 @@ def about_placement(group) -> dict[str, object]:
     traced = tf.function(add, autograph=False)
     parts = tf.ones([5], tf.uint32), tf.fill([2], tf.constant(2**32 - 1, tf.uint32))
     found = [part.numpy().tolist() for part in traced(*parts)]
-    cpu = f"/job:worker/replica:0/task:{group.rank}/device:CPU:0"
+    cpu = "/device:CPU:0"
     graph = traced.get_concrete_function(*parts).graph
     # Results and arguments are where the caller has them.
     own = {"Placeholder", "NoOp"}
     elsewhere = [f"{op.name} on {op.device}" for op in graph.get_operations() if op.type not in own | {"Identity"}]
-    return {"elsewhere": [each for each in elsewhere if not each.endswith(f" on {cpu}")], "unsigned": found}
+    return {"elsewhere": [each for each in elsewhere if not each.endswith(cpu)], "unsigned": found}
 
 
 @contextmanager

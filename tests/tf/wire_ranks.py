@@ -27,6 +27,7 @@ from raytf.checkpoint.variables import weights_sha256
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import ArraySource
 from raytf.distributed.buckets import Overlap
+from raytf.distributed.meeting import Meeting
 from raytf.distributed.multi_worker import MultiWorkerGroup
 from raytf.distributed.wire import DEVICE, HOST
 from tests.tf.ranks import Rank
@@ -68,7 +69,7 @@ def work(
     if len(hosts) == 1:
         return outcomes(range(SHARDS), None, form, None)
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})
-    group = MultiWorkerGroup(communication, lambda: hosts[rank])
+    group = MultiWorkerGroup(Meeting(rank, tuple(addresses), bytes(32)), communication, lambda: hosts[rank])
     overlap = Overlap(bucket, -(-SHARDS // len(hosts))) if bucket else None
     return outcomes(assign(SHARDS, len(hosts))[rank], group.all_reduce, form, overlap)
 

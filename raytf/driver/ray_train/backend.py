@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from typing import Any
 
 import ray
@@ -10,6 +11,7 @@ import ray.train
 from ray.train.backend import Backend, BackendConfig
 
 from raytf._ray import train
+from raytf.distributed.meeting import Meeting
 from raytf.errors import GpuError
 from raytf.training.process_settings import ProcessSettings
 
@@ -49,15 +51,10 @@ class _MwmsBackend(Backend):
         from raytf.training import worker
 
         assert isinstance(config, MwmsConfig)
-        addresses = worker_group.execute(train.free_address)
+        addresses = tuple(worker_group.execute(worker.listen))
+        key = secrets.token_bytes(32)
         started = [
-            worker_group.execute_single_async(
-                rank,
-                worker.set_up,
-                addresses,
-                rank,
-                config.process,
-            )
+            worker_group.execute_single_async(rank, worker.set_up, Meeting(rank, addresses, key), config.process)
             for rank in range(len(worker_group))
         ]
         ray.get(started)

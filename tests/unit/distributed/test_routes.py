@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raytf.distributed.routes import RankSeat, SumPath, choose, without_gpu
+from raytf.distributed.routes import RankSeat, SumPath, choose, needs_cluster, without_gpu
 from raytf.errors import ConfigError
 
 
@@ -95,8 +95,23 @@ def test_nccl_is_taken_only_where_each_has_a_whole_gpu_of_its_own(seats):
     if None in gpus and set(gpus) != {None}:
         return
     apart = None not in gpus and len(set(gpus)) == len(gpus) and "MIG-3" not in gpus
+    apart = apart and all(each.promised == 1 for each in seats)
     assert (choose("auto", seats).path is SumPath.NCCL) == apart
     assert (choose("auto", seats).path is SumPath.CPU) == (set(gpus) == {None})
+
+
+@given(st.sampled_from(["auto", "host", "ring", "nccl"]), st.lists(places, min_size=2, max_size=6))
+def test_tensorflow_s_collectives_are_taken_only_where_each_rank_has_brought_its_cluster(communication, seats):
+    try:
+        path = choose(communication, seats).path
+    except ConfigError:
+        return
+    assert not path.is_collective or all(needs_cluster(communication, each.promised) for each in seats)
+
+
+def test_a_cluster_is_there_only_for_who_may_need_it():
+    assert [needs_cluster("auto", given) for given in (0.0, 0.5, 1.0)] == [False, False, True]
+    assert [needs_cluster(way, 0.0) for way in ("host", "ring", "nccl")] == [False, True, True]
 
 
 @given(places)

@@ -1,0 +1,60 @@
+"""Heartbeats of this process, an empty line each, sent by a small process beside it.
+
+A thread of Python's would not do: whatever holds the interpreter's lock for seconds, such as the reading of a large
+file by an extension, would make this process look dead. The other way round, the process beside it sends nothing while
+this one is stopped, and it ends with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+
+#: Seconds between two heartbeats.
+BEAT_SECONDS = 1.0
+
+#: Imports next to nothing, so that it starts in some milliseconds: parent's pid, seconds between heartbeats, sockets.
+_PROGRAM = """
+import os, sys, time
+parent, seconds, sockets = int(sys.argv[1]), float(sys.argv[2]), [int(each) for each in sys.argv[3:]]
+while os.getppid() == parent:
+    with open(f"/proc/{parent}/stat") as file:
+        stopped = file.read().rpartition(") ")[2][0] in "Tt"
+    for each in () if stopped else list(sockets):
+        try:
+            os.write(each, b"\\n")
+        except BlockingIOError:
+            pass
+        except OSError:
+            sockets.remove(each)
+    time.sleep(seconds)
+"""
+
+
+class HeartbeatSender:
+    """Sends heartbeats until it is told to end, or until this process ends.
+
+    Args:
+        connections: over which they go; others may be received there, and closing one ends the heartbeats over it.
+    """
+
+    def __init__(self, connections: Iterable[socket.socket]):
+        descriptors = [each.fileno() for each in connections]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid()), str(BEAT_SECONDS)]
+        self._process = subprocess.Popen(
+            [*command, *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def end(self) -> None:
+        """Send no more; may be called again."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()

@@ -1,0 +1,99 @@
+"""Where the ranks of a group meet. Each listens before anybody knows the addresses of all, so that nobody else can take
+its port; a server of TensorFlow's takes it over (`MultiWorkerGroup`)."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass, field
+
+#: Connections that may wait to be accepted.
+_BACKLOG = 1024
+
+#: Sockets that listen and have not been taken yet, by their HOST:PORT.
+_listening: dict[str, socket.socket] = {}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A rank's place in its group, and how it finds the others.
+
+    Attributes:
+        rank: this rank.
+        addresses: HOST:PORT of each rank.
+        key: 32 random bytes that the ranks of this group know, and nobody else.
+    """
+
+    rank: int
+    addresses: tuple[str, ...]
+    key: bytes = field(repr=False)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.addresses)
+
+    def server(self) -> socket.socket:
+        """A socket that listens at this rank's address; who takes it has to close it.
+
+        Raises:
+            OSError: another process listens there.
+        """
+        own = self.addresses[self.rank]
+        return _listening.pop(own, None) or _listen(*parsed(own))
+
+
+def listen(host: str) -> str:
+    """Listen at a free port of this machine, which others reach by an address, for a `Meeting` of this process.
+
+    Returns:
+        HOST:PORT.
+
+    Raises:
+        OSError: no port is free.
+    """
+    server = server_at(host)
+    address = joined(host, server.getsockname()[1])
+    _listening[address] = server
+    return address
+
+
+def joined(host: str, port: int) -> str:
+    """HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def server_at(host: str) -> socket.socket:
+    """A socket that listens at a free port of this machine, which others reach by an address."""
+    return _listen(host, 0)
+
+
+def parsed(address: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        # An address that others translate to this machine's, as Ray's --node-ip-address may be.
+        return socket.create_server(("", port), family=family, backlog=_BACKLOG)
+
+
+_mine: Meeting | None = None
+
+
+def take(meeting: Meeting) -> None:
+    """Give this process its place in a group."""
+    global _mine
+    _mine = meeting
+
+
+def mine() -> Meeting:
+    """This process's place in its group."""
+    assert _mine is not None, "worker.set_up comes first"
+    return _mine

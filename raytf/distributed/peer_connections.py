@@ -1,0 +1,194 @@
+"""Connects each rank of a group with each other one, over TCP.
+
+Each rank calls all ranks before it, and answers all that come after it. A rank has met another one only when that one
+has answered, so none begins before all are there. Both sides prove that they know the group's key, which itself does
+not travel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import Any
+
+from raytf.distributed.meeting import Meeting, parsed
+
+#: What a connection is for.
+DATA, HEARTBEATS = 0, 1
+#: Seconds for all ranks to connect, on a loaded machine.
+MEET_SECONDS = 60.0
+#: What a call begins with: who calls, whom, what for, random bytes, and the proof; the answer is a proof.
+_CALL = struct.Struct("<iii16s32s")
+_PROOF_BYTES = 32
+
+Connections = dict[int, dict[int, socket.socket]]
+
+
+def connect_all(meeting: Meeting, silent_seconds: float, meet_seconds: float = MEET_SECONDS) -> Connections:
+    """Connections with all other ranks: by what they are for, and by rank.
+
+    Args:
+        meeting: of this rank.
+        silent_seconds: after which the kernel ends a connection for heartbeats whose other side does not answer.
+        meet_seconds: how long the others may take.
+
+    Raises:
+        OSError: not all have connected; says who is missing.
+    """
+    meeting_point = _MeetingPoint(meeting, time.monotonic() + meet_seconds)
+    try:
+        with meeting.server() as server:
+            meeting_point.call()
+            meeting_point.answer(server)
+            meeting_point.hear()
+        for (_, purpose), peer in meeting_point.found.items():
+            _watch(peer, silent_seconds if purpose == HEARTBEATS else None)
+    except BaseException:
+        for peer in meeting_point.found.values():
+            peer.close()
+        raise
+    return {
+        kind: {rank: peer for (rank, purpose), peer in meeting_point.found.items() if purpose == kind}
+        for kind in (DATA, HEARTBEATS)
+    }
+
+
+def end(peer: socket.socket) -> None:
+    """Close a connection for all processes that have it."""
+    with contextlib.suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+    peer.close()
+
+
+class _MeetingPoint:
+    """One rank's meeting with the others.
+
+    Args:
+        meeting: of this rank.
+        deadline: until when, by the monotonic clock.
+
+    Attributes:
+        found: connections by (rank, purpose).
+    """
+
+    def __init__(self, meeting: Meeting, deadline: float):
+        self._meeting, self._deadline = meeting, deadline
+        self.found: dict[tuple[int, int], socket.socket] = {}
+        self._proofs: dict[tuple[int, int], bytes] = {}
+
+    def call(self) -> None:
+        """Call the ranks before this one."""
+        own = self._meeting.rank
+        for rank in range(own):
+            for purpose in (DATA, HEARTBEATS):
+                self.found[rank, purpose] = peer = self._dialed(rank)
+                what = struct.pack("<iii16s", own, rank, purpose, secrets.token_bytes(16))
+                peer.sendall(what + self._proof(b"call", what))
+                self._proofs[rank, purpose] = self._proof(b"answer", what)
+
+    def answer(self, server: socket.socket) -> None:
+        """Answer the ranks after this one. Who does not say at once who it is holds up nobody."""
+        own, size = self._meeting.rank, self._meeting.world_size
+        awaited = {(rank, purpose) for rank in range(own + 1, size) for purpose in (DATA, HEARTBEATS)}
+        read: dict[socket.socket, bytes] = {}
+        with selectors.DefaultSelector() as selector:
+            server.setblocking(False)
+            selector.register(server, selectors.EVENT_READ)
+            try:
+                while awaited:
+                    ready = selector.select(self._left())
+                    if not ready and not self._left():
+                        raise TimeoutError(f"{self._names({rank for rank, _ in awaited})} did not connect in time")
+                    for key, _ in ready:
+                        if key.fileobj is server:
+                            _accept(server, selector, read)
+                        else:
+                            self._greet(key.fileobj, selector, read, awaited)
+            finally:
+                for stranger in read:
+                    stranger.close()
+
+    def hear(self) -> None:
+        """Wait until the ranks before this one have answered."""
+        for (rank, purpose), proof in self._proofs.items():
+            peer, found = self.found[rank, purpose], b""
+            while len(found) < _PROOF_BYTES:
+                peer.settimeout(max(0.001, self._left()))
+                try:
+                    more = peer.recv(_PROOF_BYTES - len(found))
+                except OSError as error:
+                    raise ConnectionError(f"{self._names({rank})} did not answer: {error}") from None
+                if not more:
+                    raise ConnectionError(f"{self._names({rank})} has hung up")
+                found += more
+            if not hmac.compare_digest(found, proof):
+                raise ConnectionError(f"{self._names({rank})} is not of this group")
+
+    def _greet(
+        self, peer: Any, selector: selectors.BaseSelector, read: dict[socket.socket, bytes], awaited: set[Any]
+    ) -> None:
+        try:
+            more = peer.recv(_CALL.size - len(read[peer]))
+        except OSError:
+            more = b""
+        read[peer] += more
+        if more and len(read[peer]) < _CALL.size:
+            return
+        selector.unregister(peer)
+        told = read.pop(peer)
+        who = self._caller(told) if more else None
+        if who is None or who not in awaited:
+            peer.close()  # a stranger, such as who looks for open ports
+            return
+        peer.setblocking(True)
+        peer.sendall(self._proof(b"answer", told[:-_PROOF_BYTES]))
+        awaited.remove(who)
+        self.found[who] = peer
+
+    def _caller(self, told: bytes) -> tuple[int, int] | None:
+        rank, called, purpose, _, proof = _CALL.unpack(told)
+        is_known = hmac.compare_digest(proof, self._proof(b"call", told[:-_PROOF_BYTES]))
+        return (rank, purpose) if is_known and called == self._meeting.rank else None
+
+    def _dialed(self, rank: int) -> socket.socket:
+        while True:
+            try:
+                return socket.create_connection(parsed(self._meeting.addresses[rank]), max(0.001, self._left()))
+            except OSError as error:
+                if not self._left() or not isinstance(error, ConnectionRefusedError):
+                    raise ConnectionError(f"{self._names({rank})} cannot be reached: {error}") from None
+                time.sleep(0.01)
+
+    def _proof(self, role: bytes, what: bytes) -> bytes:
+        return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()
+
+    def _left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def _names(self, ranks: set[int]) -> str:
+        return ", ".join(f"rank {rank} at {self._meeting.addresses[rank]}" for rank in sorted(ranks))
+
+
+def _accept(server: socket.socket, selector: selectors.BaseSelector, read: dict[socket.socket, bytes]) -> None:
+    with contextlib.suppress(OSError):
+        peer, _ = server.accept()
+        peer.setblocking(False)
+        read[peer] = b""
+        selector.register(peer, selectors.EVENT_READ)
+
+
+def _watch(peer: socket.socket, silent_seconds: float | None) -> None:
+    """Have the kernel find out that the other host is gone or cut off.
+
+    Only where little is sent: where the other side takes nothing for a while, the kernel would end that, too.
+    """
+    peer.setblocking(False)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if silent_seconds is not None:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_seconds))

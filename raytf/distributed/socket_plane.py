@@ -1,0 +1,98 @@
+"""The control plane of a group without TensorFlow's cluster: between hosts, TCP connections of raytf's own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from raytf.distributed.control_plane import ControlPlane, by_host
+from raytf.distributed.meeting import Meeting
+from raytf.distributed.network_allreduce import NetworkSum
+from raytf.distributed.sum_pieces import PeerLostError
+from raytf.errors import WorkerLostError
+
+#: This process's own, whether it is in a cluster or not.
+_DEVICE = "/device:CPU:0"
+
+
+class SocketPlane(ControlPlane):
+    """A control plane over TCP; see `ControlPlane`.
+
+    Args:
+        meeting: where the ranks are.
+        network: connects this rank with all others.
+    """
+
+    def __init__(self, meeting: Meeting, network: NetworkSum):
+        super().__init__(meeting.rank, meeting.world_size, _DEVICE)
+        #: Over all ranks at first, then over the first ones of each host; None on any other rank.
+        self._network: NetworkSum | None = network
+
+    @classmethod
+    def connect(cls, meeting: Meeting) -> SocketPlane:
+        """Connect this rank with all others.
+
+        Raises:
+            WorkerLostError: they do not reach each other; says which.
+        """
+        try:
+            return cls(meeting, NetworkSum.connect(meeting))
+        except OSError as error:
+            raise WorkerLostError(
+                f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
+                "be able to reach each other at any port."
+            ) from None
+
+    def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self._device):
+            return by_host(self._add_here, tensors)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        with _as_tensorflow():
+            return self._add_here(np.asarray(values, order="C"))[0]
+
+    def _sum_before(self, values: np.ndarray) -> np.ndarray:
+        assert self._network is not None
+        with _as_tensorflow():
+            return self._network.add(values)[0]
+
+    def _join_hosts(self, firsts: Sequence[int]) -> None:
+        assert self._network is not None
+        if self.hosts > 1:
+            self._network.keep(firsts)
+        if self.hosts == 1 or self.rank not in firsts:
+            self._network.close()
+            self._network = None
+
+    def _add_here(self, *values: np.ndarray) -> list[np.ndarray]:
+        """Sums over all ranks: in the memory of each host, then between hosts, and to all of the host."""
+        with self._hanging_up():
+            found = list(values) if self.on_host is None else self.on_host.add(*values)
+            if self._network is not None:
+                found = self._network.add(*found)
+            if self.on_host is not None and self.hosts > 1:
+                found = self.on_host.hand_out(*found)
+        return found
+
+    @contextlib.contextmanager
+    def _hanging_up(self) -> Iterator[None]:
+        """If another host or a rank of this one is lost, tell the others that wait for this rank."""
+        try:
+            yield
+        except BaseException:
+            for each in (self._network, self.on_host):
+                if each is not None:
+                    each.close()
+            raise
+
+
+@contextlib.contextmanager
+def _as_tensorflow() -> Iterator[None]:
+    """Raise the loss of a rank as TensorFlow does in a graph."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise tf.errors.UnavailableError(None, None, str(error)) from None

@@ -1,0 +1,70 @@
+"""Arrays in pieces, as `host_allreduce` and `network_allreduce` add them, and what both raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+#: Alignment in bytes of memory that TensorFlow takes over without a copy.
+_ALIGNMENT = 64
+
+Parts = list[np.ndarray]
+
+
+class PeerLostError(RuntimeError):
+    """A process is gone. The message contains `Collective`, which marks the loss of a peer elsewhere."""
+
+
+class OrderError(RuntimeError):
+    """Two processes add different things: what they computed from then on would have no meaning."""
+
+
+def empty(like: np.ndarray) -> np.ndarray:
+    """An array as large as another one, in memory that TensorFlow takes over without a copy."""
+    memory = np.empty(like.nbytes + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+def pieces(
+    values: Sequence[np.ndarray], out: Sequence[np.ndarray], most_bytes: int
+) -> Iterator[tuple[Parts, Parts, int]]:
+    """Parts of the values and of the results, together of so many bytes at most, and how many numbers these are."""
+    room = most_bytes // values[0].itemsize
+    mine, total, size = [], [], 0
+    for value, result in zip(values, out, strict=True):
+        flat, target, begin = value.reshape(-1), result.reshape(-1), 0
+        while True:
+            end = min(len(flat), begin + room - size)
+            mine.append(flat[begin:end])
+            total.append(target[begin:end])
+            size, begin = size + end - begin, end
+            if begin == len(flat):
+                break
+            yield mine, total, size
+            mine, total, size = [], [], 0
+    yield mine, total, size
+
+
+def copy_in(parts: Parts, slot: np.ndarray) -> None:
+    """Lay parts side by side into a vector."""
+    begin = 0
+    for part in parts:
+        slot[begin : begin + len(part)] = part
+        begin += len(part)
+
+
+def copy_out(slot: np.ndarray, parts: Parts) -> None:
+    """Lay the parts of a vector where they belong."""
+    begin = 0
+    for part in parts:
+        part[:] = slot[begin : begin + len(part)]
+        begin += len(part)
+
+
+def sum_of(parts: list[np.ndarray], out: np.ndarray) -> None:
+    """Add at least two vectors, in their order."""
+    np.add(parts[0], parts[1], out=out)
+    for other in parts[2:]:
+        np.add(out, other, out=out)
