@@ -59,7 +59,7 @@ def reduction_of(tensors: int, columns: int, shards: int, world_size: int) -> Ca
     @tf.function(autograph=False)
     def step() -> Any:
         return exact.reduce(
-            packed(tf.identity), lambda _: (summed, rows), tf.zeros([step_flags.LENGTH]), own, shards
+            packed(tf.identity), lambda *_: (summed, rows, []), tf.zeros([step_flags.LENGTH]), own, shards
         ).row
 
     step()

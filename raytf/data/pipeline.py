@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class Pipeline:
         seeds: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray] = step_seeds,
     ):
         # A reader of one's own: validation may read the same source while training reads ahead.
+        self._whole = source
         self.source: Source = source.reader(len(shards)) if hasattr(source, "reader") else source
         self.plan, self.shards = plan, shards
         self._seed, self._shuffle, self._seeds = seed, shuffle, seeds
@@ -122,6 +124,16 @@ class Pipeline:
     def submit(self, start: int, stop: int) -> Future[CallBatch]:
         """Begin to gather global steps [start, stop), all of one epoch."""
         return self._pool.submit(self._gather, start, stop)
+
+    def of(self, shards: range) -> Pipeline:
+        """A pipeline of other shards, in place of this one, which is closed."""
+        self.close()
+        other = copy.copy(self)
+        other.shards, other._order, other._rows = shards, None, None
+        other.source = self._whole.reader(len(shards)) if hasattr(self._whole, "reader") else self._whole
+        other._expect = None if self._expect is None else getattr(other.source, "expect", None)
+        other._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
+        return other
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

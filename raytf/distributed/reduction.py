@@ -34,6 +34,7 @@ import tensorflow as tf
 from raytf.distributed import buckets
 from raytf.distributed.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
+from raytf.distributed.shard_span import Span, placed
 from raytf.distributed.wire import HOST, AllReduce, WireLayout, WireWords, pack, zeros
 
 #: Powers of two by which a tensor's largest value may grow from one step to the next without a repetition.
@@ -61,6 +62,7 @@ class Reduced(NamedTuple):
         flags: [F] added over all ranks.
         finite: whether all numbers in the tensors are finite.
         slices: packed slices of this worker's shards, as computed.
+        exponents: of the next step, for `settle`; None where there are none.
     """
 
     tensors: list[tf.Tensor]
@@ -68,6 +70,7 @@ class Reduced(NamedTuple):
     flags: tf.Tensor
     finite: tf.Tensor
     slices: Sequence[tf.Tensor] = ()
+    exponents: tf.Tensor | None = None
 
 
 class Reduction(Protocol):
@@ -100,7 +103,7 @@ class Reduction(Protocol):
         all_reduce: AllReduce,
         compute: Compute,
         flags: tf.Tensor,
-        shards: range,
+        shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
     ) -> Reduced:
@@ -114,6 +117,11 @@ class Reduction(Protocol):
             total_shards: V.
             slices: specs of the packed slices that `compute` returns.
         """
+        ...
+
+    def settle(self, reduced: Reduced) -> None:
+        """Note what the next step needs of a step, once all that the workers add in it is known: until then nothing has
+        changed, and the step can be computed again."""
         ...
 
 
@@ -146,7 +154,7 @@ class FloatReduction:
         all_reduce: AllReduce,
         compute: Compute,
         flags: tf.Tensor,
-        shards: range,
+        shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
     ) -> Reduced:
@@ -158,7 +166,7 @@ class FloatReduction:
         if self._overlap is not None:
             early = Buckets(self._parts, lambda _, own: all_reduce(own), self._overlap.rounds)
         summed, rows, found = compute(tf.zeros([0]), early)
-        beside = [tf.cast(_everyones(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
+        beside = [tf.cast(placed(rows, shards, total_shards), self.dtype), tf.cast(flags, self.dtype)]
         if early is None:
             *tensors, matrix, flags_sum = all_reduce([*summed, *beside])
         else:
@@ -167,6 +175,9 @@ class FloatReduction:
         tensors = [tf.cast(t, d) for t, d in zip(tensors, self.layout.dtypes, strict=True)]
         row, flags_sum = tf.reduce_sum(tf.cast(matrix, tf.float32), 0), tf.cast(flags_sum, tf.float32)
         return Reduced(tensors, row, flags_sum, finite, found)
+
+    def settle(self, reduced: Reduced) -> None:
+        """A step needs nothing of the one before."""
 
 
 class FixedPointReduction:
@@ -220,7 +231,7 @@ class FixedPointReduction:
         all_reduce: AllReduce,
         compute: Compute,
         flags: tf.Tensor,
-        shards: range,
+        shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
     ) -> Reduced:
@@ -234,7 +245,7 @@ class FixedPointReduction:
             summed, matrix, found = compute(power_of_two(self._bits - used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
-                beside = [words.of_bits(_everyones(matrix, shards, total_shards)), flags_sum]
+                beside = [words.of_bits(placed(matrix, shards, total_shards)), flags_sum]
                 if early is None:
                     summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
                 else:
@@ -257,7 +268,7 @@ class FixedPointReduction:
         _, used, needed, matrix, flags_sum, *sums = again
         found, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
-        self._exponents.assign(tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST))
+        following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
         finite = tf.math.is_finite(largest)
         # A value that is not finite makes its whole tensor not finite.
@@ -267,7 +278,10 @@ class FixedPointReduction:
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
-        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found)
+        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
+
+    def settle(self, reduced: Reduced) -> None:
+        self._exponents.assign(reduced.exponents)
 
     def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
         if all_reduce is None:
@@ -297,7 +311,7 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def everyones(
-    all_reduce: AllReduce, rows: tf.Tensor, shards: range, total_shards: int, words: WireWords = HOST
+    all_reduce: AllReduce, rows: tf.Tensor, shards: Span, total_shards: int, words: WireWords = HOST
 ) -> tf.Tensor:
     """[V, M] float32 rows of all shards, bit for bit, on every worker.
 
@@ -310,7 +324,7 @@ def everyones(
     """
     if all_reduce is None:
         return rows
-    bits = words.of_bits(_everyones(rows, shards, total_shards))
+    bits = words.of_bits(placed(rows, shards, total_shards))
     return words.bits(words.add(all_reduce, [], 0, [bits])[1][0])
 
 
@@ -329,8 +343,3 @@ def exponent(magnitude: tf.Tensor) -> tf.Tensor:
 def power_of_two(e: tf.Tensor) -> tf.Tensor:
     """2**e as float32, exactly, for e in [-126, 127]."""
     return tf.bitcast(tf.bitwise.left_shift(e + 127, 23), tf.float32)
-
-
-def _everyones(rows: tf.Tensor, shards: range, total_shards: int) -> tf.Tensor:
-    """[V, M] with this worker's rows in their places and zeros elsewhere."""
-    return tf.pad(rows, [[shards.start, total_shards - shards.stop], [0, 0]])

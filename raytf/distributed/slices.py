@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from raytf.distributed.shard_span import ShardSpan, Span, placed
 from raytf.distributed.wire import AllReduce
 
 
@@ -76,7 +77,7 @@ class SliceLayout:
 
 
 def gather(
-    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: range, total_shards: int
+    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: Span, total_shards: int
 ) -> list[tf.Tensor]:
     """The occurrences of all shards, in shard order, on every worker: for each variable [n of all shards, width].
 
@@ -102,15 +103,16 @@ def gather(
 
 
 def _places(
-    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: range, total_shards: int
+    all_reduce: AllReduce, own: Sequence[tf.Tensor], counts: Sequence[int | None], shards: Span, total_shards: int
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """For each variable: at which occurrence this worker's begin, and how many there are of all shards."""
     assert all_reduce is not None
     if all(count is not None for count in counts):
         known = [tf.constant(count, tf.int64) for count in counts]
-        return [count * shards.start for count in known], [count * total_shards for count in known]
+        begin = tf.cast(shards.start, tf.int64)
+        return [count * begin for count in known], [count * total_shards for count in known]
     found = tf.stack([tf.shape(words, tf.int64)[0] for words in own])
-    (every,) = all_reduce([tf.pad(found[None], [[shards.start, total_shards - shards.start - 1], [0, 0]])])
+    (every,) = all_reduce([placed(found[None], ShardSpan(shards.start, shards.start + 1), total_shards)])
     before, total = tf.reduce_sum(every[: shards.start], 0), tf.reduce_sum(every, 0)
     return tf.unstack(before, len(own)), tf.unstack(total, len(own))
 

@@ -12,7 +12,7 @@ from raytf.errors import NonFiniteLossError
 from raytf.training import warm_pool
 from raytf.training.context import Context
 from raytf.training.heartbeat import Activity
-from raytf.training.step import StepOutcome
+from raytf.training.step_journal import StepOutcome
 
 
 def check_finite(context: Context, call: CallBatch, outcome: StepOutcome) -> None:

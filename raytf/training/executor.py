@@ -9,7 +9,7 @@ import keras
 
 from raytf.data.pipeline import Pipeline
 from raytf.distributed.group import Group
-from raytf.training.step import StepOutcome
+from raytf.training.step_journal import StepOutcome
 
 if TYPE_CHECKING:
     from raytf.training.attempt import Attempt

@@ -12,6 +12,7 @@ from raytf.data.plan import StepPlan
 from raytf.distributed import wire
 from raytf.distributed.buckets import Buckets
 from raytf.distributed.devices import Devices
+from raytf.distributed.shard_span import Span
 from raytf.distributed.slices import SliceLayout
 from raytf.training import loss_division
 from raytf.training.microbatch import MicroBatch, StepValues
@@ -80,6 +81,7 @@ def loop_shards(
     """
     like, early, counts, factors = how.like, how.early, shards.counts, shards.factors
     size, layouts = shards.seeds.shape[0], list(micro.slices.values())
+    count = tf.shape(shards.seeds)[0] if size is None else size
     packed = [layout.spec for layout in layouts]
 
     def one(i: tf.Tensor) -> ShardResult:
@@ -100,8 +102,7 @@ def loop_shards(
         tensors, row, slices = one(tf.constant(0))
         return tensors if early is None else early(None, tensors), row[None], slices
 
-    rounds = size if early is None else early.rounds
-    idle = rounds - size
+    rounds, idle = (count, 0) if early is None else (early.rounds, early.rounds - size)
 
     def body(
         k: tf.Tensor, summed: list[tf.Tensor], rows: tf.TensorArray, slices: list[tf.TensorArray]
@@ -141,9 +142,10 @@ def spread_shards(
         fixed: for each device, its copies of the values that no step changes.
     """
     summed, rows, slices = [], [], []
-    for device, (own, known) in enumerate(zip(devices.spread(shards.seeds.shape[0]), fixed, strict=False)):
+    size = shards.seeds.shape[0]
+    parts = [shards] if size is None else [shards.part(own) for own in devices.spread(size)]
+    for device, (part, known) in enumerate(zip(parts, fixed, strict=False)):
         with devices.on(device):
-            part = shards.part(own)
             tensors, row, found = loop_shards(micro, how, part, micro.values(known))
             summed.append(tensors)
             rows.append(row)
@@ -152,11 +154,11 @@ def spread_shards(
         return devices.add(summed), tf.concat(rows, 0), [tf.concat(each, 0) for each in zip(*slices, strict=True)]
 
 
-def full_counts(plan: StepPlan, shards: range) -> tuple[tf.Tensor | None, int]:
+def full_counts(plan: StepPlan, shards: Span) -> tuple[tf.Tensor | None, int]:
     """What `ShardBatch` has as counts and total for a full step of some shards."""
     if plan.is_even:
         return None, 0
-    return tf.constant(plan.sizes[shards.start : shards.stop], tf.int32), plan.global_batch_size
+    return tf.constant(plan.sizes, tf.int32)[shards.start : shards.stop], plan.global_batch_size
 
 
 def shard_divisors(
@@ -172,7 +174,7 @@ def shard_divisors(
         return tf.cond(counts[i] > 0, lambda: micro.divisors(batch, seeds[i], values), lambda: tf.zeros([count]))
 
     told = tf.TensorSpec([count], tf.float32)
-    return tf.map_fn(one, tf.range(seeds.shape[0]), fn_output_signature=told, parallel_iterations=1)
+    return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
 
 
 def shard_factors(own: tf.Tensor, totals: tf.Tensor, counts: Any, total: Any, plan: StepPlan) -> tf.Tensor:

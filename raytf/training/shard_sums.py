@@ -12,6 +12,7 @@ from raytf.data.plan import StepPlan
 from raytf.distributed import reduction as reductions
 from raytf.distributed.buckets import Buckets, after
 from raytf.distributed.devices import Devices
+from raytf.distributed.shard_span import Span
 from raytf.distributed.slices import gather
 from raytf.training.shard_loop import ShardBatch, ShardSum, spread_shards
 from raytf.training.shard_work import ShardWork
@@ -33,7 +34,7 @@ class ShardSums:
     devices: Devices
     plan: StepPlan
     all_reduce: reductions.AllReduce
-    shards: range
+    shards: Span
     total_shards: int
     has_overlap: bool
 

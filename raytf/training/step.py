@@ -5,7 +5,6 @@ Shapes in this module: K steps of a call, F flags, L shards of this worker, b re
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.distributed.shard_span import ShardSpan, Span
 from raytf.errors import ConfigError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
@@ -39,24 +39,23 @@ from raytf.training.shard_loop import (
     shard_factors,
 )
 from raytf.training.shard_sums import ShardSums, results
+from raytf.training.shard_timer import ShardTimer
 from raytf.training.shard_work import ShardResult
+from raytf.training.step_journal import StepJournal, StepOutcome
 
 
-class StepOutcome(NamedTuple):
-    """The result of a call.
+class StepShards(NamedTuple):
+    """Which shards of a step a worker computes.
 
     Attributes:
-        losses, learning_rates: [K] of each step.
-        finite: [K] whether the gradients of each step were finite.
-        flags: [F] summed over workers.
-        gradients: the reduced gradients of the last step; empty if they are not kept.
+        span: their numbers.
+        counts: [L] records in each, or None if all are full.
+        total: records in all shards of the step, if not all are full.
     """
 
-    losses: np.ndarray
-    learning_rates: np.ndarray
-    finite: np.ndarray
-    flags: np.ndarray
-    gradients: list[tf.Tensor]
+    span: Span
+    counts: tf.Tensor | None
+    total: tf.Tensor | int
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,7 @@ class TrainStep:
         micro: the computation of one logical shard.
         reductions: how the gradients of each phase are added.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
+        timer: measures how long this machine takes for a shard.
     """
 
     def __init__(
@@ -126,28 +126,50 @@ class TrainStep:
                 "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
                 "train_step uses others. Leave them out, and give those optimizers a schedule."
             )
-        #: Leaves of the first records.
-        self._first = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
-        #: Whether `sample_shard` has run the graph once.
-        self._is_probe_ready = False
         self._sums = ShardSums(self._devices, plan, all_reduce, shards, plan.shards, options.overlap is not None)
         self.probe_function = self._trace_probe()
+        records = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
+        self.timer = ShardTimer(self.probe_function, records, plan.micro_batch_size, len(self.micro.seeds))
         self.reductions = [
             self._make_reduction(phase.layout(), len(phase.with_gradient), options) for phase in self.micro.phases
         ]
-        head = [None, len(shards), plan.micro_batch_size]
-        signature = [
-            [tf.TensorSpec([*head, *s.signature], s.dtype) for s in specs],
-            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
-            tf.TensorSpec([options.flags], tf.float32),
+        #: Whether one graph serves for any shards, so that this worker can take those of a worker that is lost.
+        self._is_general = self._is_general_with(options)
+        self._journal = StepJournal() if self._is_general else None
+        self._flags = options.flags
+        self._full, self._partial = self._make_functions()
+        self._lone = tf.function(self._lone_step, autograph=False)
+
+    def _is_general_with(self, options: StepOptions) -> bool:
+        # A sum of floats, and one that overlaps with the loop over shards, depend on how many there are. One of several
+        # phases has changed something before its last sum.
+        is_exact = all(isinstance(each, reductions.FixedPointReduction) for each in self.reductions)
+        is_one = len(self._devices.names) == len(self.reductions) == 1
+        return self._all_reduce is not None and is_one and is_exact and options.overlap is None
+
+    def _make_functions(self) -> tuple[Any, Any]:
+        count, plan = None if self._is_general else len(self._shards), self._plan
+
+        def leaves(most: int | None) -> list[tf.TensorSpec]:
+            return [tf.TensorSpec([None, count, most, *s.signature], s.dtype) for s in self._specs]
+
+        others = [
+            tf.TensorSpec([None, count, len(self.micro.seeds), 2], tf.int32),
+            tf.TensorSpec([self._flags], tf.float32),
+            tf.TensorSpec([], tf.int32),
         ]
-        self._full = tf.function(self._full_steps, input_signature=signature, autograph=False)
+        full = [leaves(plan.micro_batch_size), *others]
         # A program's batches may be larger than the first one, so only full calls know how many records a shard has.
         most = None if isinstance(plan, BatchPlan) else plan.micro_batch_size
-        some = [tf.TensorSpec([None, len(shards), most, *s.signature], s.dtype) for s in specs]
-        partial = [some, *signature[1:], tf.TensorSpec([len(shards)], tf.int32), tf.TensorSpec([], tf.int32)]
-        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
-        self._lone = tf.function(self._lone_step, autograph=False)
+        partial = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
+        return (
+            tf.function(self._full_steps, input_signature=full, autograph=False),
+            tf.function(self._partial_step, input_signature=partial, autograph=False),
+        )
+
+    def _span(self, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
+        """This worker's shards in a graph, given the first one and the seeds [K, L, S, 2] of all."""
+        return ShardSpan(begin, begin + tf.shape(seeds)[1]) if self._is_general else self._shards
 
     def trace(self) -> None:
         """Trace the graph of full steps now, while the state is still being read, and not in the first call."""
@@ -176,12 +198,30 @@ class TrainStep:
             call: this worker's input.
             flags: [F] float, this worker's flags; the outcome has their sum over all workers.
         """
+        begin = np.int32(self._shards.start)
         if call.full:
-            out = self._full(call.leaves, call.seeds, flags)
+            out = self._full(call.leaves, call.seeds, flags, begin)
         else:
-            out = self._partial(call.leaves, call.seeds, flags, call.counts, np.int32(call.records))
+            out = self._partial(call.leaves, call.seeds, flags, begin, call.counts, np.int32(call.records))
         losses, rates, finite, flags_sum, gradients = out
         return StepOutcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
+
+    def take(self, shards: range) -> None:
+        """Compute other shards, at least one, from the next call on."""
+        self._shards = shards
+        if not self._is_general:
+            self._sums = replace(self._sums, shards=shards)
+            self._full, self._partial = self._make_functions()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether a call that fails because a worker is lost has made some of its steps, and nothing of the others."""
+        return self._journal is not None
+
+    def made(self) -> StepOutcome:
+        """The steps that the last call has made although it failed; without flags, and perhaps without any step."""
+        assert self._journal is not None
+        return self._journal.outcome(self._flags)
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
         """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
@@ -220,49 +260,6 @@ class TrainStep:
             for variable, value in zip(changed, before, strict=True):
                 variable.assign(value)
 
-    def shard_seconds(self) -> float:
-        """Seconds that this machine takes for one full micro-batch: the faster of two runs."""
-        leaves = self._records()
-        seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
-        taken = []
-        for _ in range(3):  # the first run prepares the graph and is not counted
-            began = time.perf_counter()
-            self._run_shard(leaves, seeds)
-            taken.append(time.perf_counter() - began)
-        return min(taken[1:])
-
-    def sample_shard(self, seconds: float) -> tuple[float, float]:
-        """Measure how long this machine takes for one full micro-batch of zeros now.
-
-        Args:
-            seconds: least duration of the measurement; at least one micro-batch is computed.
-
-        Returns:
-            Average seconds of a micro-batch, and seconds that the measurement took.
-        """
-        leaves = self._records()
-        seeds = np.zeros([len(self.micro.seeds), 2], np.int32)
-        if not self._is_probe_ready:
-            self._run_shard(leaves, seeds)  # the first run prepares the graph
-            self._is_probe_ready = True
-        began, runs = time.perf_counter(), 0
-        while not runs or time.perf_counter() - began < seconds:
-            self._run_shard(leaves, seeds)
-            runs += 1
-        taken = time.perf_counter() - began
-        return taken / runs, taken
-
-    def _records(self) -> list[np.ndarray]:
-        """A micro-batch of the first records again and again; not every model takes zeros: CTC takes no empty text."""
-        count = self._plan.micro_batch_size
-        return [np.resize(leaf, (count, *np.shape(leaf)[1:])) for leaf in self._first]
-
-    def _run_shard(self, leaves: list[np.ndarray], seeds: np.ndarray) -> None:
-        """Compute one micro-batch to its end. Only its row is fetched, a few bytes: fetching gradients from a GPU would
-        take longer than computing them."""
-        found = self.probe_function([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32))
-        found.row.numpy()
-
     def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
         if overrides_step(self._model):
             return OwnStep(self._model, template, self._shard_specs(), options.jit)
@@ -297,27 +294,36 @@ class TrainStep:
         compressed = gradients if options.compress else 0
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, options.overlap)
 
-    def _full_steps(self, leaves, seeds, flags):
+    def _full_steps(self, leaves, seeds, flags, begin):
         steps = tf.shape(seeds)[0]
         rates = tf.TensorArray(tf.float32, steps, element_shape=[])
         losses = tf.TensorArray(tf.float32, steps, element_shape=[])
         finite = tf.TensorArray(tf.bool, steps, element_shape=[])
         fixed = fixed_values(self._devices, self.micro)
-        counts, total = full_counts(self._plan, self._shards)
+        span = self._span(begin, seeds)
+        shards = StepShards(span, *full_counts(self._plan, span))
+        journal = self._journal
+        if journal is not None:
+            journal.begin(steps)
 
         def body(k, losses, rates, finite, *_):
             rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
-            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, counts, total, fixed)
+            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, shards, fixed)
+            if journal is not None:
+                journal.note(k, loss, rate, ok)
             return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum, kept
 
         start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags), self._nothing_kept())
         _, *arrays, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
         return *(array.stack() for array in arrays), flags_sum, kept
 
-    def _partial_step(self, leaves, seeds, flags, counts, total):
+    def _partial_step(self, leaves, seeds, flags, begin, counts, total):
+        if self._journal is not None:
+            self._journal.begin(0)
         rate, batch = self._rate.value(), [leaf[0] for leaf in leaves]
         fixed = fixed_values(self._devices, self.micro)
-        loss, ok, flags_sum, kept = self._step(rate, batch, seeds[0], flags, counts, total, fixed)
+        shards = StepShards(self._span(begin, seeds), counts, total)
+        loss, ok, flags_sum, kept = self._step(rate, batch, seeds[0], flags, shards, fixed)
         return loss[None], rate[None], ok[None], flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
@@ -327,8 +333,8 @@ class TrainStep:
             Its loss, and whether its gradients were finite.
         """
         fixed = fixed_values(self._devices, self.micro)
-        flags = tf.zeros([1])
-        loss, ok, _, _ = self._step(self._rate.value(), leaves, seeds, flags, None, 0, fixed, is_alone=True)
+        flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
+        loss, ok, _, _ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
         return loss, ok
 
     def _nothing_kept(self) -> list[tf.Tensor]:
@@ -348,15 +354,15 @@ class TrainStep:
         return gradients
 
     def _step(
-        self, rate, leaves, seeds, flags, counts, total, fixed, is_alone: bool = False
+        self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        sums = self._sums
+        sums = replace(self._sums, shards=shards.span)
         if is_alone:
-            sums = replace(sums, all_reduce=None, shards=range(1), total_shards=1)
+            sums = replace(sums, all_reduce=None, total_shards=1)
         kept, finite = [], tf.constant(True)
         with self._devices.at_home():
-            factors = self._factors(leaves, seeds, counts, total, sums.all_reduce)
-            batch = ShardBatch(leaves, seeds, counts, total, factors)
+            factors = self._factors(leaves, seeds, shards, sums.all_reduce)
+            batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
             self.micro.begin()
             done: list[tf.Tensor] = []
             for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
@@ -367,16 +373,20 @@ class TrainStep:
                     reduced, gradients = sums(phase, reduction, batch, told, fixed)
                 done = [] if sums.all_reduce is None else results(reduced, gradients)
                 kept += self._kept(gradients, phase.optimizer)  # before the update changes the loss scale
-                with self._rate.applied(rate), prepared(phase.optimizer):
+                # Nothing changes before all is known, not even a count of updates: the step can be
+                # computed again when a worker is lost.
+                with tf.control_dependencies(done), self._rate.applied(rate), prepared(phase.optimizer):
+                    reduction.settle(reduced)
                     phase.apply(gradients, reduced.tensors[len(gradients) :])
                 # With a dynamic loss scale, overflows are expected: the optimizer skips the step and lowers the scale.
                 if not isinstance(phase.optimizer, keras.optimizers.LossScaleOptimizer):
                     finite = finite & reduced.finite
-            self.micro.add_metrics(reduced.row[1:])
-            self.micro.finish(reduced.row)
+            with tf.control_dependencies(done):
+                self.micro.add_metrics(reduced.row[1:])
+                self.micro.finish(reduced.row)
         return reduced.row[0], finite, reduced.flags, kept
 
-    def _factors(self, leaves, seeds, counts, total, all_reduce) -> tf.Tensor | None:
+    def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.
 
         Returns:
@@ -385,6 +395,6 @@ class TrainStep:
         micro = self.micro
         if isinstance(micro, OwnStep) or not micro.divided:
             return None
-        own = shard_divisors(micro, leaves, seeds, counts, micro.values())
-        every = reductions.everyones(all_reduce, own, self._shards, self._plan.shards, self._words)
-        return shard_factors(own, tf.reduce_sum(every, 0), counts, total, self._plan)
+        own = shard_divisors(micro, leaves, seeds, shards.counts, micro.values())
+        every = reductions.everyones(all_reduce, own, shards.span, self._plan.shards, self._words)
+        return shard_factors(own, tf.reduce_sum(every, 0), shards.counts, shards.total, self._plan)

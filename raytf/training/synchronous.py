@@ -26,7 +26,8 @@ from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
 from raytf.training.parking import park
-from raytf.training.step import StepOptions, StepOutcome, TrainStep
+from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step_journal import StepOutcome
 
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
@@ -108,7 +109,7 @@ class SynchronousExecutor:
         uneven = imbalance(shards, min(shards, group.world_size * len(group.devices.names)))
         if not uneven:
             return 0.0
-        own = np.asarray([self._step.shard_seconds()], np.float32)
+        own = np.asarray([self._step.timer.seconds()], np.float32)
         return uneven * float(group.sum(own)[0]) / group.world_size
 
     def begin(self, context: Context) -> None:
@@ -133,7 +134,7 @@ class SynchronousExecutor:
     def rest(self) -> None:
         context, flags = self._context, self._flags
         if flags[StepFlag.PROBE]:
-            context.pulse.probed(*self._step.sample_shard(_PROBE_SECONDS))
+            context.pulse.probed(*self._step.timer.sample(_PROBE_SECONDS))
         context.saving.act(flags)
         if flags[StepFlag.PARK]:
             park(context)

@@ -22,6 +22,7 @@ from raytf.distributed.reduction import packed
 from raytf.distributed.wire import AllReduce, WireWords
 from raytf.training.model import build
 from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step_journal import StepOutcome
 
 
 class Alone:
@@ -128,12 +129,21 @@ class Rank:
         )
         self.step = TrainStep(self.model, plan, own, all_reduce, *leaves, options)
 
+    def call(self, begin: int, stop: int) -> StepOutcome:
+        """Some steps, in one call."""
+        return self.step(self._pipeline.submit(begin, stop).result(), np.zeros(1, np.float32))
+
+    def take(self, own: range) -> None:
+        """Have other shards from now on."""
+        self._pipeline = self._pipeline.of(own)
+        self.step.take(own)
+
     def train(self, begin: int, end: int, call_steps: int = 3) -> np.ndarray:
         """Losses of the steps from one to another; the last that this rank does."""
         losses: list[float] = []
         while begin < end:
             stop = self._plan.call_end(begin, call_steps, end)
-            outcome = self.step(self._pipeline.submit(begin, stop).result(), np.zeros(1, np.float32))
+            outcome = self.call(begin, stop)
             assert outcome.finite.all()
             losses.extend(outcome.losses)
             begin = stop

@@ -137,7 +137,7 @@ def test_what_is_not_finite_stays_so_and_is_told(bad, kind, all_reduce):
 def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
     reduction = FixedPointReduction(WireLayout([(1,)], [tf.float32]), 1)
     (exponents,) = reduction.state().values()
-    calls = []
+    before, calls = [int(exponents.numpy()[0])], []
 
     def step(value: float) -> float:
         def compute(scales, early):
@@ -145,7 +145,11 @@ def test_the_exponent_follows_and_repeats_a_step_only_when_it_must():
             tensors, extra = reduction.encode([tf.constant([value])], tf.constant(1.0), scales)
             return tensors, tf.concat([tf.zeros([1]), extra], 0)[None], []
 
-        return float(reduction.reduce(packed(tf.identity), compute, tf.zeros([1]), range(1), 1).tensors[0][0])
+        reduced = reduction.reduce(packed(tf.identity), compute, tf.zeros([1]), range(1), 1)
+        assert int(exponents.numpy()[0]) == before[-1]  # until it is settled, the step can be computed again
+        reduction.settle(reduced)
+        before.append(int(exponents.numpy()[0]))
+        return float(reduced.tensors[0][0])
 
     assert step(1.5) == 1.5
     assert calls == [1.5, 1.5]  # nothing is known before the first step

@@ -32,7 +32,7 @@ from raytf.training.learning_rate import LearningRate
 from raytf.training.parameter_server import state
 from raytf.training.parameter_server.step import AsyncStep, ResultLostError, Servers, ServerStepOutcome, SyncStep
 from raytf.training.parking import park
-from raytf.training.step import StepOutcome
+from raytf.training.step_journal import StepOutcome
 from raytf.training.synchronous import call_steps
 
 #: Target duration of a call on its worker: long enough that handing it out is negligible, short enough to save soon.

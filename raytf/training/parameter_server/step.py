@@ -28,7 +28,7 @@ from raytf.training.microbatch import MicroBatch, StepValues
 from raytf.training.parameter_server.aggregation import Aggregation, Arrival
 from raytf.training.parameter_server.state import ServerState
 from raytf.training.shard_loop import ShardBatch, ShardSum, loop_shards, shard_divisors, shard_factors
-from raytf.training.step import StepOutcome
+from raytf.training.step_journal import StepOutcome
 
 #: Calls under way per worker: one that it computes, and one that waits for it.
 _AHEAD = 2

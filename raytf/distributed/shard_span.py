@@ -1,0 +1,30 @@
+"""Which logical shards of a step are a worker's, and the table that has a row of each shard."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class ShardSpan(NamedTuple):
+    """The logical shards from `start` to before `stop`: numbers, as a `range` has them, or int32 scalars of a graph
+    that serves for all spans."""
+
+    start: Any
+    stop: Any
+
+
+Span = range | ShardSpan
+
+
+def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:
+    """[V, M] with this worker's rows in their places and zeros elsewhere.
+
+    Args:
+        rows: [L, M].
+        shards: of this worker.
+        total_shards: V.
+    """
+    padded = tf.pad(rows, [[shards.start, total_shards - shards.stop], [0, 0]])
+    return tf.ensure_shape(padded, [total_shards, rows.shape[1]])
