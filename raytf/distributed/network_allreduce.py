@@ -18,6 +18,7 @@ import contextlib
 import select
 import socket
 import struct
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -31,6 +32,8 @@ from raytf.distributed.sum_pieces import OrderError, PeerLostError, copy_in, cop
 PIECE_BYTES = 1 << 21
 #: Seconds without a heartbeat after which a process counts as lost, as TensorFlow has it.
 SILENT_SECONDS = 6.0
+#: Seconds between two times that the heartbeats of all processes are taken.
+_HEAR_SECONDS = 30.0
 #: What a piece begins with: how many pieces came before, its bytes, the type of its numbers, and nothing.
 _HEAD = struct.Struct("<IIII")
 #: Bytes of a number at most.
@@ -46,6 +49,7 @@ class NetworkSum:
         data: a connection with each other process, by its number.
         heartbeats: another one with each.
         silent_seconds: how long a process may send no heartbeat before it counts as lost.
+        hear_seconds: between two times that heartbeats are taken of processes that are never waited for.
     """
 
     _peers: dict[int, socket.socket]
@@ -58,9 +62,10 @@ class NetworkSum:
         data: dict[int, socket.socket],
         heartbeats: dict[int, socket.socket],
         silent_seconds: float = SILENT_SECONDS,
+        hear_seconds: float = _HEAR_SECONDS,
     ):
-        self._silent_seconds = silent_seconds
-        self._sequence = 0
+        self._silent_seconds, self._hear_seconds = silent_seconds, hear_seconds
+        self._sequence, self._heard_at = 0, time.monotonic()
         self._sender = HeartbeatSender(heartbeats.values())
         self._mine, self._total = (np.empty(PIECE_BYTES, np.uint8) for _ in range(2))
         self._take(number, names, data, heartbeats)
@@ -99,6 +104,10 @@ class NetworkSum:
                 self._sum(own, found)
                 if len(total) > 1:
                     copy_out(found, total)
+            if time.monotonic() - self._heard_at > self._hear_seconds:
+                self._heard_at = time.monotonic()
+                for n in self._peers:
+                    self._hear(n)
         return out
 
     def keep(self, numbers: Sequence[int]) -> None:
@@ -241,18 +250,26 @@ class NetworkSum:
         Silence is counted in looks of this process: while it stood still itself, it has not looked.
         """
         for n in numbers:
-            try:
-                heard = self._heartbeats[n].recv(1 << 12)
-            except BlockingIOError:
-                self._quiet[n] += 1
-            except OSError as error:
-                raise PeerLostError(f"Collective: {self._names[n]} is gone ({error})") from None
-            else:
-                if not heard:
-                    raise PeerLostError(f"Collective: {self._names[n]} is gone")
-                self._quiet[n] = 0
+            self._quiet[n] = 0 if self._hear(n) else self._quiet[n] + 1
             if self._quiet[n] * BEAT_SECONDS > self._silent_seconds:
                 raise PeerLostError(f"Collective: {self._names[n]} has been silent for {self._silent_seconds:g} s")
+
+    def _hear(self, n: int) -> bool:
+        """Take all heartbeats that have come from a process; whether there was one.
+
+        Also from those that are never waited for: where nobody takes them, the kernel ends the connection in the end.
+        """
+        has_come = False
+        while True:
+            try:
+                heard = self._heartbeats[n].recv(1 << 16)
+            except BlockingIOError:
+                return has_come
+            except OSError as error:
+                raise PeerLostError(f"Collective: {self._names[n]} is gone ({error})") from None
+            if not heard:
+                raise PeerLostError(f"Collective: {self._names[n]} is gone")
+            has_come = True
 
     @contextlib.contextmanager
     def _all_or_none(self) -> Iterator[None]:

@@ -89,7 +89,10 @@ class _MeetingPoint:
             for purpose in (DATA, HEARTBEATS):
                 self.found[rank, purpose] = peer = self._dialed(rank)
                 what = struct.pack("<iii16s", own, rank, purpose, secrets.token_bytes(16))
-                peer.sendall(what + self._proof(b"call", what))
+                try:
+                    peer.sendall(what + self._proof(b"call", what))
+                except OSError as error:
+                    raise ConnectionError(f"{self._names({rank})} has hung up: {error}") from None
                 self._proofs[rank, purpose] = self._proof(b"answer", what)
 
     def answer(self, server: socket.socket) -> None:
@@ -146,10 +149,13 @@ class _MeetingPoint:
         if who is None or who not in awaited:
             peer.close()  # a stranger, such as who looks for open ports
             return
-        peer.setblocking(True)
-        peer.sendall(self._proof(b"answer", told[:-_PROOF_BYTES]))
-        awaited.remove(who)
         self.found[who] = peer
+        peer.setblocking(True)
+        try:
+            peer.sendall(self._proof(b"answer", told[:-_PROOF_BYTES]))
+        except OSError as error:
+            raise ConnectionError(f"{self._names({who[0]})} has hung up: {error}") from None
+        awaited.remove(who)
 
     def _caller(self, told: bytes) -> tuple[int, int] | None:
         rank, called, purpose, _, proof = _CALL.unpack(told)

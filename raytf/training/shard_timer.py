@@ -27,8 +27,8 @@ class ShardTimer:
 
     def seconds(self) -> float:
         """Seconds of one micro-batch: the faster of two runs."""
-        self._prepare()
-        return min(self._run(), self._run())
+        batch = self._batch()
+        return min(self._run(batch), self._run(batch))
 
     def sample(self, seconds: float) -> tuple[float, float]:
         """Measure one micro-batch after another now.
@@ -39,27 +39,29 @@ class ShardTimer:
         Returns:
             Average seconds of a micro-batch, and seconds that the measurement took.
         """
-        self._prepare()
+        batch = self._batch()
         began, runs = time.perf_counter(), 0
         while not runs or time.perf_counter() - began < seconds:
-            self._run()
+            self._run(batch)
             runs += 1
         taken = time.perf_counter() - began
         return taken / runs, taken
 
-    def _prepare(self) -> None:
+    def _batch(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """What is measured: the first records again and again. Not every model takes zeros: CTC takes no empty text."""
+        leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
+        batch = leaves, np.zeros([self._seeds, 2], np.int32)
         if not self._is_ready:
-            self._run()
+            self._run(batch)
             self._is_ready = True
+        return batch
 
-    def _run(self) -> float:
+    def _run(self, batch: tuple[list[np.ndarray], np.ndarray]) -> float:
         """Compute one micro-batch to its end, and return the seconds it took.
 
-        Only its row is fetched, a few bytes: fetching gradients from a GPU would take longer than computing them. The
-        records are the first ones again and again; not every model takes zeros: CTC takes no empty text.
+        Only its row is fetched, a few bytes: fetching gradients from a GPU would take longer than computing them.
         """
-        leaves = [np.resize(leaf, (self._records, *np.shape(leaf)[1:])) for leaf in self._first]
-        seeds = np.zeros([self._seeds, 2], np.int32)
+        leaves, seeds = batch
         began = time.perf_counter()
         self._compute([tf.constant(leaf) for leaf in leaves], tf.constant(seeds, tf.int32)).row.numpy()
         return time.perf_counter() - began

@@ -201,6 +201,26 @@ def test_a_process_that_does_not_come_is_not_waited_for_for_ever():
         connect_all(first, 6.0, meet_seconds=0.3)
 
 
+def test_heartbeats_are_taken_also_of_those_that_nobody_waits_for():
+    def member(place: Meeting) -> int:
+        found = connect_all(place, 6.0)
+        (heartbeats,) = found[HEARTBEATS].values()
+        own = NetworkSum(place.rank, ["first", "second"], found[DATA], found[HEARTBEATS], hear_seconds=0.5)
+        try:
+            end = time.monotonic() + 5
+            while own.add(np.array([time.monotonic() < end], np.int32))[0][0] == 2:
+                time.sleep(0.02)
+            heartbeats.setblocking(False)
+            with suppress(BlockingIOError):
+                return len(heartbeats.recv(100, socket.MSG_PEEK))
+            return 0
+        finally:
+            own.close()
+
+    waiting = in_threads([partial(member, place) for place in meetings(2)])
+    assert all(isinstance(count, int) and count <= 2 for count in waiting), waiting
+
+
 def test_who_comes_late_is_not_lost():
     assert together(3, lambda own: float(own.add(np.ones(1))[0][0]), silent_seconds=1.0, late=4.0) == [3.0] * 3
 
