@@ -163,10 +163,9 @@ def coordinator_here(requester: str) -> TrainAutoscalingCoordinatorClient:
     return client
 
 
-def free_address() -> str:
-    """HOST:PORT of this node on which nothing listens yet."""
-    host, port = get_address_and_port()
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def free_address() -> tuple[str, int]:
+    """This node's address and a port at which nothing listens yet."""
+    return get_address_and_port()
 
 
 def resources_of_worker(scaling_config: Any) -> dict[str, float]:

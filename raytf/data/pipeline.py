@@ -86,10 +86,7 @@ class Pipeline:
         augment: Augment | None = None,
         seeds: Callable[[int, np.ndarray, np.ndarray, int], np.ndarray] = step_seeds,
     ):
-        # A reader of one's own: validation may read the same source while training reads ahead.
-        self._whole = source
-        self.source: Source = source.reader(len(shards)) if hasattr(source, "reader") else source
-        self.plan, self.shards = plan, shards
+        self._whole, self.plan = source, plan
         self._seed, self._shuffle, self._seeds = seed, shuffle, seeds
         self.send: Callable[[list[np.ndarray]], list[Any]] = list
         self._weights = _weight_table(class_weight)
@@ -99,10 +96,7 @@ class Pipeline:
         self._template = source.spec
         if self._weights is not None:
             self._template = (*source.spec[:2], Spec((), "float32"))
-        self._order: tuple[int, Order] | None = None
-        self._rows: _Rows | None = None
-        self._expect = getattr(self.source, "expect", None) if shuffle and shards else None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
+        self._begin(shards)
         self.template, self.leaf_specs = self._describe()
 
     def prepare(self, seeds_per_shard: int, classes: int | None) -> None:
@@ -129,14 +123,21 @@ class Pipeline:
         """A pipeline of other shards, in place of this one, which is closed."""
         self.close()
         other = copy.copy(self)
-        other.shards, other._order, other._rows = shards, None, None
-        other.source = self._whole.reader(len(shards)) if hasattr(self._whole, "reader") else self._whole
-        other._expect = None if self._expect is None else getattr(other.source, "expect", None)
-        other._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
+        other._begin(shards)
         return other
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self, shards: range) -> None:
+        whole = self._whole
+        self.shards = shards
+        # A reader of one's own: validation may read the same source while training reads ahead.
+        self.source: Source = whole.reader(len(shards)) if hasattr(whole, "reader") else whole
+        self._order: tuple[int, Order] | None = None
+        self._rows: _Rows | None = None
+        self._expect = getattr(self.source, "expect", None) if self._shuffle and shards else None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="raytf-input")
 
     def _describe(self) -> tuple[Any, list[Spec]]:
         batch = self.sample()

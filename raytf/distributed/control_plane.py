@@ -9,14 +9,16 @@ too: on CPUs it is the usual one, and on GPUs the one that needs nothing of them
 from __future__ import annotations
 
 import abc
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from raytf.distributed import pieces
 from raytf.distributed.host_allreduce import HostSum
+from raytf.distributed.sum_pieces import PeerLostError
 
 #: Bytes of the row in which a rank describes itself.
 _ROW_BYTES = 1024
@@ -116,3 +118,12 @@ def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> 
     """What a function of arrays makes of tensors, with the shapes that these have; may be traced."""
     found = tf.numpy_function(call, tensors, [t.dtype for t in tensors])
     return [tf.ensure_shape(each, t.shape) for each, t in zip(found, tensors, strict=True)]
+
+
+@contextlib.contextmanager
+def as_tensorflow() -> Iterator[None]:
+    """Raise the loss of a rank as TensorFlow does in a graph."""
+    try:
+        yield
+    except PeerLostError as error:
+        raise tf.errors.UnavailableError(None, None, str(error)) from None

@@ -19,13 +19,24 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from raytf.distributed.sum_pieces import OrderError, Parts, PeerLostError, copy_in, copy_out, empty, pieces, sum_of
+from raytf.distributed.peer_connections import end
+from raytf.distributed.sum_pieces import (
+    OrderError,
+    Parts,
+    PeerLostError,
+    all_or_none,
+    copy_in,
+    copy_out,
+    empty,
+    pieces,
+    sum_of,
+)
 
 #: Bytes of each process's part of the memory. Longer vectors go through it in pieces, which then stay in the caches.
 CHUNK_BYTES = 1 << 22
@@ -115,9 +126,7 @@ class HostSum:
     def close(self) -> None:
         """Close the connections; processes that wait for this one then see that it is gone."""
         for peer, _ in self._peers:
-            with contextlib.suppress(OSError):
-                peer.shutdown(socket.SHUT_RDWR)
-            peer.close()
+            end(peer)
         self._peers = []
 
     def _add(self, mine: Parts, total: Parts, size: int) -> None:
@@ -228,18 +237,8 @@ class HostSum:
                 if stopped >= self._stopped_seconds:
                     raise PeerLostError(f"Collective: process {pid} of this host was stopped") from None
 
-    @contextlib.contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        if not self._peers:
-            raise PeerLostError("Collective: a worker of this host was lost before")
-        try:
-            yield
-        except OSError as error:
-            self.close()
-            raise PeerLostError(f"Collective: a worker of this host is gone ({error})") from None
-        except BaseException:
-            self.close()
-            raise
+    def _all_or_none(self) -> AbstractContextManager[None]:
+        return all_or_none("this host", bool(self._peers), self.close)
 
 
 def _server(address: str, count: int) -> socket.socket:

@@ -14,19 +14,28 @@ take nothing for as long as it computes.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from raytf.distributed.heartbeat_sender import BEAT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting
 from raytf.distributed.peer_connections import DATA, HEARTBEATS, connect_all, end
-from raytf.distributed.sum_pieces import OrderError, PeerLostError, copy_in, copy_out, empty, pieces, sum_of
+from raytf.distributed.sum_pieces import (
+    OrderError,
+    PeerLostError,
+    all_or_none,
+    copy_in,
+    copy_out,
+    empty,
+    pieces,
+    sum_of,
+)
 
 #: Bytes of a piece; its parts stay in the caches while they are added.
 PIECE_BYTES = 1 << 21
@@ -34,7 +43,7 @@ PIECE_BYTES = 1 << 21
 SILENT_SECONDS = 6.0
 #: Seconds between two times that the heartbeats of all processes are taken.
 _HEAR_SECONDS = 30.0
-#: What a piece begins with: how many pieces came before, its bytes, the type of its numbers, and nothing.
+#: What a piece begins with: how many pieces came before, its bytes, the type of its numbers, and padding.
 _HEAD = struct.Struct("<IIII")
 #: Bytes of a number at most.
 _LARGEST_NUMBER = 16
@@ -212,9 +221,9 @@ class NetworkSum:
         except BlockingIOError:
             return
         except OSError as error:
-            raise PeerLostError(f"Collective: {self._names[n]} is gone ({error})") from None
+            raise self._gone(n, error) from None
         if not count:
-            raise PeerLostError(f"Collective: {self._names[n]} is gone")
+            raise self._gone(n)
         before = _HEAD.size + length - len(awaited[n])
         awaited[n] = awaited[n][count:]
         if before < _HEAD.size <= before + count:
@@ -228,7 +237,7 @@ class NetworkSum:
         except BlockingIOError:
             return
         except OSError as error:
-            raise PeerLostError(f"Collective: {self._names[n]} is gone ({error})") from None
+            raise self._gone(n, error) from None
         while left[n] and count >= len(left[n][0]):
             count -= len(left[n].pop(0))
         if left[n]:
@@ -266,20 +275,13 @@ class NetworkSum:
             except BlockingIOError:
                 return has_come
             except OSError as error:
-                raise PeerLostError(f"Collective: {self._names[n]} is gone ({error})") from None
+                raise self._gone(n, error) from None
             if not heard:
-                raise PeerLostError(f"Collective: {self._names[n]} is gone")
+                raise self._gone(n)
             has_come = True
 
-    @contextlib.contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        if not self._peers:
-            raise PeerLostError("Collective: a worker of another host was lost before")
-        try:
-            yield
-        except OSError as error:
-            self.close()
-            raise PeerLostError(f"Collective: a worker of another host is gone ({error})") from None
-        except BaseException:
-            self.close()
-            raise
+    def _gone(self, n: int, error: OSError | None = None) -> PeerLostError:
+        return PeerLostError(f"Collective: {self._names[n]} is gone" + ("" if error is None else f" ({error})"))
+
+    def _all_or_none(self) -> AbstractContextManager[None]:
+        return all_or_none("another host", bool(self._peers), self.close)

@@ -12,9 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from raytf import _tensorflow
-from raytf.distributed.control_plane import ControlPlane, by_host
+from raytf.distributed.control_plane import ControlPlane, as_tensorflow, by_host
 from raytf.distributed.reduction import packed
-from raytf.distributed.sum_pieces import PeerLostError
 
 #: Keys of the groups of all ranks and of the first rank of each host, far from those that the strategy gives its own.
 _ALL_KEY, _HOSTS_KEY = 2_000_000, 1_000_000
@@ -67,10 +66,8 @@ class RingPlane(ControlPlane):
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         if self.on_host is not None and self.hosts == 1:
-            try:
+            with as_tensorflow():
                 return self.on_host.add(np.ascontiguousarray(values))[0]
-            except PeerLostError as error:  # in a graph TensorFlow also turns it into one of its own errors
-                raise tf.errors.UnavailableError(None, None, str(error)) from None
         return self._now(self._sum_vector, values)
 
     def _sum_before(self, values: np.ndarray) -> np.ndarray:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed.control_plane import ControlPlane, by_host
+from raytf.distributed.control_plane import ControlPlane, as_tensorflow, by_host
 from raytf.distributed.meeting import Meeting
 from raytf.distributed.network_allreduce import NetworkSum
-from raytf.distributed.sum_pieces import PeerLostError
 from raytf.errors import WorkerLostError
 
 #: This process's own, whether it is in a cluster or not.
@@ -51,12 +50,12 @@ class SocketPlane(ControlPlane):
             return by_host(self._add_here, tensors)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        with _as_tensorflow():
+        with as_tensorflow():
             return self._add_here(np.asarray(values, order="C"))[0]
 
     def _sum_before(self, values: np.ndarray) -> np.ndarray:
         assert self._network is not None
-        with _as_tensorflow():
+        with as_tensorflow():
             return self._network.add(values)[0]
 
     def _join_hosts(self, firsts: Sequence[int]) -> None:
@@ -87,12 +86,3 @@ class SocketPlane(ControlPlane):
                 if each is not None:
                     each.close()
             raise
-
-
-@contextlib.contextmanager
-def _as_tensorflow() -> Iterator[None]:
-    """Raise the loss of a rank as TensorFlow does in a graph."""
-    try:
-        yield
-    except PeerLostError as error:
-        raise tf.errors.UnavailableError(None, None, str(error)) from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -18,6 +19,30 @@ class PeerLostError(RuntimeError):
 
 class OrderError(RuntimeError):
     """Two processes add different things: what they computed from then on would have no meaning."""
+
+
+@contextlib.contextmanager
+def all_or_none(whose: str, are_there: bool, close: Callable[[], None]) -> Iterator[None]:
+    """Whoever cannot finish a sum hangs up, so that nobody waits for it.
+
+    Args:
+        whose: the processes, for messages.
+        are_there: whether there are connections with them.
+        close: hangs up.
+
+    Raises:
+        PeerLostError: a process is gone, or was before.
+    """
+    if not are_there:
+        raise PeerLostError(f"Collective: a worker of {whose} was lost before")
+    try:
+        yield
+    except OSError as error:
+        close()
+        raise PeerLostError(f"Collective: a worker of {whose} is gone ({error})") from None
+    except BaseException:
+        close()
+        raise
 
 
 def empty(like: np.ndarray) -> np.ndarray:

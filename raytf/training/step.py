@@ -5,7 +5,7 @@ Shapes in this module: K steps of a call, F flags, L shards of this worker, b re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
@@ -126,7 +126,7 @@ class TrainStep:
                 "--scale-learning-rate and --warmup-epochs change the rate of the compiled optimizer alone, and "
                 "train_step uses others. Leave them out, and give those optimizers a schedule."
             )
-        self._sums = ShardSums(self._devices, plan, all_reduce, shards, plan.shards, options.overlap is not None)
+        self._has_overlap = options.overlap is not None
         self.probe_function = self._trace_probe()
         records = [np.asarray(leaf) for _, leaf in tree.flatten(template)]
         self.timer = ShardTimer(self.probe_function, records, plan.micro_batch_size, len(self.micro.seeds))
@@ -199,6 +199,8 @@ class TrainStep:
             flags: [F] float, this worker's flags; the outcome has their sum over all workers.
         """
         begin = np.int32(self._shards.start)
+        if self._journal is not None:  # a call of one step has made it, or nothing
+            self._journal.begin(len(call.seeds) if call.full else 0)
         if call.full:
             out = self._full(call.leaves, call.seeds, flags, begin)
         else:
@@ -210,7 +212,6 @@ class TrainStep:
         """Compute other shards, at least one, from the next call on."""
         self._shards = shards
         if not self._is_general:
-            self._sums = replace(self._sums, shards=shards)
             self._full, self._partial = self._make_functions()
 
     @property
@@ -303,8 +304,6 @@ class TrainStep:
         span = self._span(begin, seeds)
         shards = StepShards(span, *full_counts(self._plan, span))
         journal = self._journal
-        if journal is not None:
-            journal.begin(steps)
 
         def body(k, losses, rates, finite, *_):
             rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
@@ -318,8 +317,6 @@ class TrainStep:
         return *(array.stack() for array in arrays), flags_sum, kept
 
     def _partial_step(self, leaves, seeds, flags, begin, counts, total):
-        if self._journal is not None:
-            self._journal.begin(0)
         rate, batch = self._rate.value(), [leaf[0] for leaf in leaves]
         fixed = fixed_values(self._devices, self.micro)
         shards = StepShards(self._span(begin, seeds), counts, total)
@@ -356,12 +353,11 @@ class TrainStep:
     def _step(
         self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        sums = replace(self._sums, shards=shards.span)
-        if is_alone:
-            sums = replace(sums, all_reduce=None, total_shards=1)
+        all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
+        sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap)
         kept, finite = [], tf.constant(True)
         with self._devices.at_home():
-            factors = self._factors(leaves, seeds, shards, sums.all_reduce)
+            factors = self._factors(leaves, seeds, shards, all_reduce)
             batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
             self.micro.begin()
             done: list[tf.Tensor] = []
@@ -371,7 +367,7 @@ class TrainStep:
                 told = flags if is_last else tf.zeros_like(flags)
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
                     reduced, gradients = sums(phase, reduction, batch, told, fixed)
-                done = [] if sums.all_reduce is None else results(reduced, gradients)
+                done = [] if all_reduce is None else results(reduced, gradients)
                 kept += self._kept(gradients, phase.optimizer)  # before the update changes the loss scale
                 # Nothing changes before all is known, not even a count of updates: the step can be
                 # computed again when a worker is lost.
@@ -384,7 +380,8 @@ class TrainStep:
             with tf.control_dependencies(done):
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
-        return reduced.row[0], finite, reduced.flags, kept
+                loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
+        return loss, finite, reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.

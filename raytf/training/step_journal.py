@@ -34,8 +34,8 @@ class StepJournal:
     def __init__(self) -> None:
         self._rows = tf.Variable(tf.zeros([0, _COLUMNS]), shape=[None, _COLUMNS], trainable=False)
 
-    def begin(self, steps: tf.Tensor | int) -> None:
-        """A call of so many steps begins; to be traced."""
+    def begin(self, steps: int) -> None:
+        """A call of so many steps begins."""
         self._rows.assign(tf.zeros([steps, _COLUMNS]))
 
     def note(self, k: tf.Tensor, loss: tf.Tensor, rate: tf.Tensor, finite: tf.Tensor) -> None:
