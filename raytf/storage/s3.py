@@ -296,11 +296,16 @@ def _add_md5(params: dict[str, Any], **_: Any) -> None:
 
 
 def _status(error: Exception) -> int | None:
-    return getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return _answer(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
 
 
 def _code(error: Exception) -> str:
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    return str(_answer(error).get("Error", {}).get("Code", ""))
+
+
+def _answer(error: Exception) -> dict[str, Any]:
+    """What the store has answered; empty where it has not, as when a connection was closed."""
+    return getattr(error, "response", None) or {}
 
 
 def _explained(error: Exception, what: str) -> OSError:
