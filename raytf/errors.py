@@ -184,13 +184,14 @@ class ReplicaError(RaytfError):
 
     Attributes:
         ranks: whose weights are wrong; none where nobody can say.
+        rank: which of them raised it; None if that is not known.
     """
 
     retryable = True
 
-    def __init__(self, message: str, ranks: list[int]):
+    def __init__(self, message: str, ranks: list[int], rank: int | None = None):
         super().__init__(message)
-        self.ranks = ranks
+        self.ranks, self.rank = ranks, rank
 
 
 class HangError(RaytfError):

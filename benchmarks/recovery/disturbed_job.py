@@ -18,7 +18,7 @@ class Job:
     """Train the CNN, and note when each step was made."""
 
     notes: str
-    """File that gets `begin SECONDS WORKERS` for each start of a group, and `STEP SECONDS` for each call of steps."""
+    """File that gets `begin SECONDS WORKERS` for each start and change of a group, and `STEP SECONDS` for each call."""
     data: str
     """.npz with x_train, y_train, x_test and y_test."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
@@ -37,18 +37,21 @@ def noting(notes: str):
     import time
 
     import keras
-    import ray.train
-
-    workers = ray.train.get_context().get_world_size()
 
     class Noting(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
-            self._note("begin", f" {workers}")
+            self._begin()
+
+        def _begin(self):
+            self._workers = raytf.size()
+            self._note("begin", f" {self._workers}")
 
         def on_epoch_begin(self, epoch, logs=None):
             self._first = epoch * self.params["steps"]
 
         def on_train_batch_end(self, batch, logs=None):
+            if raytf.size() != self._workers:  # others have come, or some are gone, while this one trained
+                self._begin()
             self._note(str(self._first + batch + 1))
 
         def _note(self, what: str, more: str = "") -> None:

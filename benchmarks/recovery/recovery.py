@@ -47,6 +47,8 @@ from raytf.testing.processes import WORKER, environment
 
 FAULTS = ("worker", "raylet", "frozen", "stopped")
 WORKERS = 2
+#: What raytf says when workers went on where they were, and from which step.
+IN_PLACE = re.compile(r"(\d+) workers? go(?:es)? on after ([\d.]+) s at step (\d+), no step lost")
 #: P50 and P95 of the seconds from a worker's death to a new step, and how many times sooner than Ray's trainer.
 GOAL_P50, GOAL_P95, GOAL_RATIO = 10.0, 20.0, 3.0
 #: A run that has made no new step after this many seconds has not recovered.
@@ -107,6 +109,7 @@ class Recovery:
         source: where the state came from: memory, checkpoint, or nothing.
         reused: processes of the new group that had been there before the fault.
         phases: seconds of each part of the restart. raytf's are its own, counted from the last sign of life.
+        full_seconds: until as many workers trained as before.
     """
 
     program: str
@@ -120,6 +123,7 @@ class Recovery:
     source: str
     reused: int
     phases: dict[str, float]
+    full_seconds: float
 
 
 def programs(arguments: Arguments) -> dict[str, Program]:
@@ -219,6 +223,10 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
     groups, said = len(notes.groups()), len(job.output)
     there = {process.pid for process in place.processes()}
     at, fix = place.inject(fault, draw)
+    if key == "raytf":
+        job.until(lambda: IN_PLACE.search(job.output[said:]) or "restarted in" in job.output[said:], PATIENCE_SECONDS)
+        if "restarted in" not in job.output[said:]:
+            return _in_place(round, fault, at, fix, job, notes, said)
     job.until(lambda: len(notes.groups()) > groups, PATIENCE_SECONDS)
     highest = max(step for group in notes.groups()[:groups] for step, _ in group.calls)
     job.until(lambda: notes.groups() and notes.reached > highest, PATIENCE_SECONDS)
@@ -246,7 +254,27 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
         restored[2] if restored else "checkpoint" if start else "nothing",
         sum(pid in there for pid in workers),
         phases,
+        later[0][1] - at,
     )
+
+
+def _in_place(
+    round: int, fault: str, at: float, fix: Callable[[], None], job: Job, notes: Notes, said: int
+) -> Recovery:
+    """What became of a fault after which the other workers went on where they were."""
+    found = IN_PLACE.search(job.output[said:])
+    assert found is not None
+    step, pause = int(found[3]), float(found[2])
+    job.until(lambda: notes.groups() and notes.reached > step, PATIENCE_SECONDS)
+    new = next(when for group in notes.groups() for made, when in group.calls if made > step)
+    fix()
+    full = int(found[1]) == WORKERS
+    job.until(
+        lambda: full or any(int(w) == WORKERS for w, _, _ in IN_PLACE.findall(job.output[said:])), PATIENCE_SECONDS
+    )
+    whole = time.monotonic() - at
+    phases = {"notice": max(0.0, new - at - pause), "meet and go on": pause}
+    return Recovery("raytf", round, fault, step, new - at, new - at, new - at, 0, "their memory", 1, phases, whole)
 
 
 def _phases(marks: list[tuple[str, float]], at: float, began: float, first: float) -> dict[str, float]:
@@ -335,6 +363,7 @@ def _read(report: harness.Report, name: str, rows: list[Recovery], is_goal: bool
         "to a new group": lambda r: r.group_seconds,
         "from there to its first step": lambda r: r.first_seconds - r.group_seconds,
         "steps done again": lambda r: r.new_seconds - r.first_seconds,
+        "to full size": lambda r: r.full_seconds,
     }
     for quantity, part in parts.items():
         report.readings.append(harness.Reading(name, quantity, "s", [part(r) for r in rows]))

@@ -98,13 +98,16 @@ SEEN = {
 }
 
 
-def run_controller(env_vars: Mapping[str, str], arguments: Mapping[str, Any]) -> Any:
+def run_controller(
+    env_vars: Mapping[str, str], arguments: Mapping[str, Any], kind: type[TrainController] = TrainController
+) -> Any:
     """Run Ray Train's controller on this node, as its trainers do, without their handler of Ctrl-C: that would end the
     workers before they can save, and the driver with exit code 0.
 
     Args:
         env_vars: environment variables of its process, in addition to those that Ray Train hands on.
         arguments: of the controller.
+        kind: of controller.
 
     Returns:
         Its result.
@@ -112,7 +115,7 @@ def run_controller(env_vars: Mapping[str, str], arguments: Mapping[str, Any]) ->
     raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
     here = {raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
     actor: Any = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": _of_controller(env_vars)})
-    controller = actor(TrainController).remote(**arguments)
+    controller = actor(kind).remote(**arguments)
     ray.get(controller.run.remote())
     return ray.get(controller.get_result.remote())
 

@@ -233,6 +233,11 @@ class DurableTier:
             self._failed = [*self._failed[1 - _MOST_LINGERING :], self._writer.name]
             self._cleanup.remove([name for name in self._failed if name not in self._lingering])
 
+    def drop(self) -> None:
+        """Give up what is being written: other ranks begin anew."""
+        if self._writer is not None:
+            self._writer.given_up.set()
+
     def settle(self, seconds: float) -> None:
         """Wait until nothing is left for retention to do, at most so long."""
         self._cleanup.settle(seconds)

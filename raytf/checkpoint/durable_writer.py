@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,6 +44,19 @@ class DurableSave:
     finite: Collection[str] = ()
     before: Callable[[], None] = _nothing
     writers: int | None = None
+
+
+@dataclass(frozen=True)
+class PreparedSave(DurableSave):
+    """A copy of the state, to be saved now or later.
+
+    Attributes:
+        made_at: time of the copy, in seconds of the Checkpointer's clock.
+        filling: done when the tensors have their values.
+    """
+
+    made_at: float = 0.0
+    filling: Future[None] = field(default_factory=Future)
 
 
 class DurableWriter:

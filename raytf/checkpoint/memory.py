@@ -140,6 +140,14 @@ class MemoryTier:
         self._keeping = KeeperClient(self._run_uri, self._attempt.name, self._source.nbytes, self._monitor)
         self._keeping.begin()
 
+    def close(self) -> None:
+        """Make no more copies; those that were made stay with the node's keeper."""
+        wait([self._sealing])
+        for slot in self._slots:
+            slot.close()
+        self._slots, self._keeping = [], None
+        self._sealer.shutdown(wait=False)
+
     def look(self) -> None:
         """Ask this node's keeper whether it lives and what it holds; with each beat, from a thread beside training."""
         if self._keeping is not None:

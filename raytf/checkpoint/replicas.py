@@ -22,8 +22,11 @@ _PIECE = 64 << 20
 class ReplicaRanks(Protocol):
     """The part of a strategy's Group that replicas need."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray: ...
 
@@ -109,7 +112,7 @@ class Replicas:
             self._event("replicas", text=text, **fields)
         if not is_mended or verdict.donor is None:
             known = [] if verdict.donor is None else list(verdict.apart)
-            raise ReplicaError(f"{text}; the run goes back to where all agreed", known)
+            raise ReplicaError(f"{text}; the run goes back to where all agreed", known, self._group.rank)
         self._send(verdict.donor, self._group.rank in verdict.apart)
         self._drifts += 1
         if self._drifts & (self._drifts - 1) == 0:  # a device that drifts does so again and again

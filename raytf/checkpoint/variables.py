@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,6 +30,18 @@ def weights(model: keras.Model, optimizer: keras.optimizers.Optimizer | None = N
     if optimizer is None:
         return _named(model, [], [], [])
     return _named(model, optimizer.variables, own_of(model), [])
+
+
+@contextlib.contextmanager
+def unchanged(changing: Sequence[keras.Variable]) -> Iterator[list[tf.Variable]]:
+    """TensorFlow's own variables of some, whose values are put back at the end; until then, they exist twice."""
+    inner = [variable.value for variable in changing]
+    before = [tf.identity(each) for each in inner]
+    try:
+        yield inner
+    finally:
+        for variable, value in zip(inner, before, strict=True):
+            variable.assign(value)
 
 
 #: What a model with a `train_step` of its own has beside weights and optimizer: a model's attribute, see `keep`.

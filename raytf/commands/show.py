@@ -15,6 +15,7 @@ from rich.text import Text
 from raytf.commands._table import strict
 from raytf.config.terminal_text import visible
 from raytf.runs import history, restart_phases
+from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent
 from raytf.runs.status import clock_text
 from raytf.runs.timeline import CATEGORIES
@@ -97,7 +98,8 @@ def headline(run: History) -> list[str]:
     if run.samples_per_second:
         first += f", {run.samples_per_second:,.0f} samples/s"
     restarts = sum(not r.is_first for r in run.restarts)
-    first += f", {restarts} restart{'' if restarts == 1 else 's'}"
+    in_place = sum(r.tier == HELD for r in run.restarts)
+    first += f", {restarts} restart{'' if restarts == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
     lines = [first]
     if run.metrics:
         lines.append(", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items()))

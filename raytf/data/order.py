@@ -16,6 +16,7 @@ written out here so that no library update can change an order.
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 import numpy as np
@@ -102,6 +103,10 @@ def step_seeds(seed: int, steps: np.ndarray, shards: np.ndarray, count: int) -> 
 class Order(Protocol):
     """Which records each logical shard has at each step of an epoch."""
 
+    def for_another_thread(self) -> Order:
+        """The same order for another thread, without making it again."""
+        ...
+
     def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
         """Record numbers, int64, of a shard at steps [first, stop) of the epoch."""
         ...
@@ -150,6 +155,11 @@ class EpochOrder:
             self._first_record = (np.cumsum(sizes) - sizes)[order]
             self._first_position = np.cumsum(sizes[order]) - sizes[order]
         self._windows: dict[tuple[int, int], np.ndarray] = {}
+
+    def for_another_thread(self) -> EpochOrder:
+        other = copy.copy(self)
+        other._windows = {}
+        return other
 
     def records(self, shard: int, start: int, stop: int) -> np.ndarray:
         """Record numbers, int64, at positions [start, stop) of a shard's range."""
@@ -211,6 +221,9 @@ class BatchOrder:
 
     def __init__(self, plan: BatchPlan):
         self.plan = plan
+
+    def for_another_thread(self) -> BatchOrder:
+        return self
 
     def of_steps(self, shard: int, first: int, stop: int) -> np.ndarray:
         found = [np.zeros(0, np.int64)]

@@ -47,6 +47,13 @@ class CallBatch:
     seeds: np.ndarray
     records: int
 
+    @classmethod
+    def of_zeros(cls, specs: Sequence[Spec], plan: StepPlan, seeds: int, steps: int, full: bool) -> CallBatch:
+        """A call of one shard and so many steps, perhaps none, whose records and seeds are zeros."""
+        b = plan.micro_batch_size
+        leaves = [spec.zeros([steps, 1, b, *(max(1, n) for n in spec.shape)]) for spec in specs]
+        return cls(0, steps, leaves, np.full(1, b, np.int32), full, np.zeros([steps, 1, seeds, 2], np.int32), b)
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -124,6 +131,8 @@ class Pipeline:
         self.close()
         other = copy.copy(self)
         other._begin(shards)
+        if self._order is not None:  # what it looks up is costly, and an epoch has one
+            other._order = self._order[0], self._order[1].for_another_thread()
         return other
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class ControlPlane(abc.ABC):
 
     Args:
         rank: this rank.
-        world_size: how many ranks there are, at least two.
+        world_size: how many ranks there are.
         device: full name of this rank's CPU.
 
     Attributes:
@@ -43,6 +43,8 @@ class ControlPlane(abc.ABC):
         self.rank, self.world_size, self.hosts = rank, world_size, world_size
         self.on_host: HostSum | None = None
         self._device = device
+        #: Whether a rank is known to be lost while the ranks meet.
+        self._is_over: Callable[[], bool] = lambda: False
 
     @abc.abstractmethod
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -95,7 +97,8 @@ class ControlPlane(abc.ABC):
         if len(own) > 1:
             drawn = hashlib.sha256("".join(tokens[rank] for rank in own).encode()).digest()
             try:
-                on_host = HostSum(int.from_bytes(drawn[:8]) >> 64 - _BITS, own.index(self.rank), len(own))
+                name = int.from_bytes(drawn[:8]) >> 64 - _BITS
+                on_host = HostSum(name, own.index(self.rank), len(own), is_over=self._is_over)
             except OSError:
                 failed = 1
         if not self._sum_before(np.array([failed], np.int32))[0]:
@@ -103,15 +106,17 @@ class ControlPlane(abc.ABC):
         elif on_host is not None:
             on_host.close()
 
-    def share(self, data: bytes) -> bytes:
-        """Rank 0's bytes, of any length, on every rank."""
-        length = int(self.sum(np.array([len(data) if self.rank == 0 else 0], np.float64))[0])
-        own = data if self.rank == 0 else bytes(length)
-        return self.broadcast([np.frombuffer(own, np.uint8)])[0].tobytes()
+    def share(self, data: bytes, giver: int = 0) -> bytes:
+        """The bytes of one rank, of any length, on every rank."""
+        length = int(self.sum(np.array([len(data) if self.rank == giver else 0], np.float64))[0])
+        own = data if self.rank == giver else bytes(length)
+        return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
-    def broadcast(self, arrays: list[np.ndarray], piece_bytes: int = pieces.PIECE_BYTES) -> list[np.ndarray]:
-        """Rank 0's arrays, bit for bit, on every rank; see `pieces.broadcast`."""
-        return pieces.broadcast(arrays, self.rank == 0, self.sum, piece_bytes)
+    def broadcast(
+        self, arrays: list[np.ndarray], piece_bytes: int = pieces.PIECE_BYTES, giver: int = 0
+    ) -> list[np.ndarray]:
+        """The arrays of one rank, bit for bit, on every rank; see `pieces.broadcast`."""
+        return pieces.broadcast(arrays, self.rank == giver, self.sum, piece_bytes)
 
 
 def by_host(call: Callable[..., list[np.ndarray]], tensors: list[tf.Tensor]) -> list[tf.Tensor]:

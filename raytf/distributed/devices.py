@@ -116,11 +116,13 @@ class DeviceRoom:
             free = self._free()
             self._may = memory_needs.may_hold(free, self._size)
             if not self._may:
-                found = "it is not known how much is free" if free is None else f"{free / 1e9:,.1f} GB are free"
-                self._say(
-                    f"the device has no memory for copies of the state ({self._size / 1e9:,.1f} GB, and {found}): "
-                    "training waits while it is copied"
+                needs = f"copies of the state, {self._size / 1e9:,.3g} GB"
+                why = (
+                    f"it is not known whether the device has memory for {needs}"
+                    if free is None
+                    else f"the device has no memory for {needs}: {free / 1e9:,.3g} GB are free"
                 )
+                self._say(f"training waits while its state is copied: {why}")
         return self._may
 
 

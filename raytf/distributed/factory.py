@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from raytf.config.sections import StrategySection
 from raytf.distributed.group import Group
+
+if TYPE_CHECKING:
+    from raytf.distributed.multi_worker import MultiWorkerGroup
 
 
 def make(section: StrategySection, gpus: float = 0.0) -> Group:
@@ -40,3 +45,12 @@ def make(section: StrategySection, gpus: float = 0.0) -> Group:
             from raytf.distributed import meeting, multi_worker
 
             return multi_worker.MultiWorkerGroup(meeting.mine(), section.communication, promised=gpus)
+
+
+def make_again(section: StrategySection, gpus: float = 0.0) -> MultiWorkerGroup:
+    """As `make`, for a worker of multi-worker-mirrored that is alone until it meets others, again and again."""
+    from raytf.distributed import meeting, multi_worker
+
+    mine = meeting.mine()
+    alone = meeting.Meeting(0, (mine.addresses[mine.rank],), mine.key)
+    return multi_worker.MultiWorkerGroup(alone, section.communication, promised=gpus, meets_again=True)

@@ -19,19 +19,22 @@ class Ranks(Protocol):
         world_size: how many workers there are.
     """
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum of an array over all workers, computed at once."""
         ...
 
-    def share(self, data: bytes) -> bytes:
-        """Rank 0's bytes, of any length, on every worker."""
+    def share(self, data: bytes, giver: int = 0) -> bytes:
+        """The bytes of one rank, of any length, on every worker."""
         ...
 
-    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
+        """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
         ...
 
 
@@ -72,8 +75,8 @@ class SingleWorkerGroup:
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values
 
-    def share(self, data: bytes) -> bytes:
+    def share(self, data: bytes, giver: int = 0) -> bytes:
         return data
 
-    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         return arrays

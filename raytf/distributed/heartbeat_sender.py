@@ -18,8 +18,9 @@ from collections.abc import Iterable
 BEAT_SECONDS = 1.0
 
 #: Imports next to nothing, so that it starts in some milliseconds: parent's pid, seconds between heartbeats, sockets.
+#: It holds these open, so it must end at once with its parent: others would not see that the parent is gone.
 _PROGRAM = """
-import os, sys, time
+import os, select, sys
 parent, seconds, sockets = int(sys.argv[1]), float(sys.argv[2]), [int(each) for each in sys.argv[3:]]
 while os.getppid() == parent:
     with open(f"/proc/{parent}/stat") as file:
@@ -31,7 +32,8 @@ while os.getppid() == parent:
             pass
         except OSError:
             sockets.remove(each)
-    time.sleep(seconds)
+    if select.select([0], [], [], seconds)[0]:
+        break  # the other end is closed: the parent has ended
 """
 
 
@@ -48,7 +50,7 @@ class HeartbeatSender:
         self._process = subprocess.Popen(
             [*command, *map(str, descriptors)],
             pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -58,3 +60,5 @@ class HeartbeatSender:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()

@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ CHUNK_BYTES = 1 << 22
 _PARTS_BYTES = 1 << 16
 #: Seconds for all processes to connect, on a loaded machine.
 _MEET_SECONDS = 60.0
+#: Seconds between two looks whether a process that is waited for is lost.
+_MEET_LOOK_SECONDS = 0.1
 #: Seconds between two checks whether the process that is waited for is stopped.
 _LOOK_SECONDS = 1.0
 #: Seconds for which a process may be stopped; as long as TensorFlow waits for a heartbeat.
@@ -73,13 +76,21 @@ class HostSum:
         number: of this process among them.
         count: how many processes there are, at least two.
         stopped_seconds: how long a process may be stopped before it counts as lost.
+        is_over: whether a process is known to be lost, so that to wait for it is in vain.
 
     Raises:
         OSError: the processes did not connect, or the system refused the memory.
     """
 
-    def __init__(self, name: int, number: int, count: int, stopped_seconds: float = _STOPPED_SECONDS):
-        self.number, self.count, self._stopped_seconds = number, count, stopped_seconds
+    def __init__(
+        self,
+        name: int,
+        number: int,
+        count: int,
+        stopped_seconds: float = _STOPPED_SECONDS,
+        is_over: Callable[[], bool] = lambda: False,
+    ):
+        self.number, self.count, self._stopped_seconds, self._is_over = number, count, stopped_seconds, is_over
         self._peers: list[tuple[socket.socket, int]] = []
         # An abstract address leaves no file to remove.
         address = f"\0raytf-{name:x}"
@@ -164,8 +175,12 @@ class HostSum:
                 found: dict[int, socket.socket] = {}
                 end = time.monotonic() + _MEET_SECONDS
                 while len(found) < self.count - 1:
-                    server.settimeout(max(0.001, end - time.monotonic()))
-                    peer, _ = server.accept()
+                    server.settimeout(_MEET_LOOK_SECONDS)
+                    try:
+                        peer, _ = server.accept()
+                    except TimeoutError:
+                        self._check_time(end)
+                        continue
                     peer.settimeout(_MEET_SECONDS)
                     found[_receive(peer, 4)] = peer
                 for number in sorted(found):
@@ -184,8 +199,7 @@ class HostSum:
                 break
             except OSError:  # the first process does not listen yet
                 first.close()
-                if time.monotonic() > end:
-                    raise
+                self._check_time(end)
                 time.sleep(0.005)
         first.settimeout(_MEET_SECONDS)
         first.sendall(struct.pack("<i", self.number))
@@ -198,6 +212,12 @@ class HostSum:
             return mmap.mmap(descriptors[0], (2 * self.count + 1) * CHUNK_BYTES)
         finally:
             os.close(descriptors[0])
+
+    def _check_time(self, end: float) -> None:
+        if self._is_over():
+            raise ConnectionError("a process of this host is lost")
+        if time.monotonic() > end:
+            raise TimeoutError("a process of this host did not come in time")
 
     def _add_peer(self, peer: socket.socket) -> None:
         # A time limit of the system: Python's would cost another system call for each byte.

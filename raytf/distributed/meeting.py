@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 #: Connections that may wait to be accepted.
@@ -22,11 +23,13 @@ class Meeting:
         rank: this rank.
         addresses: HOST:PORT of each rank.
         key: 32 random bytes that the ranks of this group know, and nobody else.
+        is_over: whether a rank is known to be lost, so that to wait for it is in vain.
     """
 
     rank: int
     addresses: tuple[str, ...]
     key: bytes = field(repr=False)
+    is_over: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     @property
     def world_size(self) -> int:
@@ -40,6 +43,12 @@ class Meeting:
         """
         own = self.addresses[self.rank]
         return _listening.pop(own, None) or _listen(*parsed(own))
+
+    def close(self) -> None:
+        """Do not listen any more, if nobody has taken the socket."""
+        server = _listening.pop(self.addresses[self.rank], None)
+        if server is not None:
+            server.close()
 
 
 def listen(host: str) -> str:

@@ -77,6 +77,7 @@ class MultiWorkerGroup:
         host: finds what this process has in common with those that it can share memory with; None for none.
         promised: GPUs that the cluster has given this worker; a fraction where several share one.
         gpu: finds this process's GPU.
+        meets_again: whether `meet_again` may be called, also where the worker is alone now.
 
     Attributes:
         rank: this worker's rank.
@@ -96,19 +97,42 @@ class MultiWorkerGroup:
         host: Callable[[], str | None] = host_identity,
         promised: float = 0.0,
         gpu: OwnGpu = own_gpu,
+        meets_again: bool = False,
     ) -> None:
         self.devices: Devices = OneDevice()
         self.rank, self.world_size = meeting.rank, meeting.world_size
         self.route: SumRoute | None = None
+        self._communication: Communication = communication
+        self._seat = lambda: _seat(host(), promised, gpu())
         self._control: ControlPlane | None = None
         has_cluster = self.world_size > 1 and routes.needs_cluster(communication, promised)
         self.strategy = _strategy_in_cluster(meeting) if has_cluster else _strategy_alone()
-        seat = _seat(host(), promised, gpu())
-        if self.world_size == 1:
-            _check_gpus([seat], 0)
+        if self.world_size == 1 and not meets_again:
+            _check_gpus([self._seat()], 0)
             return
         self._control = RingPlane(self.rank, self.world_size) if has_cluster else SocketPlane.connect(meeting)
-        self._take_route(communication, seat)
+        self._take_route()
+
+    @property
+    def loss(self) -> str:
+        """Why the last sum failed: a worker is lost. Empty while all are there, and if they cannot meet again."""
+        return self._control.loss if isinstance(self._control, SocketPlane) else ""
+
+    def meet_again(self, meeting: Meeting) -> None:
+        """Take another place among other workers; what was traced with `all_reduce` stays valid.
+
+        Raises:
+            WorkerLostError: they do not reach each other.
+        """
+        assert isinstance(self._control, SocketPlane)
+        self._control.join(meeting)
+        self.rank, self.world_size = meeting.rank, meeting.world_size
+        self._take_route()
+
+    def leave(self) -> None:
+        """Hang up; workers that wait for this one then see that it is gone."""
+        if isinstance(self._control, SocketPlane):
+            self._control.leave()
 
     @property
     def on_host(self) -> HostSum | None:
@@ -142,20 +166,20 @@ class MultiWorkerGroup:
         """
         return values if self._control is None else self._control.sum(values)
 
-    def share(self, data: bytes) -> bytes:
-        """Rank 0's bytes, of any length, on every worker."""
-        return data if self._control is None else self._control.share(data)
+    def share(self, data: bytes, giver: int = 0) -> bytes:
+        """The bytes of one rank, of any length, on every worker."""
+        return data if self._control is None else self._control.share(data, giver)
 
-    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        """Rank 0's arrays, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
-        return arrays if self._control is None else self._control.broadcast(arrays)
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
+        """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+        return arrays if self._control is None else self._control.broadcast(arrays, giver=giver)
 
-    def _take_route(self, communication: Communication, seat: RankSeat) -> None:
+    def _take_route(self) -> None:
         """Exchange where each worker computes, and take the route that follows from it."""
         assert self._control is not None
-        seats = [RankSeat.of_row(row) for row in self._control.gather(seat.to_row())]
+        seats = [RankSeat.of_row(row) for row in self._control.gather(self._seat().to_row())]
         _check_gpus(seats, self.rank)
-        self.route = routes.choose(communication, seats)
+        self.route = routes.choose(self._communication, seats)
         assert isinstance(self._control, RingPlane) or not self.route.path.is_collective, "it has no cluster"
         if self.route.path is not SumPath.RING:
             self._control.meet([s.host for s in seats], [s.token for s in seats])

@@ -23,6 +23,8 @@ from raytf.distributed.meeting import Meeting, parsed
 DATA, HEARTBEATS = 0, 1
 #: Seconds for all ranks to connect, on a loaded machine.
 MEET_SECONDS = 60.0
+#: Seconds between two looks whether a rank that is waited for is lost.
+_LOOK_SECONDS = 0.1
 #: What a call begins with: who calls, whom, what for, random bytes, and the proof; the answer is a proof.
 _CALL = struct.Struct("<iii16s32s")
 _PROOF_BYTES = 32
@@ -105,9 +107,9 @@ class _MeetingPoint:
             selector.register(server, selectors.EVENT_READ)
             try:
                 while awaited:
-                    ready = selector.select(self._left())
-                    if not ready and not self._left():
-                        raise TimeoutError(f"{self._names({rank for rank, _ in awaited})} did not connect in time")
+                    ready = selector.select(min(_LOOK_SECONDS, self._left()))
+                    if not ready:
+                        self._check_time(f"{self._names({rank for rank, _ in awaited})} did not connect in time")
                     for key, _ in ready:
                         if key.fileobj is server:
                             _accept(server, selector, read)
@@ -122,9 +124,12 @@ class _MeetingPoint:
         for (rank, purpose), proof in self._proofs.items():
             peer, found = self.found[rank, purpose], b""
             while len(found) < _PROOF_BYTES:
-                peer.settimeout(max(0.001, self._left()))
+                peer.settimeout(max(0.001, min(_LOOK_SECONDS, self._left())))
                 try:
                     more = peer.recv(_PROOF_BYTES - len(found))
+                except TimeoutError:
+                    self._check_time(f"{self._names({rank})} did not answer in time")
+                    continue
                 except OSError as error:
                     raise ConnectionError(f"{self._names({rank})} did not answer: {error}") from None
                 if not more:
@@ -167,12 +172,18 @@ class _MeetingPoint:
             try:
                 return socket.create_connection(parsed(self._meeting.addresses[rank]), max(0.001, self._left()))
             except OSError as error:
-                if not self._left() or not isinstance(error, ConnectionRefusedError):
+                if not self._left() or self._meeting.is_over() or not isinstance(error, ConnectionRefusedError):
                     raise ConnectionError(f"{self._names({rank})} cannot be reached: {error}") from None
                 time.sleep(0.01)
 
     def _proof(self, role: bytes, what: bytes) -> bytes:
         return hmac.new(self._meeting.key, role + what, hashlib.sha256).digest()
+
+    def _check_time(self, text: str) -> None:
+        if self._meeting.is_over():
+            raise ConnectionError("another rank is lost")
+        if not self._left():
+            raise TimeoutError(text)
 
     def _left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

@@ -11,6 +11,7 @@ import tensorflow as tf
 from raytf.distributed.control_plane import ControlPlane, as_tensorflow, by_host
 from raytf.distributed.meeting import Meeting
 from raytf.distributed.network_allreduce import NetworkSum
+from raytf.distributed.sum_pieces import PeerLostError
 from raytf.errors import WorkerLostError
 
 #: This process's own, whether it is in a cluster or not.
@@ -18,32 +19,55 @@ _DEVICE = "/device:CPU:0"
 
 
 class SocketPlane(ControlPlane):
-    """A control plane over TCP; see `ControlPlane`.
+    """A control plane over TCP; see `ControlPlane`. A graph that adds stays valid when the ranks meet again.
 
-    Args:
-        meeting: where the ranks are.
-        network: connects this rank with all others.
+    Attributes:
+        loss: why the last sum failed, because a rank is lost; empty while all are there.
     """
 
-    def __init__(self, meeting: Meeting, network: NetworkSum):
-        super().__init__(meeting.rank, meeting.world_size, _DEVICE)
+    def __init__(self) -> None:
+        super().__init__(0, 1, _DEVICE)
+        self.loss = ""
         #: Over all ranks at first, then over the first ones of each host; None on any other rank.
-        self._network: NetworkSum | None = network
+        self._network: NetworkSum | None = None
 
     @classmethod
     def connect(cls, meeting: Meeting) -> SocketPlane:
-        """Connect this rank with all others.
+        """A plane of ranks that have met.
 
         Raises:
             WorkerLostError: they do not reach each other; says which.
         """
+        plane = cls()
+        plane.join(meeting)
+        return plane
+
+    def join(self, meeting: Meeting) -> None:
+        """Connect this rank with all others of a meeting, and leave those of the one before; `meet` comes next.
+
+        Raises:
+            WorkerLostError: they do not reach each other; says which.
+        """
+        self.leave()
+        self.rank, self.world_size, self.hosts, self.loss = meeting.rank, meeting.world_size, meeting.world_size, ""
+        self._is_over = meeting.is_over
+        if meeting.world_size == 1:
+            meeting.close()
+            return
         try:
-            return cls(meeting, NetworkSum.connect(meeting))
+            self._network = NetworkSum.connect(meeting)
         except OSError as error:
             raise WorkerLostError(
                 f"rank {meeting.rank} at {meeting.addresses[meeting.rank]} has not met the others: {error}. Nodes must "
                 "be able to reach each other at any port."
             ) from None
+
+    def leave(self) -> None:
+        """Hang up; ranks that wait for this one then see that it is gone."""
+        for each in (self._network, self.on_host):
+            if each is not None:
+                each.close()
+        self._network = self.on_host = None
 
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         with tf.device(self._device):
@@ -54,12 +78,12 @@ class SocketPlane(ControlPlane):
             return self._add_here(np.asarray(values, order="C"))[0]
 
     def _sum_before(self, values: np.ndarray) -> np.ndarray:
-        assert self._network is not None
-        with as_tensorflow():
-            return self._network.add(values)[0]
+        with as_tensorflow(), self._hanging_up():
+            return values if self._network is None else self._network.add(values)[0]
 
     def _join_hosts(self, firsts: Sequence[int]) -> None:
-        assert self._network is not None
+        if self._network is None:
+            return
         if self.hosts > 1:
             self._network.keep(firsts)
         if self.hosts == 1 or self.rank not in firsts:
@@ -79,10 +103,14 @@ class SocketPlane(ControlPlane):
     @contextlib.contextmanager
     def _hanging_up(self) -> Iterator[None]:
         """If another host or a rank of this one is lost, tell the others that wait for this rank."""
+        if self.loss:
+            raise PeerLostError(self.loss)
         try:
             yield
+        except PeerLostError as error:
+            self.loss = str(error)
+            self.leave()
+            raise
         except BaseException:
-            for each in (self._network, self.on_host):
-                if each is not None:
-                    each.close()
+            self.leave()
             raise

@@ -23,6 +23,7 @@ class StepFlag(enum.IntEnum):
     SHARE = 7
     PROBE = 8
     UNSEALED = 9
+    REGROUP = 10
 
 
 #: Length of the vector: the flags, followed by the bits of a hash of the weights.

@@ -24,8 +24,11 @@ _GIB = 2**30
 class TableRanks(Protocol):
     """The part of a strategy's `Group` that is needed here."""
 
-    rank: int
-    world_size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
 
     def sum(self, values: np.ndarray) -> np.ndarray: ...
 

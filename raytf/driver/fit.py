@@ -20,7 +20,8 @@ from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight
+from raytf.driver import inputs, keras_arguments, preflight, sending
+from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import staying_connected
 from raytf.driver.feed.given import rows_of
@@ -324,9 +325,15 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     run, display, lease, book = session.run, session.display, session.lease, session.book
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
-    _check_sendable(job)
-    with monitoring(run_log.attempt_names(run)) as monitor, _fed(job, sources, stream) as sources:
-        job = dataclasses.replace(job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"])
+    sending.check(job)
+    with (
+        monitoring(run_log.attempt_names(run)) as monitor,
+        _fed(job, sources, stream) as sources,
+        arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
+    ):
+        job = dataclasses.replace(
+            job, sources=ray.put(sources), monitor=monitor, lease=lease.owner["id"], arbiter=arbiter
+        )
         reader = MonitorReader(monitor, book)
 
         def leave(why: str) -> None:
@@ -376,16 +383,6 @@ def _run(
     except ray.exceptions.RayError as error:
         text = f"Ray failed: {one_line(error, 400)}. The same command goes on from the last checkpoint."
         raise ClusterError(text, passes=True) from None
-
-
-def _check_sendable(job: TrainingJob) -> None:
-    try:
-        ray.cloudpickle.dumps(job)
-    except Exception as error:
-        raise ConfigError(
-            f"the job cannot be sent to the workers: {type(error).__name__}: {error}. Create what cannot be pickled "
-            "(open files, locks, data sets of TensorFlow) inside the model or callbacks function."
-        ) from error
 
 
 def _for_gpus(job: TrainingJob, sources: Sources, each: float) -> TrainingJob:

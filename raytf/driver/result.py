@@ -122,11 +122,17 @@ def summary(document: dict[str, Any]) -> str:
     waited = document["imbalance_seconds"]
     return (
         f"finished: {document['steps']} steps, {metrics}\n"
-        f"{document['samples_per_second']:,.0f} samples/s, {document['restarts']} restarts, "
+        f"{document['samples_per_second']:,.0f} samples/s, {_restarts(document)}, "
         + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
         + _left(document.get("export") or {})
     )
+
+
+def _restarts(document: dict[str, Any]) -> str:
+    """How often workers began again, and how often without losing what they had."""
+    count, in_place = document["restarts"], document.get("regroups", 0)
+    return f"{count} restart{'' if count == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
 
 
 def _left(export: dict[str, str]) -> str:

@@ -16,7 +16,14 @@ from typing import Any, ClassVar
 #: Characters of Ray's id of a node that people read; it has 56.
 _SHORT = 8
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
-_TIERS = {"new": "from the beginning", "memory": "from memory of the nodes", "durable": "from storage"}
+#: Tier of a state that workers had in their own memory and that they went on with.
+HELD = "held"
+_TIERS = {
+    "new": "from the beginning",
+    "memory": "from memory of the nodes",
+    "durable": "from storage",
+    HELD: "where they were",
+}
 #: Of a row that is told by its fields: what is told elsewhere, or fills pages.
 _NOT_SAID = ("time", "kind", "step", "stall", "silent", "stacks", "rank", "attempt", "retry")
 
@@ -47,6 +54,7 @@ class FaultEvent(RunEvent):
         failure: what happened, without a full stop.
         retry: whether the run goes on.
         preemption: whether the loss was announced.
+        survived: whether the other workers go on where they are.
     """
 
     kind: ClassVar[str] = "fault"
@@ -56,9 +64,12 @@ class FaultEvent(RunEvent):
     failure: str = field(default="", metadata={"row": "text"})
     retry: bool = True
     preemption: bool = False
+    survived: bool = False
 
     def fields(self) -> dict[str, Any]:
         row = super().fields()
+        if not self.survived:
+            del row["survived"]
         if self.preemption:  # after which every run goes on
             del row["retry"]
         return row
@@ -66,6 +77,7 @@ class FaultEvent(RunEvent):
     @property
     def text(self) -> str:
         ending = " (preemption)" if self.preemption else "" if self.retry else "; the run ends"
+        ending += "; the others go on" if self.survived else ""
         said = self.failure or self.cause.replace("_", " ") or "the attempt ended"
         return f"{said}{_listed('rank', self.ranks)}{_listed('node', map(short, self.nodes))}{ending}"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from raytf.errors import ConfigError
 from raytf.runs import ledger, run_log, timeline
-from raytf.runs.events import describe
+from raytf.runs.events import HELD, describe
 from raytf.runs.lease import LEASE_FILE, is_held
 from raytf.runs.ledger import Event
 from raytf.runs.timeline import Span
@@ -285,9 +285,8 @@ def _restarts(events: Sequence[Event]) -> Iterator[RestartRecord]:
             step = int(event.get("from_step") or 0)
             phases = {**early, **{k: float(v) for k, v in event.get("phases", {}).items()}}
             tier, workers = str(event.get("tier", "")), int(event.get("world_size") or 0)
-            yield RestartRecord(
-                event["time"], cause or "start", is_first, workers, tier, step, max(0, highest - step), phases
-            )
+            why, redone = cause or ("workers join" if tier == HELD else "start"), max(0, highest - step)
+            yield RestartRecord(event["time"], why, is_first, workers, tier, step, redone, phases)
             cause, early, is_first = "", {}, False
         highest = max(highest, int(event.get("step") or 0))
         last = event["time"]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from raytf.runs.copy_age import CopyAges
+from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
 from raytf.runs.timeline import CATEGORIES, Timeline, account, goodput
 
@@ -98,7 +99,7 @@ class RunFigures:
         elif kind == "attempt":
             self._starts += 1
             if self._starts > 1:
-                self._count("raytf_restarts_total", self._cause or "unknown")
+                self._count("raytf_restarts_total", self._cause or ("join" if event.get("tier") == HELD else "unknown"))
             self._cause = ""
         elif kind == "save":
             self._count("raytf_saves_total")

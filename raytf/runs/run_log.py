@@ -35,7 +35,7 @@ _MOST_DIGITS = 15
 
 _ATTEMPT = untrusted_json.record(
     {"world_size": untrusted_json.whole, "time": untrusted_json.when},
-    {"attempt": untrusted_json.text, "from_step": untrusted_json.whole},
+    {"attempt": untrusted_json.text, "from_step": untrusted_json.whole, "tier": untrusted_json.text},
 )
 
 
@@ -51,6 +51,7 @@ _RESULT = untrusted_json.record(
         "stopped_early": untrusted_json.flag,
         "world_sizes": untrusted_json.each(untrusted_json.whole),
         "restarts": untrusted_json.whole,
+        "regroups": untrusted_json.whole,
         "export": untrusted_json.values(untrusted_json.text),
     },
 )
@@ -202,9 +203,10 @@ def _segment(run: Storage, name: str) -> list[list[float]]:
     return found
 
 
-def write_attempt(run: Storage, attempt: str, world_size: int, step: int, now: float) -> None:
-    """Note that a worker group started from `step`, at seconds of the epoch `now`."""
-    note = {"attempt": attempt, "world_size": world_size, "from_step": step, "time": now}
+def write_attempt(run: Storage, attempt: str, world_size: int, origin: tuple[int, str], now: float) -> None:
+    """Note that workers began to train, from a step and the tier of its state, at seconds of the epoch `now`."""
+    step, tier = origin
+    note = {"attempt": attempt, "world_size": world_size, "from_step": step, "tier": tier, "time": now}
     run.put(f"{ATTEMPTS}/{attempt}.json", json.dumps(note).encode())
 
 

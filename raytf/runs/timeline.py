@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from raytf.runs.events import HELD
 from raytf.runs.ledger import Event
 
 #: Where time goes, in the order in which people want to see it.
@@ -101,7 +102,9 @@ class Timeline:
             self._cut(time, self._state, self._step)
             return
         # A fault is noticed some time after the last sign of life.
-        silent = min(float(event.get("silent") or 0.0), time - self._now) if event["kind"] in ("fault", "hang") else 0.0
+        silent = 0.0
+        if event["kind"] in ("fault", "hang") or event.get("tier") == HELD:
+            silent = min(float(event.get("silent") or 0.0), time - self._now)
         step = max(step, self._step)
         length = time - silent - self._now
         stall = min(max(float(event.get("stall") or self._stall) - self._stall, 0.0), length)
@@ -127,7 +130,7 @@ class Timeline:
         if kind == "driver":
             self._has_ended = event.get("state") == "ended" and event.get("outcome") == "finished"
             self._state = self._cause = "startup" if event.get("state") == "started" else "down"
-        elif kind == "fault":
+        elif kind == "fault" and not event.get("survived"):
             self._state = self._cause = "restart"
         elif kind == "hang":
             self._state = self._cause = "hang"
@@ -149,6 +152,8 @@ class Timeline:
                 # A group that restored an earlier step begins there.
                 self._step = int(event.get("step") or 0) if phase == "training" else self._step
             self._workers = int(event.get("workers") or self._workers)
+        elif kind == "attempt" and event.get("tier") == HELD and self._state in ("hang", "restart"):
+            self._state = "training"  # no phase begins: the ranks go on where they were
 
 
 def timeline(events: Sequence[Event]) -> list[Span]:

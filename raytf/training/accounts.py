@@ -10,7 +10,7 @@ import ray
 from raytf.data.pipeline import CallBatch
 from raytf.errors import NonFiniteLossError
 from raytf.training import warm_pool
-from raytf.training.context import Context
+from raytf.training.context import BatchEnd, Context
 from raytf.training.heartbeat import Activity
 from raytf.training.step_journal import StepOutcome
 
@@ -47,9 +47,8 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     state.step = call.stop
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
     context.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
-    last = context.plan.locate(call.stop - 1)[1]
-    # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
-    callbacks.run_batch("on_train_batch_end", last, *([context.logs()] if callbacks.has_batch_hooks else []))
+    context.batch_end = BatchEnd(call.start, context.plan.locate(call.stop - 1)[1])
+    end_batch(context)
     state.stopped_early = callbacks.stopped
     is_first = not context.has_trained
     context.seconds_per_step = seconds / (call.stop - call.start)
@@ -59,6 +58,17 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
         loss, rate = float(outcome.losses[-1]), float(outcome.learning_rates[-1])
         context.reporter.scalars({"batch_loss": loss, "learning_rate": rate}, call.stop)
         context.show("training")
+
+
+def end_batch(context: Context) -> None:
+    """Run the callbacks' `on_train_batch_end`, if they have not been told of it; every rank must call it."""
+    callbacks, told = context.callbacks, context.batch_end
+    if told is None:
+        return
+    callbacks.begin("call", told.start)
+    # Reading metrics from TensorFlow waits for the step, so they are read only if a callback wants them.
+    callbacks.run_batch("on_train_batch_end", told.batch, *([context.logs()] if callbacks.has_batch_hooks else []))
+    context.batch_end = None
 
 
 def _after_first_call(context: Context) -> None:

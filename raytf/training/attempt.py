@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raytf.checkpoint.memory import place_on_node
 from raytf.cluster.preemption import watcher
@@ -61,24 +61,61 @@ def join(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor)
         GpuError, WorkerLostError: a rank does not have the GPU that it was assigned, or the GPU miscalculates.
         ClusterError: the devices of the strategy do not exist.
     """
-    strategy = job.config.strategy
     group = WatchedGroup(executor.join(), pulse)
-    name, earlier, known_step = _begin(job, group)
-    if not strategy.has_servers:  # the coordinator has no GPU
-        gpu_probe.check()
+    attempt = _alone(job, pulse, phases, executor, group, group.rank)
+    attempt = begin(attempt, executor)
     phases.mark("rendezvous")
+    introduce(attempt)
+    return attempt
+
+
+def prepare(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> Attempt:
+    """This rank before it has met the others, where that comes after the model is built: see `begin`.
+
+    Raises:
+        GpuError: it does not have the GPU that it was assigned, or that miscalculates.
+    """
+    group = WatchedGroup(executor.join(), pulse)
+    ranks.take(executor.seat)  # for the model function
+    return _alone(job, pulse, phases, executor, group, 0 if executor.speaks_alone else 1)
+
+
+def begin(before: Attempt, executor: Executor) -> Attempt:
+    """The attempt that begins now that the ranks have met; every rank must call it."""
+    job, group = before.job, before.group
+    name, earlier, known_step = _begin(job, group)
     place = place_on_node(group)
     ranks.take(ranks.RankInfo(group.rank, group.world_size, *place))
-    storage = Storage(job.run_uri)
-    reporter = Reporter(job, storage, group.rank, executor.workers, name)
+    before.reporter.take_place(group.rank, executor.workers, name)
+    return replace(
+        before, name=name, earlier=tuple(earlier), known_step=known_step, place=place, workers=executor.workers
+    )
+
+
+def introduce(attempt: Attempt, is_late: bool = False) -> None:
+    """Say where the ranks are, and watch for notices.
+
+    Args:
+        attempt: that begins.
+        is_late: the others have done so before.
+    """
+    group, strategy, reporter = attempt.group, attempt.config.strategy, attempt.reporter
     if group.route is not None and group.route.why:
         reporter.say(str(group.route))
-    if strategy.show_cluster and not strategy.has_servers:  # with parameter servers, the driver shows the cluster
-        worker_table.show(group, strategy.strategy, place[0], reporter.say)
-    watcher.start_in_worker(job.config.notices, job.run_uri, reporter.say_here, reporter.event)
-    return Attempt(
-        job, pulse, phases, group, name, tuple(earlier), known_step, place, executor.workers, storage, reporter
-    )
+    # With parameter servers, the driver shows the cluster.
+    if strategy.show_cluster and not strategy.has_servers and not is_late:
+        worker_table.show(group, strategy.strategy, attempt.place[0], reporter.say)
+    watcher.start_in_worker(attempt.config.notices, attempt.job.run_uri, reporter.say_here, reporter.event)
+
+
+def _alone(
+    job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor, group: WatchedGroup, rank: int
+) -> Attempt:
+    if not job.config.strategy.has_servers:  # the coordinator has no GPU
+        gpu_probe.check()
+    storage = Storage(job.run_uri)
+    reporter = Reporter(job, storage, rank, executor.workers, "")
+    return Attempt(job, pulse, phases, group, "", (), None, (0, 1), executor.workers, storage, reporter)
 
 
 def _begin(job: TrainingJob, group: WatchedGroup) -> tuple[str, list[str], int | None]:

@@ -79,6 +79,9 @@ class Callbacks:
         watch: returns a context manager to hold while the user's code runs.
     """
 
+    #: Whether hooks of batches may change something, where the other ranks know that already.
+    _known_steering: bool | None = None
+
     def __init__(
         self,
         make: list[keras.callbacks.Callback] | Callable[[str], list[keras.callbacks.Callback]] | None,
@@ -91,31 +94,47 @@ class Callbacks:
         watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self._model, self._group, self._say, self._watch = model, group, say, watch
+        self._make, self._params = make, params
         #: Whether the user gave callbacks; the same on all ranks.
         self.active = bool(make)
         self._list: list[keras.callbacks.Callback] = []
         self._hooks: keras.callbacks.CallbackList | None = None
         #: Each callback's settings, such as a path on this machine; a restart constructs them again.
         self._settings: list[dict[str, Any]] = []
-        steering = 0.0
-        if self.active and group.rank == 0:
-            made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
-            self._list = _without_replaced(made or [])
-            for kind, why in _REPLACED.items():
-                if any(isinstance(c, kind) for c in made or []):
-                    say(f"{kind.__name__} does nothing here: {why}")
-            for callback in self._list:
-                if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
-                    callback.append = True  # otherwise the rows of earlier attempts would be lost
-                    _drop_rows(callback, epoch)
-            self._hooks = keras.callbacks.CallbackList(self._list, model=model, **params)
-            self._settings = [_settings_of(c) for c in self._list]
-            steering = float(any(_steers_on_batches(c) for c in self._list))
-        self._risky = any(type(c) not in _HARMLESS for c in self._list)
-        self._steering = bool(self._agree(steering)) if self.active else False
-        #: Whether some callback overrides a batch hook; False on all ranks but rank 0.
-        self.has_batch_hooks = any(_has_batch_hooks(c) for c in self._list)
+        if self.active and group.rank == 0 and self._known_steering is None:
+            self._construct(files, epoch)
+        #: Whether hooks of batches may change something; the same on all ranks.
+        self.is_steering = self._agree_on_batches(any(_steers_on_batches(c) for c in self._list))
         model.stop_training = False
+
+    def _construct(self, files: str, epoch: int | None) -> None:
+        make = self._make
+        made = run_user_code("the callbacks function", lambda: make(files)) if callable(make) else make
+        self._list = _without_replaced(made or [])
+        for kind, why in _REPLACED.items():
+            if any(isinstance(c, kind) for c in made or []):
+                self._say(f"{kind.__name__} does nothing here: {why}")
+        for callback in self._list:
+            if epoch is not None and isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True  # otherwise the rows of earlier attempts would be lost
+                _drop_rows(callback, epoch)
+        self._hooks = keras.callbacks.CallbackList(self._list, model=self._model, **self._params)
+        self._settings = [_settings_of(c) for c in self._list]
+
+    def _agree_on_batches(self, own: bool) -> bool:
+        """Whether hooks of batches may change something, given what rank 0 knows, or what is known already."""
+        if self._known_steering is not None or not self.active:
+            return bool(self._known_steering)
+        return bool(self._group.sum(np.array([own], np.float64))[0])
+
+    @property
+    def has_batch_hooks(self) -> bool:
+        """Whether some callback overrides a batch hook; False on all ranks but rank 0."""
+        return any(_has_batch_hooks(c) for c in self._list)
+
+    @property
+    def _is_risky(self) -> bool:
+        return any(type(c) not in _HARMLESS for c in self._list)
 
     @property
     def stopped(self) -> bool:
@@ -126,21 +145,28 @@ class Callbacks:
         """Run a hook on rank 0 and send what it changed to all ranks; all ranks must call this."""
         if not self.active:
             return
-        changed = 0.0
-        if self._hooks is not None:
+        changed = False
+        if self._hooks is not None and self._is_first(hook, args):
             with self._watch():
-                before = self._fingerprint() if self._risky else 0
+                before = self._fingerprint() if self._is_risky else 0
                 run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
-                changed = float(self._risky and self._fingerprint() != before)
+                changed = self._is_risky and self._fingerprint() != before
         self._agree_on_effects(changed)
 
     def run_batch(self, hook: str, *args: Any) -> None:
         """Run a batch hook on rank 0; the ranks agree afterwards only if some callback may change something in it."""
-        if self._hooks is not None and self.has_batch_hooks:
+        if self._hooks is not None and self.has_batch_hooks and self._is_first(hook, args):
             with self._watch():
                 run_user_code(f"a callback's {hook}", lambda: getattr(self._hooks, hook)(*args), self._say)
-        if self._steering and hook == "on_train_batch_end":
-            self._agree_on_effects(0.0)
+        if self.is_steering and hook == "on_train_batch_end":
+            self._agree_on_effects(False)
+
+    def begin(self, what: str, step: int) -> None:
+        """Something begins at a step, from where it is begun again if a worker is lost in it."""
+
+    def _is_first(self, hook: str, args: Sequence[Any]) -> bool:
+        """Whether a hook must be run."""
+        return True
 
     def state(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """(values, arrays) that a later attempt needs; empty on all ranks but rank 0."""
@@ -176,24 +202,32 @@ class Callbacks:
         tensors = {name: value for name, value in arrays.items() if not name.startswith(of_keras)}
         run.put(STATE_FILE, codec.encode({**tensors, _VALUES: np.frombuffer(json.dumps(values).encode(), np.uint8)}))
 
-    def _agree_on_effects(self, changed: float) -> None:
+    def _agree_on_effects(self, changed: bool) -> None:
+        mine = [float(self._model.stop_training), self._rate or 0.0, float(changed)]
+        stop, rate, any_changed = self._group.sum(np.array(mine if self._group.rank == 0 else [0.0] * 3, np.float64))
+        self._take_effects(bool(stop), rate)
+        if any_changed:
+            self._send_weights()
+
+    @property
+    def _rate(self) -> float | None:
+        """The learning rate; None where a schedule gives it."""
         optimizer = self._model.optimizer
         inner = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
         scheduled = isinstance(_keras.given_rate(inner), keras.optimizers.schedules.LearningRateSchedule)
-        mine = [float(self._model.stop_training), 0.0 if scheduled else float(optimizer.learning_rate), changed]
-        stop, rate, changed = self._group.sum(np.array(mine if self._group.rank == 0 else [0.0] * 3, np.float64))
-        self._model.stop_training = bool(stop)
-        if self._group.rank != 0 and not scheduled:
-            optimizer.learning_rate = rate
-        if changed:
-            variables = self._variables()
-            arrays = self._group.broadcast([keras.ops.convert_to_numpy(v) for v in variables])
-            if self._group.rank != 0:
-                for variable, value in zip(variables, arrays, strict=True):
-                    variable.assign(value)
+        return None if scheduled else float(optimizer.learning_rate)
 
-    def _agree(self, value: float) -> float:
-        return float(self._group.sum(np.array([value], np.float64))[0])
+    def _take_effects(self, stop: bool, rate: float) -> None:
+        self._model.stop_training = stop
+        if self._group.rank != 0 and self._rate is not None:
+            self._model.optimizer.learning_rate = rate
+
+    def _send_weights(self) -> None:
+        variables = self._variables()
+        arrays = self._group.broadcast([keras.ops.convert_to_numpy(v) for v in variables])
+        if self._group.rank != 0:
+            for variable, value in zip(variables, arrays, strict=True):
+                variable.assign(value)
 
     def _variables(self) -> list[keras.Variable]:
         own = list(self._model.weights)

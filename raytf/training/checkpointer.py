@@ -10,7 +10,6 @@ import dataclasses
 import random
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,14 +18,14 @@ from raytf.checkpoint import codec
 from raytf.checkpoint.cadence import Outage
 from raytf.checkpoint.commit import Commit, Event
 from raytf.checkpoint.durable import DurableTier
-from raytf.checkpoint.durable_writer import DurableSave
+from raytf.checkpoint.durable_writer import PreparedSave
 from raytf.checkpoint.memory import MemoryTier
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.state_source import StateSource
 from raytf.checkpoint.tier import Votes
 from raytf.checkpoint.variables import Copies
 from raytf.distributed.step_flags import StepFlag, vector
-from raytf.errors import CheckpointError, brief
+from raytf.errors import CheckpointError, WorkerLostError, brief
 from raytf.runs.status import SaveTrouble, clock_text
 from raytf.training.checkpoint_policy import CheckpointPolicy, Scored
 from raytf.training.heartbeat import Activity, Heartbeat, WatchedGroup
@@ -56,19 +55,6 @@ class Listener:
     reporter: Reporter
     pulse: Heartbeat
     logs: Callable[[], dict[str, float]]
-
-
-@dataclass(frozen=True)
-class _Prepared(DurableSave):
-    """A copy of the state, to be saved now or later.
-
-    Attributes:
-        made_at: time of the copy, in seconds of the Checkpointer's clock.
-        filling: done when the tensors have their values.
-    """
-
-    made_at: float = 0.0
-    filling: Future[None] = dataclasses.field(default_factory=Future)
 
 
 class Checkpointer:
@@ -105,7 +91,7 @@ class Checkpointer:
         self._group, self._replicas, self._clock = group, replicas, clock
         self._policy, self.cadence = policy, policy.cadence
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
-        self._saves: Commit[_Prepared] = Commit(durable, group.world_size, self._report_failure)
+        self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
         self._in_memory = MemoryCopies(source, memory, group, replicas)
         split = codec.shares(source.sizes(), group.world_size)
         self._copies = Copies(source.variables(split[group.rank]))
@@ -119,7 +105,7 @@ class Checkpointer:
         self._restarted_at = self._saved_at if self._state.step else None
         self._has_stepped = False
         #: The best state, waiting to be saved after the save under way.
-        self._waiting: _Prepared | None = None
+        self._waiting: PreparedSave | None = None
         #: Whether the state of callbacks, which only rank 0 has, may have changed since it was last shared.
         self._callbacks_changed = source.has_callbacks
         self.stall_seconds = 0.0
@@ -130,10 +116,24 @@ class Checkpointer:
             # The previous attempt ended before it could save this state.
             self._saves.begin(self._with_records(self._prepare()))
 
+    def follow(self, before: Checkpointer) -> None:
+        """Go on with the saves of a checkpointer of this rank, whose ranks were others."""
+        self._saved_step, self._saved_at, self._outage = before._saved_step, before._saved_at, before._outage
+        self._has_stepped, self._restarted_at = before._has_stepped, before._restarted_at
+        self.stall_seconds = before.stall_seconds
+        before._durable.drop()
+        if any(save.document.best != before._state.best for save in before._pending()):
+            raise WorkerLostError("a worker is lost while the best state is saved")
+
     @property
     def is_saving(self) -> bool:
         """Whether a save is under way."""
         return not self._saves.is_idle
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a save is under way, or waits for one."""
+        return bool(self._pending())
 
     @property
     def saving_step(self) -> int | None:
@@ -243,7 +243,7 @@ class Checkpointer:
     def _better(self) -> Scored:
         return self._policy.better(self._state, [self._state.best, *(s.document.best for s in self._pending())])
 
-    def _pending(self) -> list[_Prepared]:
+    def _pending(self) -> list[PreparedSave]:
         return [save for save in (self._saves.under_way, self._waiting) if save is not None]
 
     def _is_best_held(self) -> bool:
@@ -263,7 +263,7 @@ class Checkpointer:
         elif event is Event.DONE and save is not None:
             self._done(save)
 
-    def _prepare(self) -> _Prepared:
+    def _prepare(self) -> PreparedSave:
         """Copy the current state, to be saved."""
         # The copy in memory must never be older than the state on storage.
         self._copy(self._source.has_callbacks)
@@ -271,7 +271,7 @@ class Checkpointer:
         own = self._copies.take()
         state, best = self._state, self._better() or self._state.best
         document = state.document(self._source.identity, self._group.world_size)
-        return _Prepared(
+        return PreparedSave(
             state.step,
             own | extras.arrays,
             dataclasses.replace(document, callbacks=extras.callbacks, best=best),
@@ -281,11 +281,11 @@ class Checkpointer:
             filling=self._copies.filling,
         )
 
-    def _take_waiting(self) -> _Prepared | None:
+    def _take_waiting(self) -> PreparedSave | None:
         save, self._waiting = self._waiting, None
         return save
 
-    def _with_records(self, save: _Prepared) -> _Prepared:
+    def _with_records(self, save: PreparedSave) -> PreparedSave:
         """A save that begins now, with what must be on storage before it; it counts as the newest from now on."""
         records = self._source.records()
 
@@ -296,7 +296,7 @@ class Checkpointer:
         self._saved_step, self._saved_at = save.step, save.made_at
         return dataclasses.replace(save, before=before)
 
-    def _done(self, save: _Prepared) -> None:
+    def _done(self, save: PreparedSave) -> None:
         step, state, name = save.step, self._state, self._durable.name
         self._copies.give_back(save.tensors)
         state.durable_step = max(step, state.durable_step or 0)  # a save of an earlier, best state may end later
@@ -323,7 +323,7 @@ class Checkpointer:
                 "saving will be tried again"
             )
 
-    def _failed(self, save: _Prepared) -> None:
+    def _failed(self, save: PreparedSave) -> None:
         failure = self._durable.failure
         if self._waiting is None and save.document.best != self._state.best:
             self._waiting = save  # unless a better one is waiting already
@@ -362,7 +362,7 @@ class Checkpointer:
             self._in_memory.settle()
             return self._state.durable_step == self._state.step
 
-    def _save(self, save: _Prepared) -> None:
+    def _save(self, save: PreparedSave) -> None:
         self._saves.begin(self._with_records(save))
         self._drain()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,21 @@ from raytf.training.live_state import LiveState
 from raytf.training.program import Program
 from raytf.training.reporter import Reporter, Saves
 
+if TYPE_CHECKING:
+    from raytf.training.epoch_end import EpochEnd
+
+
+class BatchEnd(NamedTuple):
+    """The end of a call's last batch.
+
+    Attributes:
+        start: step at which the call began.
+        batch: number of the batch within its epoch.
+    """
+
+    start: int
+    batch: int
+
 
 @dataclass
 class Context:
@@ -37,7 +53,11 @@ class Context:
         saving: makes the checkpoints.
         evaluators: evaluators of the validation and test data.
         imbalance_seconds: average time that a worker waits in each step because shards do not divide evenly.
-        origin: the step at which this attempt began, and where its state came from: `new`, `memory` or `durable`.
+        origin: the step at which this attempt began, and the tier of its state: `new`, `memory`, `durable` or `held`.
+        ended: step after which the end of an epoch was last completed, or at which this attempt found the run.
+        ending: the end of an epoch that was begun last.
+        batch_end: what callbacks have not been told yet, as far as this rank knows.
+        saves_again: whether a save was under way when the ranks met again.
         seconds_per_step: of the newest call; 0 before the first call.
     """
 
@@ -51,6 +71,10 @@ class Context:
     evaluators: Evaluators
     imbalance_seconds: float
     origin: tuple[int, str]
+    ended: int
+    ending: EpochEnd | None = None
+    batch_end: BatchEnd | None = None
+    saves_again: bool = False
     seconds_per_step: float = 0.0
 
     @property

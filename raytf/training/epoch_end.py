@@ -6,29 +6,54 @@ from raytf.training.context import Context
 from raytf.training.heartbeat import Activity
 
 
-def end_epoch(context: Context) -> None:
-    """Validate, run the callbacks' `on_epoch_end`, log, report to Ray Train, and keep the state if it is the best."""
-    state, reporter = context.state, context.reporter
-    epoch = context.job.epoch_of(state.step - 1)
-    logs = context.logs() | _validate(context, epoch)
-    context.callbacks.run("on_epoch_end", epoch, dict(logs))
-    state.stopped_early = context.callbacks.stopped
-    state.history.append({"epoch": epoch, "step": state.step, **logs})
-    context.program.model.reset_metrics()
-    if context.is_first_rank:
-        reporter.scalars({f"epoch_{name}": value for name, value in logs.items()}, state.step)
-        reporter.note(f"epoch {epoch + 1}: " + ", ".join(f"{name} {value:.4f}" for name, value in logs.items()))
-    is_best = False
-    if context.is_at_epoch_end:
-        context.saving.check_goal(logs)
-        is_best = context.saving.is_best()
-    # Only rank 0 knows the answers; the sum gives them to every rank.
-    is_report_due, is_best_somewhere = context.sum([float(reporter.is_report_due()), float(is_best)])
-    if is_report_due:
-        with context.pulse.doing(Activity.REPORT):
-            reporter.report({**logs, "epoch": epoch, "step": state.step})
-    if is_best_somewhere:
-        context.saving.keep_best()
+class EpochEnd:
+    """The end of one epoch. If a worker is lost in it, it is run again, and what is done of it is not done twice.
+
+    Args:
+        context: of the rank, after the epoch's last step.
+
+    Attributes:
+        step: that step.
+    """
+
+    def __init__(self, context: Context):
+        self.step = context.state.step
+        self._epoch = context.job.epoch_of(self.step - 1)
+        self._logs = context.logs()
+        self._validated: dict[str, float] | None = None
+        self._is_noted = self._is_reported = False
+
+    def run(self, context: Context) -> None:
+        """Validate, run the callbacks' `on_epoch_end`, log, report to Ray Train, keep the state if it is the best."""
+        state, reporter = context.state, context.reporter
+        if context.sum([float(self._validated is None)])[0]:
+            self._validated = _validate(context, self._epoch)
+        logs = self._logs | (self._validated or {})
+        context.callbacks.run("on_epoch_end", self._epoch, dict(logs))
+        state.stopped_early = context.callbacks.stopped
+        if not self._is_noted:
+            self._note(context, logs)
+        is_best = False
+        if context.is_at_epoch_end:
+            context.saving.check_goal(logs)
+            is_best = context.saving.is_best()
+        # Only rank 0 knows the answers; the sum gives them to every rank.
+        is_report_due, is_best_somewhere = context.sum([float(reporter.is_report_due()), float(is_best)])
+        if is_report_due and not self._is_reported:
+            self._is_reported = True
+            with context.pulse.doing(Activity.REPORT):
+                reporter.report({**logs, "epoch": self._epoch, "step": state.step})
+        if is_best_somewhere:
+            context.saving.keep_best()
+
+    def _note(self, context: Context, logs: dict[str, float]) -> None:
+        self._is_noted = True
+        context.state.history.append({"epoch": self._epoch, "step": self.step, **logs})
+        context.program.model.reset_metrics()
+        if context.is_first_rank:
+            context.reporter.scalars({f"epoch_{name}": value for name, value in logs.items()}, self.step)
+            said = ", ".join(f"{name} {value:.4f}" for name, value in logs.items())
+            context.reporter.note(f"epoch {self._epoch + 1}: {said}")
 
 
 def _validate(context: Context, epoch: int) -> dict[str, float]:

@@ -88,13 +88,33 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
     seeds = step_seeds(seed, np.zeros(1, np.int64), np.zeros(1, np.int64), len(step.micro.seeds))[0, 0]
     compute = step.probe_update if step.is_on_gpu else step.probe
     first, second = (compute(leaves, seeds) for _ in range(2))
-    here = machine()
     if first != second:
         raise ExactnessError(
-            f"--exact: worker {group.rank} ({here}) computed different bits when it computed a micro-batch again. "
+            f"--exact: worker {group.rank} ({machine()}) computed different bits when it computed a micro-batch again. "
             "Train without --exact, or find the layer whose result varies."
         )
-    mine = [np.frombuffer(hashlib.sha256(first).digest(), np.uint8), _padded(here)]
+    compare(group, hashlib.sha256(first).hexdigest()[:16])
+    # The identity has no name of a machine: any machine that computes the same bits may resume the run.
+    found = hashlib.sha256(first).hexdigest()[:16]
+    if not step.is_on_gpu:
+        return {run_identity.FIRST_GRADIENTS: found}
+    settings = determinism.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
+    return {run_identity.FIRST_STEP: found, **settings}
+
+
+def compare(group: Ranks, bits: str) -> None:
+    """Check that all ranks compute the same; every rank must call it.
+
+    Args:
+        group: of all ranks.
+        bits: a hash of what this rank computes, ASCII of the same length on all.
+
+    Raises:
+        ExactnessError: this rank computes other bits than rank 0.
+        WorkerLostError: another rank raises an ExactnessError.
+    """
+    here = machine()
+    mine = [np.frombuffer(bits.encode(), np.uint8), _padded(here)]
     theirs = group.broadcast(mine)
     differs = mine[0].tobytes() != theirs[0].tobytes()
     if group.sum(np.array([differs], np.float32))[0]:
@@ -105,12 +125,6 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
             f"({theirs[1].tobytes().decode(errors='replace').strip()}). Use machines of one kind with the same "
             "software, or train without --exact."
         )
-    # The identity has no name of a machine: any machine that computes the same bits may resume the run.
-    found = mine[0].tobytes().hex()[:16]
-    if not step.is_on_gpu:
-        return {run_identity.FIRST_GRADIENTS: found}
-    settings = determinism.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())
-    return {run_identity.FIRST_STEP: found, **settings}
 
 
 def refuse_inexact(ops: Iterable[TracedOp], where: str, allows_xla: bool = False) -> None:

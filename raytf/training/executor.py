@@ -9,6 +9,8 @@ import keras
 
 from raytf.data.pipeline import Pipeline
 from raytf.distributed.group import Group
+from raytf.distributed.membership import Generation
+from raytf.distributed.ranks import RankInfo
 from raytf.training.step_journal import StepOutcome
 
 if TYPE_CHECKING:
@@ -28,8 +30,12 @@ class CompiledStep(Protocol):
         """The traced micro-batch, whose graph TensorBoard shows."""
         ...
 
-    def trace(self) -> None:
-        """Let TensorFlow trace the step now, while the newest checkpoint is still being read."""
+    def trace(self, with_partial: bool = False) -> None:
+        """Let TensorFlow trace the step now, while the newest checkpoint is still being read.
+
+        Args:
+            with_partial: also a step of fewer records than a whole one has.
+        """
         ...
 
     def named_gradients(self, outcome: StepOutcome) -> Mapping[str, Any]:
@@ -41,7 +47,9 @@ class Executor(Protocol):
     """Trains the steps between two points at which the model must hold the complete state of the run.
 
     Methods are called in this order: `join`, `make_step`, `admit`, `imbalance_seconds` and `begin`; then for each epoch
-    `begin_epoch`, `train_until` and `rest`; at the end `settle` and `result`. All ranks make the same calls.
+    `begin_epoch`, `train_until` and `rest`; at the end `settle`, `result` and `ended`. All ranks make the same calls.
+    Where ranks meet again, `meet` and `take_shards` come after `admit`, and also later, in each case followed by the
+    methods from `imbalance_seconds` on.
     """
 
     @property
@@ -49,8 +57,48 @@ class Executor(Protocol):
         """Number of processes that compute gradients; known after `join`."""
         ...
 
+    @property
+    def meets_again(self) -> bool:
+        """Whether ranks that are left when one is lost go on, and others may join them."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """Whether other ranks trained already when this one came; known after `join`."""
+        ...
+
+    @property
+    def speaks_alone(self) -> bool:
+        """Whether this worker speaks for the group before ranks that meet again have met; known after `join`."""
+        ...
+
+    @property
+    def seat(self) -> RankInfo:
+        """This worker's place as Ray Train knows it, where the ranks have not met yet."""
+        ...
+
     def join(self) -> Group:
-        """Join the ranks as this process; must come before any TensorFlow operation."""
+        """Join the ranks as this process; must come before any TensorFlow operation. Where ranks meet again, this one
+        is alone until it has called `meet`."""
+        ...
+
+    def meet(self, step: int) -> Generation:
+        """Meet the ranks that are left and those that wait to join; where ranks meet again.
+
+        Args:
+            step: the last step that this rank has finished; -1 if it has no state.
+
+        Raises:
+            WorkerLostError: the ranks go on without this one, or nobody says who they are.
+        """
+        ...
+
+    def take_shards(self, pipeline: Pipeline) -> None:
+        """Compute the shards of another pipeline from now on."""
+        ...
+
+    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The run has ended with a result, which rank 0 knows; where ranks meet again, all get it."""
         ...
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> CompiledStep:
@@ -99,3 +147,22 @@ class Executor(Protocol):
     def result(self) -> dict[str, Any]:
         """What this executor adds to the run's result."""
         ...
+
+
+class MeetsOnce:
+    """What an executor has whose ranks do not meet again."""
+
+    meets_again = is_late = speaks_alone = False
+
+    @property
+    def seat(self) -> RankInfo:
+        raise NotImplementedError
+
+    def meet(self, step: int) -> Generation:
+        raise NotImplementedError
+
+    def take_shards(self, pipeline: Pipeline) -> None:
+        raise NotImplementedError
+
+    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
+        return result

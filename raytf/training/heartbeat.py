@@ -79,14 +79,18 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, daemon=True, name="raytf-pulse")
         self._thread.start()
 
+    def take_rank(self, rank: int, world_size: int) -> None:
+        """This worker has another rank from now on."""
+        self._rank, self._world_size = rank, world_size
+
     @property
     def step(self) -> int | None:
         """Number of global steps done; None before training begins."""
         return None if self._base is Activity.START else self._step
 
     def also(self, look: Callable[[], None]) -> None:
-        """Call a function with each heartbeat; it must not wait, and must not raise."""
-        self._also.append(look)
+        """Call a function with each heartbeat, and none that was given before; it must not wait, and must not raise."""
+        self._also = [look]
 
     @contextlib.contextmanager
     def doing(self, activity: Activity) -> Iterator[None]:
@@ -190,17 +194,33 @@ class WatchedGroup:
 
     def __init__(self, group: Any, pulse: Heartbeat):
         self._group, self._pulse = group, pulse
-        self.rank, self.world_size, self.all_reduce = group.rank, group.world_size, group.all_reduce
-        self.devices, self.route = group.devices, group.route
+        self.all_reduce, self.devices = group.all_reduce, group.devices
+
+    @property
+    def rank(self) -> int:
+        return int(self._group.rank)
+
+    @property
+    def world_size(self) -> int:
+        return int(self._group.world_size)
+
+    @property
+    def route(self) -> Any:
+        return self._group.route
+
+    @property
+    def loss(self) -> str:
+        """Why the last sum failed, where the ranks can meet again; empty otherwise."""
+        return getattr(self._group, "loss", "")
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         with self._pulse.doing(Activity.TRANSFER if values.nbytes > _LARGE else Activity.COLLECTIVE):
             return self._group.sum(values)
 
-    def share(self, data: bytes) -> bytes:
+    def share(self, data: bytes, giver: int = 0) -> bytes:
         with self._pulse.doing(Activity.TRANSFER):
-            return self._group.share(data)
+            return self._group.share(data, giver)
 
-    def broadcast(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         with self._pulse.doing(Activity.TRANSFER):
-            return self._group.broadcast(arrays)
+            return self._group.broadcast(arrays, giver)

@@ -12,6 +12,7 @@ from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import Augment
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Source
+from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.training.parcel import Parcel
 
 if TYPE_CHECKING:  # it imports Ray
@@ -54,6 +55,7 @@ class TrainingJob:
         shuffle: whether each epoch has an order of its own.
         first_epoch: number of the first epoch, for callbacks, the history and what is shown.
         verbose: 0 says nothing of epochs.
+        arbiter: says who belongs to the group, where it repairs itself; None where it cannot.
     """
 
     code: Parcel[UserCode]
@@ -71,6 +73,7 @@ class TrainingJob:
     shuffle: bool = True
     first_epoch: int = 0
     verbose: int = 1
+    arbiter: ArbiterAddress | None = None
 
     def epoch_of(self, step: int) -> int:
         """The number of the epoch in which a step is."""

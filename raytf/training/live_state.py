@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import keras
 import numpy as np
@@ -14,6 +15,18 @@ from raytf.checkpoint.training_state import TrainingState
 from raytf.runs.run_log import StepLog
 from raytf.training.callbacks import Callbacks
 from raytf.training.reporter import Reporter
+
+
+class Note(Protocol):
+    """Records on storage that an attempt has begun.
+
+    Attributes:
+        is_described: whether the description of the model is stored, too.
+    """
+
+    is_described: bool
+
+    def __call__(self) -> None: ...
 
 
 @dataclass
@@ -44,7 +57,7 @@ class LiveState:
     callbacks: Callbacks
     log: StepLog
     reporter: Reporter
-    note: Callable[[], None]
+    note: Note
     told: Callable[[int], None] = lambda step: None
 
     def sizes(self) -> dict[str, int]:

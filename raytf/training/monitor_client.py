@@ -112,6 +112,10 @@ class MonitorClient:
         """Send a rank's heartbeat."""
         self.handle.beat.remote(beat)
 
+    def forget(self, ranks: list[int]) -> None:
+        """Report that other workers have these ranks of the current group now."""
+        self.handle.forget.remote(ranks)
+
     def ask_sightings(self) -> Question[list[LastHeartbeat]]:
         """Ask for the latest heartbeat of each rank."""
         return Question(self.handle.sightings.remote())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import ray
 
 from raytf._ray import raylets
 from raytf.checkpoint import variables
+from raytf.checkpoint.digest import Digest
 from raytf.config import precision
 from raytf.data.pipeline import Pipeline
 from raytf.data.plan import StepPlan, assign
@@ -40,6 +41,7 @@ class Program:
         named: all variables of the state, by name.
         step: the training step, which may not be traced yet.
         identity: what must be the same when the run is resumed.
+        digests: the hashes of the weights that were made ready, by whether they are of the optimizer, too.
     """
 
     sources: Sources
@@ -48,6 +50,15 @@ class Program:
     named: dict[str, keras.Variable]
     step: CompiledStep
     identity: dict[str, str]
+    digests: dict[bool, Digest] = field(default_factory=dict)
+
+    def digest(self, with_optimizer: bool) -> Digest:
+        """The hash of the weights."""
+        if with_optimizer not in self.digests:
+            hashed = ("model/", "optimizer/") if with_optimizer else ("model/",)
+            values = [v.value for name, v in self.named.items() if name.startswith(hashed)]
+            self.digests[with_optimizer] = Digest(values)
+        return self.digests[with_optimizer]
 
 
 def build(attempt: Attempt, executor: Executor) -> Program:
@@ -72,9 +83,17 @@ def build(attempt: Attempt, executor: Executor) -> Program:
     identity = _identity(job, sources, model)
     step = executor.make_step(attempt, model, pipeline)
     identity |= executor.admit(attempt, pipeline)
-    if not job.config.strategy.has_servers:  # parameter servers would hold the state
-        _check_needs(attempt, named)
+    if not (job.config.strategy.has_servers or executor.meets_again):  # the place on the node is not known yet
+        check_needs(attempt, named)
     return Program(sources, pipeline, model, named, step, identity)
+
+
+def with_own_shards(attempt: Attempt, program: Program, executor: Executor) -> Program:
+    """The program with the shards that this rank has now."""
+    plan, group = attempt.job.plan, attempt.group
+    pipeline = program.pipeline.of(assign(plan.shards, group.world_size)[group.rank])
+    executor.take_shards(pipeline)
+    return replace(program, pipeline=pipeline)
 
 
 def open_pipeline(attempt: Attempt, source: Source, plan: StepPlan, training: bool) -> Pipeline:
@@ -123,7 +142,7 @@ def _identity(job: TrainingJob, sources: Sources, model: keras.Model) -> dict[st
     return identity | known | {"training data": fingerprint(sources.train)}
 
 
-def _check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
+def check_needs(attempt: Attempt, named: dict[str, keras.Variable]) -> None:
     """Refuse a node that does not have the memory that the state needs; in the first attempt, print what it needs."""
     checkpoints = attempt.config.checkpoints
     own = {name: variables.size_of({name: v}) for name, v in named.items()}

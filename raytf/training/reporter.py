@@ -31,6 +31,8 @@ _MEASURE_SECONDS = 5.0
 _REPORT_SECONDS = 2.0
 #: Seconds that the end of training waits at most until Ray Train has taken all reports.
 _LAST_REPORT_SECONDS = 10.0
+#: The same where ranks have met again.
+_MET_AGAIN_SECONDS = 1.0
 #: Number of latest epochs whose metrics a status has: as many as may end between two statuses.
 _HISTORY_EPOCHS = 50
 #: Largest size of the callbacks' files that are kept with each copy of the state in memory; larger ones are read from
@@ -68,16 +70,18 @@ class Reporter:
     """
 
     def __init__(self, job: TrainingJob, storage: Storage, rank: int, world_size: int, attempt: str):
-        self._job, self._storage, self._attempt = job, storage, attempt
-        self._rank, self._world_size = rank, world_size
-        self._files = MirroredFolder(storage, "files") if rank == 0 else None
-        self._tensorboard = MirroredFolder(storage, "tensorboard") if rank == 0 else None
+        self._job, self._storage = job, storage
+        self._files: MirroredFolder | None = None
+        self._tensorboard: MirroredFolder | None = None
         self._writer: Any = None
+        self.take_place(rank, world_size, attempt)
         self._reported_at = self._status_at = time.monotonic()
         #: Step of the last status, from which the next one computes the rate.
         self._status_step = 0
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._report_thread: threading.Thread | None = None
+        #: Whether ranks were lost, or have come.
+        self._has_met_again = False
         #: Whether the ranks must save and wait, as asked last: the open question, when it was asked, and the answer.
         self._question: Question[int] | None = None
         self._asked_at = 0.0
@@ -86,6 +90,13 @@ class Reporter:
         self._measuring: Question[dict[str, float]] | None = None
         self._measured_at = 0.0
         self._measured: dict[str, float] = {}
+
+    def take_place(self, rank: int, world_size: int, attempt: str) -> None:
+        """This worker has another rank, or there are other workers, in another attempt."""
+        self._rank, self._world_size, self._attempt = rank, world_size, attempt
+        if rank == 0 and self._files is None:
+            self._files = MirroredFolder(self._storage, "files")
+            self._tensorboard = MirroredFolder(self._storage, "tensorboard")
 
     @property
     def files(self) -> str:
@@ -102,6 +113,13 @@ class Reporter:
         self._status_step = step
         if self._files is not None:
             self._files.fetch(files)
+
+    def stands_at(self, step: int) -> None:
+        """The ranks have met again after a step: reports on which they have not agreed are dropped."""
+        self._status_at, self._status_step, self._has_met_again = time.monotonic(), step, True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._reports.get_nowait()
 
     def pack_files(self) -> dict[str, bytes] | None:
         """The contents of the callbacks' files, by relative path; empty if they are written to storage directly.
@@ -225,7 +243,8 @@ class Reporter:
         """Wait until Ray Train has taken all reports, but not for ever: it may have stopped taking them."""
         if self._report_thread is not None:
             self._reports.put(None)
-            self._report_thread.join(_LAST_REPORT_SECONDS)
+            # Ray Train may wait for a report of a rank that is gone.
+            self._report_thread.join(_MET_AGAIN_SECONDS if self._has_met_again else _LAST_REPORT_SECONDS)
 
     def _send_reports(self) -> None:
         # A call of `ray.train.report` waits until all ranks have made it and the controller has taken it. The

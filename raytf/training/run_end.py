@@ -8,6 +8,7 @@ from typing import Any
 from raytf.checkpoint import variables
 from raytf.data.plan import StepPlan
 from raytf.inference import export
+from raytf.runs.events import HELD
 from raytf.runs.run_log import read_attempts
 from raytf.training.context import Context
 from raytf.training.heartbeat import Activity
@@ -58,6 +59,7 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
         "samples_per_second": samples / state.train_seconds if state.train_seconds else 0.0,
         "world_sizes": sorted({a["world_size"] for a in attempts}),
         "restarts": max(0, len(attempts) - 1),
+        "regroups": sum(a.get("tier") == HELD for a in attempts),
         "weights_sha256": digest,
         "identity": context.program.identity,
         "history": state.history,

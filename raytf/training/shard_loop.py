@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -152,6 +152,20 @@ def spread_shards(
             slices.append(found)
     with devices.at_home():
         return devices.add(summed), tf.concat(rows, 0), [tf.concat(each, 0) for each in zip(*slices, strict=True)]
+
+
+class StepShards(NamedTuple):
+    """Which shards of a step a worker computes.
+
+    Attributes:
+        span: their numbers.
+        counts: [L] records in each, or None if all are full.
+        total: records in all shards of the step, if not all are full.
+    """
+
+    span: Span
+    counts: tf.Tensor | None
+    total: tf.Tensor | int
 
 
 def full_counts(plan: StepPlan, shards: Span) -> tuple[tf.Tensor | None, int]:

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
-import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from raytf.checkpoint import variables
-from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.training_state import TrainingState
 from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
 from raytf.distributed.devices import DeviceRoom, free_bytes
-from raytf.errors import StorageError
-from raytf.inference import architecture, export
+from raytf.distributed.membership import Generation
+from raytf.errors import RunMismatchError, StorageError, WorkerLostError
+from raytf.inference import export
+from raytf.runs.events import HELD
 from raytf.runs.restart_phases import Phases
-from raytf.runs.run_log import StepLog, write_attempt
+from raytf.runs.run_log import StepLog
 from raytf.training import attempt as attempts
+from raytf.training import exact, regroup, run_identity
 from raytf.training import model as models
 from raytf.training import program as programs
 from raytf.training import tiers as tiers_of_run
+from raytf.training.accounts import end_batch
 from raytf.training.attempt import Attempt
+from raytf.training.attempt_note import AttemptNote
 from raytf.training.callbacks import Callbacks
 from raytf.training.checkpointer import Checkpointer, Listener
 from raytf.training.context import Context
@@ -35,6 +41,7 @@ from raytf.training.executor import Executor
 from raytf.training.heartbeat import Activity, Heartbeat
 from raytf.training.job import TrainingJob
 from raytf.training.live_state import LiveState
+from raytf.training.moving_callbacks import MovingCallbacks
 from raytf.training.program import Program
 from raytf.training.tiers import Tiers
 
@@ -51,50 +58,229 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     Raises:
         RaytfError: any error of `attempt.join`, `program.build` and `tiers.newest`.
     """
+    if executor.meets_again:
+        attempt = attempts.prepare(job, pulse, phases, executor)
+        program = programs.build(attempt, executor)
+        phases.mark("build")
+        program.step.trace(executor.is_late)
+        phases.mark("trace")
+        program.named.update(program.step.reduction_state())
+        return _meet(attempt, program, executor, None)
     attempt = attempts.join(job, pulse, phases, executor)
     tiers = tiers_of_run.open_tiers(attempt)
+    tiers.restorer.begin(attempt.known_step)
     program = programs.build(attempt, executor)
     phases.mark("build")
     program.step.trace()
     phases.mark("trace")
+    return _restored(attempt, program, executor, tiers)
+
+
+def meet_again(before: Context, executor: Executor) -> Context:
+    """Meet the ranks that are left and those that have come, after the last whole step."""
+    attempt = before.attempt
+    phases = Phases()
+    with attempt.pulse.doing(Activity.TRANSFER):
+        return _meet(dataclasses.replace(attempt, phases=phases), before.program, executor, before)
+
+
+def _meet(attempt: Attempt, program: Program, executor: Executor, before: Context | None) -> Context:
+    """Meet the others, again if one is lost meanwhile."""
+    step = -1 if before is None else before.state.step
+    while True:
+        generation = executor.meet(step)
+        try:
+            return _enter(attempt, program, executor, generation, before)
+        except tf.errors.OpError:
+            if not attempt.group.loss:
+                raise
+            # A state that was only taken in part is none.
+            step = -1 if step < max(generation.steps) else step
+
+
+def _enter(
+    attempt: Attempt, program: Program, executor: Executor, generation: Generation, before: Context | None
+) -> Context:
+    """Begin the attempt of a generation."""
+    attempt, is_late = attempts.begin(attempt, executor), max(generation.steps) >= 0
+    if before is not None and not is_late:
+        raise WorkerLostError("no rank is left that has the whole state")
+    if before is None:
+        attempts.introduce(attempt, is_late)
+        programs.check_needs(attempt, program.named)
+    bits = program.identity.get(run_identity.FIRST_GRADIENTS) or program.identity.get(run_identity.FIRST_STEP)
+    if bits:
+        exact.compare(attempt.group, bits)
+    program = programs.with_own_shards(attempt, program, executor)
+    attempt.phases.mark("rendezvous")
+    tiers = tiers_of_run.open_tiers(attempt)
+    if is_late:
+        return _handed_over(attempt, program, executor, tiers, generation, before)
+    tiers.restorer.begin(attempt.known_step)
+    return _restored(attempt, program, executor, tiers)
+
+
+def _handed_over(
+    attempt: Attempt,
+    program: Program,
+    executor: Executor,
+    tiers: Tiers,
+    generation: Generation,
+    before: Context | None,
+) -> Context:
+    """Go on with the state that some of the ranks have."""
+    held, is_taken = regroup.hand_over(
+        attempt.group, generation.steps, None if before is None else _held(before), program.named
+    )
+    difference = run_identity.not_going_on(dict(held.identity), program.identity)
+    if difference:
+        raise RunMismatchError(f"a worker that joins has other settings than the others: {difference}")
+    if before is None:
+        callbacks = _make_callbacks(attempt, program, held.progress.step, held)
+    else:
+        callbacks = before.callbacks
+    if isinstance(callbacks, MovingCallbacks) and is_taken and held.callbacks is not None:
+        callbacks.known = held.callbacks
+    rows = held.rows if before is None or is_taken else before.live.rows_since(held.progress.durable_step or 0)
+    state = held.progress
+    if before is not None and not is_taken:  # of the epochs that have ended each rank knows itself
+        state = dataclasses.replace(before.state, durable_step=state.durable_step, best=state.best)
+    attempt.reporter.stands_at(state.step)
+    is_described = before is not None and before.live.rank == 0 and before.live.note.is_described
+    live = _live_state(attempt, program, state, callbacks, rows, HELD, is_described)
+    imbalance = executor.imbalance_seconds(attempt, program.pipeline)
+    attempt.phases.mark("restore")
+    context = _ready(attempt, program, executor, tiers, live, callbacks, imbalance, (state.step, HELD))
+    source = held if before is None or is_taken else before
+    context.ended, context.ending = source.ended, source.ending
+    context.batch_end = held.batch_end
+    if context.sum([float(context.ended != state.step)])[0]:  # not all have ended the epoch, if it is at its end
+        context.ended = -1
+    if before is not None:
+        context.saving.follow(before.saving)
+    if isinstance(callbacks, MovingCallbacks):
+        callbacks.agree_on_known()
+        if context.is_first_rank and callbacks.lacks_hooks:
+            _take_over(context, callbacks)
+        callbacks.resume()
+        end_batch(context)
+        state.stopped_early = state.stopped_early or callbacks.stopped
+    context.saves_again = held.is_saving
+    if before is not None:
+        before.memory.close()  # what it holds stays with the keeper
+    return context
+
+
+def _take_over(context: Context, callbacks: MovingCallbacks) -> None:
+    """Have this rank, which is rank 0 from now on, run the callbacks."""
+    step, reporter = context.state.step, context.reporter
+    reporter.resume(step, callbacks.packed_files)
+    has_end = context.ended == step or not context.is_at_epoch_end
+    callbacks.take_over(reporter.files, context.job.epoch_of(step), not context.is_at_epoch_end, has_end)
+
+
+def _held(context: Context) -> regroup.HeldState:
+    state = context.state
+    return regroup.HeldState(
+        state,
+        context.live.rows_since(state.durable_step or 0),
+        context.program.identity,
+        context.ended,
+        context.ending,
+        context.callbacks.is_steering,
+        context.callbacks.known if isinstance(context.callbacks, MovingCallbacks) else None,
+        context.saving.is_saving or context.saves_again,
+        context.batch_end,
+    )
+
+
+def _restored(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers) -> Context:
+    """Go on from the newest checkpoint, or begin a new run."""
     chosen = tiers_of_run.newest(attempt, program, tiers)
     program.named.update(program.step.reduction_state())
+    try:
+        return _begun(attempt, program, executor, tiers, chosen)
+    except tf.errors.OpError:
+        if not attempt.group.loss:
+            raise
+        # What callbacks have done to the model before its first step cannot be undone here.
+        raise WorkerLostError(f"{attempt.group.loss}, while the run began") from None
+
+
+def _begun(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers, chosen: Checkpoint | None) -> Context:
+    """Begin with a checkpoint, or a new run."""
     state = TrainingState.of(chosen, attempt.known_step)
     if chosen is not None:
         attempt.reporter.resume(chosen.step, chosen.files)
-    callbacks = _make_callbacks(attempt, program, chosen)
+    callbacks = _make_callbacks(attempt, program, None if chosen is None else chosen.step)
     imbalance = executor.imbalance_seconds(attempt, program.pipeline)
     _begin(attempt, program, callbacks, chosen)
-    phases.mark("restore")
-    live = _live_state(attempt, program, state, callbacks, chosen)
+    if isinstance(callbacks, MovingCallbacks):
+        callbacks.resume()  # with what was restored
+    attempt.phases.mark("restore")
+    rows = None if chosen is None else chosen.rows
+    tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
+    live = _live_state(attempt, program, state, callbacks, rows, tier)
+    context = _ready(attempt, program, executor, tiers, live, callbacks, imbalance, (state.step, tier))
+    context.saving.start()
+    return context
+
+
+def _ready(
+    attempt: Attempt,
+    program: Program,
+    executor: Executor,
+    tiers: Tiers,
+    live: LiveState,
+    callbacks: Callbacks,
+    imbalance: float,
+    origin: tuple[int, str],
+) -> Context:
     # Only after the restore: the keeper drops copies that are no longer needed.
     tiers.memory.reserve(variables.sizes(program.named), live.make)
-    pulse.also(tiers.memory.look)
+    attempt.pulse.also(tiers.memory.look)
     saving = _checkpointer(attempt, program, tiers, live)
-    saving.start()
     evaluators = Evaluators(
-        program.model, attempt.group, callbacks, functools.partial(programs.open_pipeline, attempt), job.plan
+        program.model,
+        attempt.group,
+        callbacks,
+        functools.partial(programs.open_pipeline, attempt),
+        attempt.job.plan,
     )
-    tier = "new" if chosen is None else "memory" if chosen.is_in_memory else "durable"
-    origin = (state.step, tier)
-    context = Context(attempt, program, state, callbacks, tiers.memory, live, saving, evaluators, imbalance, origin)
+    state = live.progress
+    context = Context(
+        attempt, program, state, callbacks, tiers.memory, live, saving, evaluators, imbalance, origin, ended=state.step
+    )
     executor.begin(context)
     return context
 
 
-def _make_callbacks(attempt: Attempt, program: Program, chosen: Checkpoint | None) -> Callbacks:
-    job = attempt.job
-    steps = job.plan.steps_per_epoch
-    return Callbacks(
-        job.callbacks,
-        program.model,
-        attempt.group,
-        attempt.reporter.say,
-        attempt.reporter.files,
-        {"epochs": job.epochs, "steps": steps},
-        epoch=None if chosen is None else job.epoch_of(chosen.step),
-        watch=lambda: attempt.pulse.doing(Activity.CALLBACK),
-    )
+def _make_callbacks(
+    attempt: Attempt, program: Program, step: int | None, held: regroup.HeldState | None = None
+) -> Callbacks:
+    """The user's callbacks.
+
+    Args:
+        attempt: of this rank.
+        program: that is trained.
+        step: from which the run goes on; None for a new one.
+        held: of the ranks that train already, if this one comes later.
+    """
+    job, reporter = attempt.job, attempt.reporter
+    options: dict[str, Any] = {
+        "make": job.callbacks,
+        "model": program.model,
+        "group": attempt.group,
+        "say": reporter.say,
+        "files": reporter.files,
+        "params": {"epochs": job.epochs, "steps": job.plan.steps_per_epoch},
+        "epoch": None if step is None else job.epoch_of(step),
+        "watch": lambda: attempt.pulse.doing(Activity.CALLBACK),
+    }
+    if job.arbiter is None:
+        return Callbacks(**options)
+    known: dict[str, Any] = {} if held is None else {"is_steering": held.is_steering, "known": held.callbacks}
+    return MovingCallbacks(**options, pack=reporter.pack_files, **known)
 
 
 def _begin(attempt: Attempt, program: Program, callbacks: Callbacks, chosen: Checkpoint | None) -> None:
@@ -125,20 +311,26 @@ def _share_weights(attempt: Attempt, program: Program) -> None:
 
 
 def _live_state(
-    attempt: Attempt, program: Program, state: TrainingState, callbacks: Callbacks, chosen: Checkpoint | None
+    attempt: Attempt,
+    program: Program,
+    state: TrainingState,
+    callbacks: Callbacks,
+    rows: np.ndarray | None,
+    tier: str,
+    is_described: bool = False,
 ) -> LiveState:
     """Create the state that checkpoints are made from; its log starts with the rows that only memory has."""
     log = StepLog(attempt.storage, attempt.name)
-    if chosen is not None and chosen.rows is not None:
-        log.restore(chosen.rows)
-    note = _make_note(attempt, program, state.step)
+    if rows is not None:
+        log.restore(rows)
+    note = AttemptNote(attempt, program, (state.step, tier), is_described)
     if attempt.group.rank == 0:
         # In a thread, so that slow or unavailable storage does not delay a restart. Each save does it again.
         threading.Thread(target=_call_ignoring_storage, args=[note], daemon=True, name="raytf-note").start()
     most = memory_needs.held(
         variables.size_of(program.named), attempt.group.world_size, attempt.config.checkpoints.keep_best is not None
     )
-    room = DeviceRoom(most, free_bytes, attempt.reporter.say)
+    room = DeviceRoom(most, free_bytes, (lambda line: None) if tier == HELD else attempt.reporter.say)
     return LiveState(
         attempt.group.rank,
         state,
@@ -157,28 +349,6 @@ def _live_state(
 def _told(source: Source) -> Callable[[int], None]:
     """What a source of batches that are made while the run trains must know of saves: which it need not keep."""
     return getattr(getattr(source, "fetch", None), "saved", lambda step: None)
-
-
-def _make_note(attempt: Attempt, program: Program, step: int) -> Callable[[], None]:
-    """Make a function that stores that this attempt has begun, and the description of the model that an export needs;
-    rank 0 calls it."""
-    began, lock = time.time(), threading.Lock()
-    described = b""
-    if attempt.group.rank == 0:
-        x, *others = program.pipeline.sample()
-        records = attempt.job.plan.micro_batch_size
-        described = architecture.describe(program.model, x, tuple(others), records)
-    is_kept = False
-
-    def write() -> None:
-        nonlocal is_kept
-        with lock:
-            write_attempt(attempt.storage, attempt.name, attempt.workers, step, began)
-            if not is_kept:  # written once only, since the description of a large model is large
-                attempt.storage.put(architecture.FILE, described)
-                is_kept = True
-
-    return write
 
 
 def _call_ignoring_storage(call: Callable[[], None]) -> None:
@@ -201,12 +371,11 @@ def _replicas(attempt: Attempt, program: Program) -> Replicas | None:
     is_exact, reporter = attempt.config.compute.exact, attempt.reporter
     if attempt.group.world_size == 1 or attempt.config.strategy.has_servers:
         return None
-    # A wrong variable of the optimizer shows in the weights only after a later update, which exact mode cannot allow.
-    hashed = ("model/", "optimizer/") if is_exact else ("model/",)
     return Replicas(
         attempt.group,
         program.named,
-        Digest([v.value for name, v in program.named.items() if name.startswith(hashed)]).value,
+        # A wrong variable of the optimizer shows in the weights only after a later update, too late for exact mode.
+        program.digest(with_optimizer=is_exact).value,
         is_exact,
         reporter.say,
         reporter.event,

@@ -5,8 +5,9 @@ Shapes in this module: K steps of a call, F flags, L shards of this worker, b re
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -33,6 +34,7 @@ from raytf.training.microbatch import MicroBatch
 from raytf.training.own_step import OwnStep
 from raytf.training.shard_loop import (
     ShardBatch,
+    StepShards,
     fixed_values,
     full_counts,
     shard_divisors,
@@ -42,20 +44,6 @@ from raytf.training.shard_sums import ShardSums, results
 from raytf.training.shard_timer import ShardTimer
 from raytf.training.shard_work import ShardResult
 from raytf.training.step_journal import StepJournal, StepOutcome
-
-
-class StepShards(NamedTuple):
-    """Which shards of a step a worker computes.
-
-    Attributes:
-        span: their numbers.
-        counts: [L] records in each, or None if all are full.
-        total: records in all shards of the step, if not all are full.
-    """
-
-    span: Span
-    counts: tf.Tensor | None
-    total: tf.Tensor | int
 
 
 @dataclass(frozen=True)
@@ -143,9 +131,9 @@ class TrainStep:
     def _is_general_with(self, options: StepOptions) -> bool:
         # A sum of floats, and one that overlaps with the loop over shards, depend on how many there are. One of several
         # phases has changed something before its last sum.
-        is_exact = all(isinstance(each, reductions.FixedPointReduction) for each in self.reductions)
         is_one = len(self._devices.names) == len(self.reductions) == 1
-        return self._all_reduce is not None and is_one and is_exact and options.overlap is None
+        is_exact = isinstance(self.reductions[0], reductions.FixedPointReduction) and options.overlap is None
+        return self._all_reduce is not None and is_one and is_exact
 
     def _make_functions(self) -> tuple[Any, Any]:
         count, plan = None if self._is_general else len(self._shards), self._plan
@@ -164,16 +152,28 @@ class TrainStep:
         partial = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
         return (
             tf.function(self._full_steps, input_signature=full, autograph=False),
-            tf.function(self._partial_step, input_signature=partial, autograph=False),
+            tf.function(self._partial_steps, input_signature=partial, autograph=False),
         )
 
     def _span(self, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
         """This worker's shards in a graph, given the first one and the seeds [K, L, S, 2] of all."""
         return ShardSpan(begin, begin + tf.shape(seeds)[1]) if self._is_general else self._shards
 
-    def trace(self) -> None:
-        """Trace the graph of full steps now, while the state is still being read, and not in the first call."""
+    def trace(self, is_late: bool = False) -> None:
+        """Trace the graph of full steps now, while the state is still being read, and not in the first call.
+
+        Args:
+            is_late: others will wait for this worker's first step. Do all that it can do before, also for a step that
+                ends an epoch with fewer records.
+        """
         self._full.get_concrete_function()
+        kinds = [True, *([False] if is_late and self._plan.full_steps < self._plan.steps_per_epoch else [])]
+        # A graph is optimized when it first runs, which takes no step; a GPU loads kernels as it first needs them.
+        steps = int(is_late and self.is_on_gpu)
+        with self._unchanged() if steps else nullcontext():
+            for full in kinds if self._is_general else ():
+                call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
+                self(call, np.zeros(self._flags, np.float32))
 
     @property
     def is_on_gpu(self) -> bool:
@@ -199,8 +199,8 @@ class TrainStep:
             flags: [F] float, this worker's flags; the outcome has their sum over all workers.
         """
         begin = np.int32(self._shards.start)
-        if self._journal is not None:  # a call of one step has made it, or nothing
-            self._journal.begin(len(call.seeds) if call.full else 0)
+        if self._journal is not None:
+            self._journal.begin(len(call.seeds))
         if call.full:
             out = self._full(call.leaves, call.seeds, flags, begin)
         else:
@@ -247,19 +247,18 @@ class TrainStep:
 
         On a GPU the kernels of a graph are chosen when it runs, so the bits of a different graph would prove little.
         """
-        beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
-        micro, others = self.micro, [*beside, *self.reduction_state().values()]
-        changed = [variable.value for variable in (*micro.trainable, *micro.states, *micro.metrics, *others)]
-        before = [tf.identity(v) for v in changed]
-        try:
+        with self._unchanged() as changed:
             told = self._lone([tf.constant(leaf)[None] for leaf in leaves], tf.constant(seeds, tf.int32)[None])
             # A hash of the weights, computed on their device: it depends on all of their bits without copying them to
             # the host.
             values = [v.read_value() for v in changed if v.dtype.is_floating]
             return b"".join(t.numpy().tobytes() for t in [*told, device_sum(values)])
-        finally:
-            for variable, value in zip(changed, before, strict=True):
-                variable.assign(value)
+
+    def _unchanged(self) -> AbstractContextManager[list[tf.Variable]]:
+        """Put back at the end all that a step may change; until then the device holds it twice."""
+        beside = [*self._model.optimizer.variables, *variables.own_of(self._model)]
+        micro, others = self.micro, [*beside, *self.reduction_state().values()]
+        return variables.unchanged([*micro.trainable, *micro.states, *micro.metrics, *others])
 
     def _make_micro(self, template: tuple[Any, Any, Any], options: StepOptions) -> MicroBatch | OwnStep:
         if overrides_step(self._model):
@@ -296,13 +295,18 @@ class TrainStep:
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, options.overlap)
 
     def _full_steps(self, leaves, seeds, flags, begin):
+        span = self._span(begin, seeds)
+        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span)))
+
+    def _partial_steps(self, leaves, seeds, flags, begin, counts, total):
+        return self._steps(leaves, seeds, flags, StepShards(self._span(begin, seeds), counts, total))
+
+    def _steps(self, leaves, seeds, flags, shards):
         steps = tf.shape(seeds)[0]
         rates = tf.TensorArray(tf.float32, steps, element_shape=[])
         losses = tf.TensorArray(tf.float32, steps, element_shape=[])
         finite = tf.TensorArray(tf.bool, steps, element_shape=[])
         fixed = fixed_values(self._devices, self.micro)
-        span = self._span(begin, seeds)
-        shards = StepShards(span, *full_counts(self._plan, span))
         journal = self._journal
 
         def body(k, losses, rates, finite, *_):
@@ -315,13 +319,6 @@ class TrainStep:
         start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags), self._nothing_kept())
         _, *arrays, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
         return *(array.stack() for array in arrays), flags_sum, kept
-
-    def _partial_step(self, leaves, seeds, flags, begin, counts, total):
-        rate, batch = self._rate.value(), [leaf[0] for leaf in leaves]
-        fixed = fixed_values(self._devices, self.micro)
-        shards = StepShards(self._span(begin, seeds), counts, total)
-        loss, ok, flags_sum, kept = self._step(rate, batch, seeds[0], flags, shards, fixed)
-        return loss[None], rate[None], ok[None], flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
         """A step as if this worker were the only one and had one shard.

@@ -5,20 +5,30 @@ A call has several steps. The input of the next calls is gathered while a call r
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import ray
+import ray.train
+import tensorflow as tf
 
 from raytf.config.train_config import TrainConfig
 from raytf.data.pipeline import CallBatch, Pipeline
 from raytf.data.plan import imbalance
 from raytf.data.prefetch import Prefetch
-from raytf.distributed import buckets, factory
+from raytf.distributed import buckets, factory, meeting
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, LeftBehindError, RunOverError, worker_name
 from raytf.distributed.group import Group
+from raytf.distributed.membership import Generation
+from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_flags import LENGTH, StepFlag, vector
+from raytf.errors import WorkerLostError
 from raytf.training import exact, learning_rate
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
@@ -26,12 +36,15 @@ from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
 from raytf.training.parking import park
+from raytf.training.regroup import RegroupError
 from raytf.training.step import StepOptions, TrainStep
 from raytf.training.step_journal import StepOutcome
 
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
 _MAX_CALL_STEPS = 32
+#: How often ranks that lose another one while they meet meet again.
+_MEETINGS = 10
 #: Seconds of a measurement of a single shard.
 _PROBE_SECONDS = 0.05
 
@@ -41,7 +54,12 @@ class SynchronousExecutor:
 
     Args:
         config: the run's configuration.
+        arbiter: says who belongs to the group, where ranks meet again; None where they do not.
+        waits: called again and again while this rank waits for others to meet.
     """
+
+    #: Set by `join`.
+    _group: Any
 
     #: Set by `make_step`.
     _step: TrainStep
@@ -50,9 +68,13 @@ class SynchronousExecutor:
     _calls: Prefetch
     _placement: Placement
 
-    def __init__(self, config: TrainConfig):
-        self._config = config
-        self._world_size = 0
+    def __init__(
+        self, config: TrainConfig, arbiter: ArbiterAddress | None = None, waits: Callable[[], None] = lambda: None
+    ):
+        self._config, self._arbiter, self._waits = config, arbiter, waits
+        self._link: ArbiterLink | None = None
+        #: Seconds of a shard on this machine, once they were measured.
+        self._shard_seconds: float | None = None
         #: Steps per call; rank 0 decides for all ranks.
         self._call_steps = config.compute.steps_per_call or 1
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
@@ -60,17 +82,79 @@ class SynchronousExecutor:
         #: Flags of the newest call, summed over the ranks.
         self._flags = vector({})
 
-    # -- before training -----------------------------------------------------------------------------------------------
+    # -- the ranks -----------------------------------------------------------------------------------------------------
 
     @property
     def workers(self) -> int:
-        return self._world_size
+        return self._group.world_size
+
+    @property
+    def meets_again(self) -> bool:
+        return self._arbiter is not None
+
+    @property
+    def is_late(self) -> bool:
+        return self._link is not None and self._link.found_running
+
+    @property
+    def speaks_alone(self) -> bool:
+        # Who comes to a group that trains has nothing to say that was not said before.
+        return not self.is_late and self.seat.rank == 0
+
+    @property
+    def seat(self) -> RankInfo:
+        context = ray.train.get_context()
+        ranks = context.get_world_rank(), context.get_world_size()
+        return RankInfo(*ranks, context.get_local_rank(), context.get_local_world_size())
 
     def join(self) -> Group:
-        given = ray.get_runtime_context().get_assigned_resources()
-        group = factory.make(self._config.strategy, float(given.get("GPU", 0.0)))
-        self._world_size = group.world_size
-        return group
+        given = float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
+        if self._arbiter is None:
+            self._group = factory.make(self._config.strategy, given)
+        else:
+            name = worker_name(ray.get_runtime_context().get_node_id(), os.getpid())
+            self._link = ArbiterLink.connect(self._arbiter, name, self._waits)
+            if self._link.found_over is not None:
+                raise RunOverError(self._link.found_over)
+            self._group = factory.make_again(self._config.strategy, given)
+        return self._group
+
+    def meet(self, step: int) -> Generation:
+        assert self._link is not None
+        for _ in range(_MEETINGS):
+            address, is_member = meeting.listen(ray.util.get_node_ip_address()), self._link.is_member
+            self._group.leave()
+            if is_member:
+                generation, place = self._link.leave(address, step)
+            else:
+                seat = self.seat
+                generation, place = self._link.join(address, seat.size, seat.rank)
+            try:
+                self._group.meet_again(place)
+            except (WorkerLostError, tf.errors.OpError):  # a rank is lost while they meet
+                continue
+            return generation
+        raise WorkerLostError(f"the ranks have not met in {_MEETINGS} tries")
+
+    def want(self, workers: int) -> None:
+        """The group is to have another number of workers, also if it has not met yet."""
+        if self._link is not None:
+            self._link.want(workers)
+
+    def take_shards(self, pipeline: Pipeline) -> None:
+        self._step.take(pipeline.shards)
+        if not self._step.can_go_on:
+            self._traced.clear()  # it has other graphs now
+
+    def ended(self, result: dict[str, Any] | None) -> dict[str, Any] | None:
+        if self._link is None:
+            return result
+        told: dict[str, Any] = json.loads(self._group.share(json.dumps(result).encode()))
+        self._link.tell_over(told)
+        self._link.close()
+        return told
+
+    # -- before training -----------------------------------------------------------------------------------------------
 
     def make_step(self, attempt: Attempt, model: keras.Model, pipeline: Pipeline) -> TrainStep:
         compute, group, plan = self._config.compute, attempt.group, pipeline.plan
@@ -88,7 +172,7 @@ class SynchronousExecutor:
             model,
             plan,
             pipeline.shards,
-            group.all_reduce if group.world_size > 1 else None,
+            group.all_reduce if group.world_size > 1 or self.meets_again else None,
             pipeline.template,
             pipeline.leaf_specs,
             options,
@@ -109,11 +193,14 @@ class SynchronousExecutor:
         uneven = imbalance(shards, min(shards, group.world_size * len(group.devices.names)))
         if not uneven:
             return 0.0
-        own = np.asarray([self._step.timer.seconds()], np.float32)
-        return uneven * float(group.sum(own)[0]) / group.world_size
+        if self._shard_seconds is None:
+            self._shard_seconds = self._step.timer.seconds()
+        return uneven * float(group.sum(np.asarray([self._shard_seconds], np.float32))[0]) / group.world_size
 
     def begin(self, context: Context) -> None:
         self._context, attempt = context, context.attempt
+        # As those who have come do: all ranks make calls of the same steps.
+        self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
         self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end)
         self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
@@ -121,6 +208,7 @@ class SynchronousExecutor:
 
     def begin_epoch(self, epoch: int) -> None:
         self._calls.fill(self._context.job.total_steps)
+        self._context.callbacks.begin("epoch", self._context.state.step)
         self._context.callbacks.run("on_epoch_begin", epoch)
         self._context.saving.callbacks_ran()
 
@@ -138,6 +226,8 @@ class SynchronousExecutor:
         context.saving.act(flags)
         if flags[StepFlag.PARK]:
             park(context)
+        if flags[StepFlag.REGROUP] and not context.saving.has_pending:
+            raise RegroupError("somebody waits to join")
 
     def settle(self) -> None:
         """Nothing to do: after every call the model holds the state of its last step."""
@@ -150,17 +240,36 @@ class SynchronousExecutor:
         self._calls.fill(context.job.total_steps)
         with context.pulse.doing(Activity.INPUT):
             call = self._calls.take()
+        context.callbacks.begin("call", call.start)
         context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
+        if self._link is not None and self._link.is_lost:
+            raise LeftBehindError("the connection with the driver's arbiter is lost")
         began = time.perf_counter()
-        outcome = self._compute(call)
-        context.state.train_seconds += time.perf_counter() - began
-        check_finite(context, call, outcome)
-        after_call(context, call, outcome, time.perf_counter() - began)
-        write_histograms(context, outcome)
-        context.pulse.advance(call.stop, call.stop - call.start, len(context.program.pipeline.shards))
+        try:
+            outcome = self._compute(call)
+        except tf.errors.OpError:
+            if not context.attempt.group.loss:
+                raise
+            if not self._step.can_go_on:
+                raise WorkerLostError(f"{context.attempt.group.loss}, in the middle of a step") from None
+            outcome = self._step.made()
+            if len(outcome.losses):  # not the last one, which failed
+                made = dataclasses.replace(call, stop=call.start + len(outcome.losses), full=True)
+                self._note(made, outcome, time.perf_counter() - began)
+            raise RegroupError(context.attempt.group.loss) from None
+        self._note(call, outcome, time.perf_counter() - began)
         self._flags = outcome.flags
         if not self._config.compute.steps_per_call and outcome.flags[StepFlag.CALL_STEPS]:
             self._call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
+
+    def _note(self, call: CallBatch, outcome: StepOutcome, seconds: float) -> None:
+        """Note the steps of a call, which have changed the state."""
+        context = self._context
+        context.state.train_seconds += seconds
+        check_finite(context, call, outcome)
+        after_call(context, call, outcome, seconds)
+        write_histograms(context, outcome)
+        context.pulse.advance(call.stop, call.stop - call.start, len(context.program.pipeline.shards))
 
     def _compute(self, call: CallBatch) -> StepOutcome:
         context = self._context
@@ -183,7 +292,9 @@ class SynchronousExecutor:
         given: dict[StepFlag, float] = context.saving.votes(stop, context.seconds_per_step, ends_epoch)
         if context.is_first_rank:
             given[StepFlag.PARK] = context.reporter.is_parking_wanted()
-            given[StepFlag.PROBE] = self._world_size > 1 and context.pulse.is_probe_due()
+            given[StepFlag.PROBE] = self._group.world_size > 1 and context.pulse.is_probe_due()
+            is_awaited = self._link is not None and self._link.is_pause_wanted
+            given[StepFlag.REGROUP] = is_awaited and not context.saving.has_pending
             if not self._config.compute.steps_per_call and context.has_trained:
                 given[StepFlag.CALL_STEPS] = call_steps(_CALL_SECONDS, context.seconds_per_step)
         return vector(given, context.saving.tell())

@@ -37,7 +37,7 @@ class Tiers:
 
 
 def open_tiers(attempt: Attempt) -> Tiers:
-    """Open this rank's tiers, and begin to find and read the newest state in the background."""
+    """Open this rank's tiers; nothing is read yet."""
     job, checkpoints, reporter = attempt.job, attempt.config.checkpoints, attempt.reporter
     start = GroupAttempt(attempt.name, attempt.group.rank, attempt.group.world_size, attempt.earlier)
     memory = MemoryTier(
@@ -59,7 +59,6 @@ def open_tiers(attempt: Attempt) -> Tiers:
         late=reporter.upload_anew,
     )
     restorer = Restorer(memory, durable, attempt.group, reporter.say)
-    restorer.begin(attempt.known_step)
     return Tiers(memory, durable, policy, restorer)
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.train
 
+from raytf._ray import train_context
 from raytf.cluster import scratch
 from raytf.distributed import meeting
+from raytf.distributed.arbiter_link import DismissedError, RunOverError
 from raytf.errors import ExactnessError, JobError, RaytfError, WorkerLostError, one_line
 from raytf.runs.restart_phases import Phases
 from raytf.training import gpu_errors, process, warm_pool
@@ -27,6 +29,19 @@ if TYPE_CHECKING:  # it loads TensorFlow
 def listen() -> str:
     """HOST:PORT at which this worker's process listens to the other ranks from now on."""
     return meeting.listen(ray.util.get_node_ip_address())
+
+
+def take_rank(context: Any) -> None:
+    """Take another rank of Ray Train's, whose group has lost workers.
+
+    Args:
+        context: Ray Train's of this worker, as its group knows it now.
+    """
+    train_context.set_rank(context)
+    if _pulse is not None:
+        _pulse.take_rank(context.world_rank, context.world_size)
+    if _want is not None:
+        _want(context.world_size)
 
 
 def set_up(place: meeting.Meeting, settings: ProcessSettings, gpus: Sequence[str] | None = None) -> None:
@@ -54,10 +69,14 @@ def set_up(place: meeting.Meeting, settings: ProcessSettings, gpus: Sequence[str
         process.take_place({"worker": place.addresses}, "worker", rank)
         meeting.take(place)
     if place.world_size == 1:
-        place.server().close()
+        place.close()
     process.load_tensorflow(settings, gpus)
     _phases.mark("tensorflow")
 
+
+#: This process's heartbeat, and what takes another number of workers, while it trains.
+_pulse: Heartbeat | None = None
+_want: Callable[[int], None] | None = None
 
 #: Phases of the restart, measured since this process was given its rank.
 _phases = Phases()
@@ -73,8 +92,9 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
         WorkerLostError: another rank is gone; Ray Train starts a new group.
         RaytfError: any other error is one that would happen again in another attempt.
     """
+    global _pulse
     context = ray.train.get_context()
-    pulse = Heartbeat(job.monitor, context.get_world_rank(), context.get_world_size())
+    pulse = _pulse = Heartbeat(job.monitor, context.get_world_rank(), context.get_world_size())
     try:
         return _run(job, pulse)
     except JobError as error:
@@ -88,7 +108,10 @@ def run(job: TrainingJob) -> dict[str, Any] | None:
 def _run(job: TrainingJob, pulse: Heartbeat) -> dict[str, Any] | None:
     from raytf.training.synchronous import SynchronousExecutor
 
-    return train(job, pulse, _phases, SynchronousExecutor(job.config))
+    global _want
+    executor = SynchronousExecutor(job.config, job.arbiter, pulse.progress)
+    _want = executor.want
+    return train(job, pulse, _phases, executor)
 
 
 def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor) -> dict[str, Any] | None:
@@ -111,9 +134,14 @@ def train(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     from raytf.training.loop import TrainLoop
 
     def call() -> dict[str, Any] | None:
-        loop = TrainLoop(startup.start(job, pulse, phases, executor), executor)
-        _keep.append(loop)
-        return loop.train()
+        try:
+            loop = TrainLoop(startup.start(job, pulse, phases, executor), executor)
+            _keep.append(loop)
+            return loop.train()
+        except RunOverError as over:
+            return over.result
+        except DismissedError:
+            return None
 
     return explained(job, call)
 

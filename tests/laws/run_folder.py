@@ -29,7 +29,9 @@ def make(run: Storage, is_finished: bool) -> None:
     ledger_of.add(a_run().events)
     assert ledger_of.flush()
     for number, attempt in enumerate(_ATTEMPTS):
-        run_log.write_attempt(run, attempt, 2 - number, 150 * number, BEGIN + 60 * number)
+        run_log.write_attempt(
+            run, attempt, 2 - number, (150 * number, "memory" if number else "new"), BEGIN + 60 * number
+        )
         log = run_log.StepLog(run, attempt)
         steps = np.arange(150 * number, 300 if number else 180)
         log.add(int(steps[0]) + 1, 0, 1.0 / (1.0 + steps), np.full(len(steps), 0.01))

@@ -19,14 +19,14 @@ from raytf.testing import ElasticCluster, Job, environment, processes
 from tests.ray.conftest import PATIENCE, result_of
 from tests.stress.law import schedules as law
 
-STEPS = 260
+STEPS = 900
 #: Steps that a run makes between two faults.
 BETWEEN = 15
 FLAGS = {
     "--data": "digits",
     "--model": "batchnorm",
     "--global-batch-size": 64,
-    "--pause": 0.06,
+    "--pause": 0.12,
     "--workers": 2,
     "--steps": STEPS,
     "--run": "a",

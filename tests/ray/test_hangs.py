@@ -24,19 +24,25 @@ def flags(tmp_path: Path, *more: object) -> list[object]:
     return [*fixed, "--checkpoint-every-seconds", 1, "--status-file", tmp_path / "status.json", *more]
 
 
+#: Long enough that a worker joins before the end.
+EPOCHS = 120
+
+
 def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(start, tmp_path: Path):
     folder = tmp_path / "a"
     # A callback of 12 s at the end of the first epoch, with 10 s for what hangs.
     slow = ("--slow-callback", 12, "--slow-epochs", 1)
     stuck = ("--stuck", "data", "--mark", tmp_path / "mark")
-    run = start(STUCK, *flags(tmp_path, "--epochs", 24, "--hang-seconds", 10, *stuck, *slow))
+    run = start(STUCK, *flags(tmp_path, "--epochs", EPOCHS, "--hang-seconds", 10, *stuck, *slow))
     run.until((tmp_path / "mark").exists)
     began = time.monotonic()
     run.until(lambda: "made no progress" in run.output)
     named = time.monotonic() - began
     assert "epoch 2: " in run.output.partition("made no progress")[0]
-    run.until(lambda: len(attempts(folder)) == 2 and "epoch 8: " in run.output.partition("starting again")[2])
-    run.processes("RayTrainWorker")[-1].suspend()
+    # The other one goes on alone, and another one joins it.
+    run.until(lambda: "2 workers go on" in run.output)
+    run.until(lambda: run.output.partition("the others go on")[2].count("epoch ") > 3)
+    max(run.processes("RayTrainWorker"), key=lambda p: p.create_time()).suspend()
     began = time.monotonic()
     run.until(lambda: run.output.count("made no progress") == 2)
     stopped = time.monotonic() - began
@@ -56,7 +62,9 @@ def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(st
     # The stopped one alone: the other may have left the loop by then, told by its heartbeats.
     rank = second.split()[1]
     assert TRAINING.search(frozen.partition(f"== rank {rank}\n")[2].partition("== rank ")[0]), frozen
-    assert (result_of(folder)["restarts"], result_of(folder)["steps"]) == (2, 240)
+    result = result_of(folder)
+    assert result["regroups"] == result["restarts"] >= 3
+    assert result["steps"] == EPOCHS * 10
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from raytf.storage.storage import Storage
 from raytf.testing import ElasticCluster, Job, MetadataServer, environment
 from raytf.testing.node import Node
 from tests.ray.conftest import manifests
-from tests.ray.test_elastic import PATIENCE, computed, trains
+from tests.ray.test_elastic import PATIENCE, trains
 from tests.ray.test_resume import attempts
 from tests.stress.law import schedules as law
 
@@ -89,7 +89,7 @@ def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(cluster: 
 def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_path: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
     command = [sys.executable, str(law.JOB), "--data", "digits", "--model", "batchnorm", "--global-batch-size", "64"]
-    command += ["--pause", "0.1", "--epochs", "24", "--storage", str(tmp_path), "--run", "a"]
+    command += ["--pause", "0.1", "--epochs", "50", "--storage", str(tmp_path), "--run", "a"]
     command += ["--status-file", str(status), "--workers", "1:2", "--max-failures", "0", "--no-warm-workers"]
     # Nothing is saved and nothing changes but for a notice.
     command += ["--checkpoint-every-seconds", "3600", "--resize-every-seconds", "3600"]
@@ -104,29 +104,29 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
             def moved(workers: int) -> bool:
                 return len(attempts(folder)) == starts + 1 and trains(job, workers)
 
-            def last_step() -> int:
-                return computed(folder)[starts - 1][-1]
+            def noted() -> list[int]:
+                """The steps after which the law's callback was called, as they were made."""
+                return [int(line.split()[1]) for line in (folder / "files" / "executed.txt").read_text().splitlines()]
 
             job.until(lambda: trains(job, 2), PATIENCE)
 
-            # There is a spare node: the run moves there, all of it.
+            # There is a spare node: one worker comes there and one leaves, at the end of one step.
             starts = 1
             first = next(node for node in machines if node.workers())
             machines[first].notice(60)
             told = time.monotonic()
             job.until(lambda: moved(2), PATIENCE)
-            print(f"a new group trained {time.monotonic() - told:.1f} s after a cloud's notice")
-            assert not first.workers()
+            print(f"another worker trained {time.monotonic() - told:.1f} s after a cloud's notice")
+            job.until(lambda: not first.workers(), PATIENCE)
             first.kill()
-            assert attempts(folder)[1]["from_step"] == last_step()
 
             # There is none: it goes on with fewer workers.
             starts = 2
             second = next(node for node in machines if node is not first and node.workers())
             machines[second].notice(60)
             job.until(lambda: moved(1), PATIENCE)
+            job.until(lambda: not second.workers(), PATIENCE)
             second.kill()
-            assert attempts(folder)[2]["from_step"] == last_step()
 
             # The last node goes: it saves, trains on until the end, and waits for capacity.
             starts = 3
@@ -139,26 +139,30 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
             job.until(lambda: manifests(folder)[-1] > before, PATIENCE)
             print(f"saved {time.monotonic() - told:.1f} s after a notice that could not be followed")
             saved = manifests(folder)[-1]
-            job.until(lambda: trains(job, 1) and last_step() >= saved + 5, PATIENCE)
+            job.until(lambda: trains(job, 1) and noted()[-1] >= saved + 5, PATIENCE)
             saved = manifests(folder)[-1]
             third.kill()
+            before_loss = noted()
+            assert before_loss == sorted(set(before_loss))
             job.until(lambda: "waiting: the cluster can run 0 workers" in job.output, PATIENCE)
 
             # A pod comes, in which `raytf watch` is the first process; SIGTERM ends it once the run has left.
             pod = cluster.add_node(under=[*RAYTF, "watch", "--notices", "off", "--grace-seconds", "90", "--"])
             job.until(lambda: moved(1), PATIENCE)
-            assert saved <= attempts(folder)[3]["from_step"] < last_step()
+            assert saved <= attempts(folder)[3]["from_step"] < noted()[-1]
             starts = 4
             other = cluster.add_node()
             told = time.monotonic()
             pod.stop(90)
             print(f"a pod ended {time.monotonic() - told:.1f} s after SIGTERM")
             assert_left_in_time(pod)
-            job.until(lambda: moved(1), PATIENCE)
-            assert other.workers()
-            assert attempts(folder)[4]["from_step"] == last_step()
+            job.until(lambda: other.workers(), PATIENCE)
             output = job.wait(PATIENCE)
-    assert [a["world_size"] for a in attempts(folder)] == [2, 2, 1, 1, 1]
+    after_loss = noted()[len(before_loss) :]
+    assert after_loss == sorted(set(after_loss))
+    # A worker that moves alone hands its state over in one step, and leaves in the next.
+    sizes = [(a["world_size"], a["tier"]) for a in attempts(folder)]
+    assert sizes == [(2, "new"), (2, "held"), (1, "held"), (1, "durable"), (2, "held"), (1, "held")]
     for words in ("AWS will terminate it", "Google Cloud preempts it", "Azure evicts it"):
         assert output.count(words) == 1, output
     assert output.count("notice for node ") == 3
@@ -170,11 +174,11 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
     assert sorted(event["cloud"] for event in book if event["kind"] == "notice") == ["aws", "azure", "gcp"]
     assert {event["node"] for event in book if event["kind"] == "drain"} == {*(n.id for n in machines), pod.id}
     assert [event["to"] for event in book if event["kind"] == "resize"] == [2, 1, 1]
-    assert kinds["park"] >= 4
+    assert kinds["park"] >= 1
     # The only loss is that of the last node, of which the run had notice.
     assert [event["preemption"] for event in book if event["kind"] == "fault"] == [True]
     seconds = timeline.account(timeline.timeline(book))
-    assert {"resize", "waiting"} <= seconds.keys()
+    assert "waiting" in seconds
 
 
 def assert_left_in_time(pod: Node) -> None:

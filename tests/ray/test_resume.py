@@ -64,22 +64,27 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     run.until(lambda: "\nfinished: " in run.output)
     outside = time.monotonic() - began
     output = run.wait()
-    assert "workers were lost (1 worker process died); starting again" in output
-    assert "restored step" in output
+    assert "workers were lost (1 worker process died); the others go on" in output
+    assert "1 worker goes on after " in output
+    assert "restored step" not in output
     result = result_of(folder)
-    assert (result["restarts"], result["steps"]) == (1, 8 * 63)
+    # Once without the one that was lost, and once more if another one came in time.
+    assert result["restarts"] == result["regroups"] in (1, 2)
+    assert result["steps"] == 8 * 63
     assert raytf.read_steps(str(folder))["step"].tolist() == list(range(1, 8 * 63 + 1))
 
     show = [sys.executable, "-c", "from raytf.commands.main import main; main()", "show", str(folder)]
     shown = json.loads(subprocess.run([*show, "--json"], check=True, capture_output=True, timeout=60).stdout)
-    assert (shown["state"], shown["step"], len(shown["restarts"])) == ("finished", 8 * 63, 1)
+    assert (shown["state"], shown["step"], len(shown["restarts"])) == ("finished", 8 * 63, result["restarts"])
     # All that the ledger books is what somebody with a watch has seen.
     assert sum(shown["seconds"].values()) == pytest.approx(outside, rel=0.01)
     assert shown["seconds"].items() >= result["seconds"].items()
     assert shown["seconds"]["restart"] > 0
-    (restart,) = shown["restarts"]
-    assert "1 worker process died" in restart["cause"]
-    assert sum(restart["phases"].values()) == pytest.approx(shown["seconds"]["restart"], rel=0.1)
+    assert "1 worker process died" in shown["restarts"][0]["cause"]
+    assert {restart["redone"] for restart in shown["restarts"]} == {0}
+    # What came before the last sign of life, at which a pause may have begun already, is booked as training.
+    phases = sum(sum(restart["phases"].values()) for restart in shown["restarts"])
+    assert shown["seconds"]["restart"] <= phases + 0.05
     text = subprocess.run(show, check=True, capture_output=True, text=True, timeout=60).stdout
     assert f"goodput {result['goodput']:.1%}" in text
     assert "1 worker process died" in text
@@ -87,7 +92,7 @@ def test_kill_of_one_worker_is_survived_without_a_word_from_the_user(start, tmp_
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     assert {"batch_loss", "goodput", "restarts", "world_size"} <= set(board.Tags()["tensors"])
-    assert {float(make_ndarray(e.tensor_proto)) for e in board.Tensors("world_size")} == {2.0}
+    assert {float(make_ndarray(e.tensor_proto)) for e in board.Tensors("world_size")} == {1.0, 2.0}
     assert all(0 <= float(make_ndarray(e.tensor_proto)) < 1 for e in board.Tensors("goodput"))
 
 

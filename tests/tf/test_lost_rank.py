@@ -14,6 +14,7 @@ import tensorflow as tf
 from raytf.data.plan import assign
 from raytf.data.sources.arrays import ArraySource
 from raytf.data.sources.batches import plan_of
+from raytf.distributed import wire
 from raytf.distributed.reduction import packed
 from tests.tf.ranks import Rank, train
 
@@ -135,6 +136,29 @@ def test_a_call_that_breaks_has_made_whole_steps_and_nothing_else(make, leaves_a
         for mine, theirs in zip(rank.model.weights, reference.weights, strict=True):
             if "seed" not in mine.path:
                 np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+@pytest.mark.parametrize("words", [wire.HOST, wire.DEVICE], ids=["CPU", "GPU"])
+def test_who_comes_late_runs_its_graphs_ahead_and_its_state_stays(words):
+    """On a GPU with a step of zeros, since kernels are loaded when they are first needed."""
+    sums = []
+
+    def alone(tensor: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(
+            tf.numpy_function(lambda v: (sums.append(1), v)[1], [tensor], tensor.dtype), tensor.shape
+        )
+
+    source = ArraySource(RNG.normal(size=(100, 8)).astype(np.float32), RNG.integers(0, 5, 100))
+    plan, optimizer = plan_of(source, BATCH, SHARDS), keras.optimizers.AdamW(1e-2, weight_decay=0.1, use_ema=True)
+    late = Rank(lambda: dense(optimizer), source, plan, range(2, 4), packed(alone), words=words)
+    assert plan.full_steps < plan.steps_per_epoch
+    before = state(late)
+    late.step.trace(is_late=True)
+    assert bool(sums) == words.is_on_gpu
+    assert state(late) == before
+    late.train(0, plan.steps_per_epoch, CALL)
+    assert state(late) != before
+    assert [f.experimental_get_tracing_count() for f in late.step.functions()] == [1, 1]
 
 
 def until_lost(rank: Rank, plan) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,10 @@ class LiveBatches:
     def fed(self, fetch: Fetch) -> LiveBatches:
         """The same, with a way to get batches."""
         return LiveBatches(self.name, self._first, self.spec, self.steps, fetch)
+
+    def reader(self, shards: int) -> LiveBatches:
+        """The same for a thread of its own."""
+        return self if self.fetch is None else self.fed(copy.copy(self.fetch))
 
     def take(self, records: np.ndarray) -> list[np.ndarray]:
         return [leaf[records] for leaf in self._first]

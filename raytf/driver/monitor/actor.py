@@ -177,6 +177,11 @@ class Monitor:
         if now - self._kept_at >= _BEATS_SECONDS:
             self._keep()
 
+    @_changes
+    def forget(self, ranks: list[int]) -> None:
+        """Other workers have these ranks of the present group now."""
+        self._roster.forget(ranks)
+
     def sightings(self) -> list[LastHeartbeat]:
         """The latest heartbeat of each rank of the present group."""
         return self._roster.sightings(self._clock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from raytf.runs.events import HELD
 from raytf.runs.restart_phases import RestartPhases, describe
 from raytf.runs.status import Status
 from raytf.training.beat import LastHeartbeat
@@ -77,11 +78,22 @@ class Progress:
         """
         status = self.status
         fields = ({} if status is None else {"step": status.step, "stall": status.stall_seconds}) | fields
+        if fields.get("survived"):
+            return fields, ""
         if kind in ("fault", "hang"):
             self._failed(fields, status, sightings, now)
         elif kind == "group":
             self._restart.group(now)
             self.status = None
+        elif kind == "attempt" and fields.get("tier") == HELD:
+            self._starts += 1
+            fields["phases"] = self._restart.trains(now, fields["phases"])
+            fields["silent"] = pause = sum(fields["phases"].values())
+            workers = fields["world_size"]
+            return fields, (
+                f"{workers} worker{'s go' if workers > 1 else ' goes'} on after {pause:.1f} s at step "
+                f"{fields['from_step']}, no step lost"
+            )
         elif kind == "attempt":
             fields["phases"] = self._restart.trains(now, fields["phases"])
             self._starts += 1

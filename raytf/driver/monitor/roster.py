@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from raytf.driver.supervision.hang_detector import Heartbeats
 from raytf.training.beat import HangFinding, HeartbeatState, LastHeartbeat
 
@@ -32,6 +34,11 @@ class Roster:
     def hear(self, beat: HeartbeatState, now: float) -> None:
         """Take a rank's heartbeat."""
         self._beats.hear(beat, now)
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """Other workers have these ranks now, and nobody is blamed any more."""
+        self._beats.forget(ranks)
+        self.blamed, self.noticed = None, {}
 
     def forgive(self, now: float) -> None:
         """Do not count the time until now as silence: no heartbeats could arrive."""

@@ -40,7 +40,8 @@ class _MwmsBackend(Backend):
         except ray.exceptions.RayError as error:
             # Ray Train considers a group that fails after this point complete: it would drop the group without ending
             # it, and the CPUs of its placement group would be lost to the run.
-            train.drop(worker_group)
+            if hasattr(worker_group, "get_replica_groups"):  # the group, and not one worker that is replaced
+                train.drop(worker_group)
             cause = getattr(error, "cause", None)
             if isinstance(cause, GpuError):
                 # Ray Train makes no second attempt after other errors.

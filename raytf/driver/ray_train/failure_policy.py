@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,7 +11,9 @@ import ray
 from ray.train import WorkerGroupError
 
 from raytf._ray.train import DefaultFailurePolicy, FailureDecision
+from raytf.distributed.arbiter_link import LeftBehindError
 from raytf.driver.supervision.diagnosis import diagnose, worker_errors
+from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.supervisor import Scene, Supervisor
 from raytf.driver.supervision.watchdog import explain_loss
 from raytf.errors import WorkerLostError
@@ -30,10 +33,25 @@ class FailurePolicy(DefaultFailurePolicy):
         monitor: the driver's.
         run_uri: the run's folder, to which stacks of frozen workers are written; None to not look for frozen workers.
         supervisor: of the run, shared with the scaling policy.
+        is_partial: workers that are left when others are lost go on.
+
+    Attributes:
+        lost: ranks that are gone while the others go on; None where all have to start again.
+        size: how many workers there are, as the controller tells.
     """
 
-    def __init__(self, failure_config: Any, monitor: MonitorClient, run_uri: str | None, supervisor: Supervisor):
+    def __init__(
+        self,
+        failure_config: Any,
+        monitor: MonitorClient,
+        run_uri: str | None,
+        supervisor: Supervisor,
+        is_partial: bool = False,
+    ):
         super().__init__(failure_config)
+        self._is_partial = is_partial
+        self.lost: set[int] | None = set()
+        self.size = 0
         self._run_monitor, self._run_uri, self._supervisor = monitor, run_uri, supervisor
         self._reached = 0
 
@@ -50,21 +68,39 @@ class FailurePolicy(DefaultFailurePolicy):
         def has_budget() -> bool:
             return super(FailurePolicy, self).make_decision(error) is FailureDecision.RETRY
 
-        decision = self._supervisor.decide(diagnose(error), scene, has_budget)
-        monitor.book(decision.fault)
-        if decision.said:
+        failure = diagnose(error)
+        decision = self._supervisor.decide(failure, scene, has_budget)
+        if isinstance(error, WorkerGroupError):
+            goes_on = self._is_partial and decision.retry and _outlived(failure, error)
+            self.lost = set(error.worker_failures) if goes_on else None
+        survivors = max(0, self.size - len(self.lost)) if self.lost else 0
+        self._supervisor.survivors = survivors
+        fault = dataclasses.replace(decision.fault, survived=survivors > 0)
+        monitor.book(fault)
+        if survivors > 0 and decision.retry:
+            monitor.say(f"{fault.failure}; the others go on")
+        elif decision.said:
             monitor.say(decision.said)
         return FailureDecision.RETRY if decision.retry else FailureDecision.RAISE
 
     def _frozen(self, error: Any) -> WorkerGroupError | None:
         """The error to raise instead if ranks only report the loss of a peer, and that peer is frozen."""
         errors = worker_errors(error)
-        unknown = all(isinstance(e, WorkerLostError) for e in errors.values())
+        unknown = all(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors.values())
         if self._run_uri is None or not errors or not unknown:
             return None
         with contextlib.suppress(ray.exceptions.RayError):
             return explain_loss(self._run_monitor, self._run_uri, list(errors))
         return None
+
+
+def _outlived(failure: Failure, error: WorkerGroupError) -> bool:
+    """Whether workers without a failure go on: others have died, hang, or were left behind by them."""
+    if failure.cause not in (Cause.WORKER_DIED, Cause.NODE_LOST, Cause.HANG, Cause.PEER_LOST):
+        return False
+    errors = worker_errors(error).values()
+    # Who misses a peer cannot go on, unless it is the one that was missed.
+    return not any(isinstance(e, WorkerLostError) and not isinstance(e, LeftBehindError) for e in errors)
 
 
 def _or_else(otherwise: Answer, question: Callable[[float], Answer]) -> Answer:

@@ -24,7 +24,7 @@ class ResizeDecision(enum.Enum):
     KEEP = "keep"
     PARK = "park"  # ask all ranks to save the present step and to wait
     RELEASE = "release"  # the reason to park is gone, or it was only to save: train on
-    RESIZE = "resize"  # all ranks have saved: replace the group by one of the new size
+    RESIZE = "resize"  # all ranks have saved, or need not: replace the group by one of the new size, or change it
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ class Resizer:
     Args:
         fewest: workers that a run needs at least.
         every_seconds: between two planned changes.
+        is_partial: workers come and go while the others train, so that nobody has to save and wait.
     """
 
-    def __init__(self, fewest: int, every_seconds: float):
-        self._fewest, self._every = fewest, every_seconds
+    def __init__(self, fewest: int, every_seconds: float, is_partial: bool = False):
+        self._fewest, self._every, self._is_partial = fewest, every_seconds, is_partial
         self._workers: int | None = None
         self._changed_at = float("-inf")
         self._seen: int | None = None
@@ -90,7 +91,7 @@ class Resizer:
         if not view.leaving:
             self._saved_at = None
         if self._parking:
-            if view.parked and wanted:
+            if view.parked and wanted and not self._is_partial:
                 return ResizeDecision.RESIZE
             if view.parked is None and (wanted or is_stuck):
                 return ResizeDecision.KEEP
@@ -104,6 +105,8 @@ class Resizer:
         lasting = settled and view.now - self._changed_at >= self._every
         # Training goes on between two attempts to save; otherwise a run on failing storage would do nothing else.
         rested = view.now - self._failed_at >= SETTLE_SECONDS
+        if self._is_partial and wanted and (lasting or view.leaving):
+            return ResizeDecision.RESIZE
         if rested and ((wanted and (lasting or view.leaving)) or (is_stuck and self._is_save_due(view))):
             self._parking = True
             return ResizeDecision.PARK

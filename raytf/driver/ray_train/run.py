@@ -77,6 +77,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Tra
         run_uri=run.uri,
         flags=config.cluster,
         keeps_kind=config.compute.exact,
+        arbiter=job.arbiter,
         backend_config=MwmsConfig(_of_processes(config, "GPU" in resources)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=_num_workers(config),

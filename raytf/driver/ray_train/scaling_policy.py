@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,13 @@ import ray.train
 from ray.util.placement_group import remove_placement_group
 
 from raytf._ray import raylets, state, train
+from raytf._ray.partial_group import WorkerPlace
 from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
+from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.distributed.gpu import kinds
+from raytf.driver.ray_train.departures import Departures
 from raytf.driver.ray_train.resizing import ClusterView, ResizeDecision, Resizer
 from raytf.driver.ray_train.warm_supply import WarmSupply
 from raytf.driver.supervision.node_exclusion import without
@@ -25,6 +29,7 @@ from raytf.driver.supervision.watchdog import Watchdog
 from raytf.runs import events
 from raytf.runs.notebook import in_notebook
 from raytf.training.monitor_client import MonitorClient
+from raytf.training.worker import take_rank
 
 #: Seconds in which Ray learns that the resources of a group that has ended are free.
 _FREE_SECONDS = 1.0
@@ -54,6 +59,7 @@ class PolicyContext:
         supervisor: of the run, shared with the failure policy.
         keeps_kind: keep the first kind of GPU that a group has.
         is_alone: nobody else uses this Ray.
+        arbiter: says who belongs to the group, where workers come and go while others train; None where they do not.
     """
 
     name: str
@@ -63,6 +69,7 @@ class PolicyContext:
     supervisor: Supervisor
     keeps_kind: bool = False
     is_alone: bool = False
+    arbiter: ArbiterAddress | None = None
 
 
 class ScalingPolicy(train.ElasticScalingPolicy):
@@ -82,7 +89,9 @@ class ScalingPolicy(train.ElasticScalingPolicy):
     def __init__(self, scaling_config: Any, run: PolicyContext):
         super().__init__(scaling_config)
         self._run, self._run_monitor, flags = run, run.monitor, run.flags
-        self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds)
+        self._is_partial = run.arbiter is not None
+        self._resizer = Resizer(scaling_config.min_workers, flags.resize_every_seconds, self._is_partial)
+        self._departures = Departures(run.arbiter)
         #: Created in the controller's process.
         self._watchdog: Watchdog | None = None
         self._excluded = frozenset[str]()
@@ -97,6 +106,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._leaving: dict[str, int] = {}
         #: The present group's ranks on nodes with notice -> the node.
         self._noticed: dict[int, str] = {}
+        #: All nodes with notice that the group has had: a dead one is not draining any more.
+        self._noticed_nodes: set[str] = set()
         self._unusable_workers = 0
         self._told_at = float("-inf")
         resources = train.resources_of_worker(scaling_config)
@@ -129,7 +140,9 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         if time.monotonic() < self._run.supervisor.resumes_at:
             time.sleep(_WAIT_SECONDS)
             return train.NoopDecision()
-        possible = self._look(knock=True)
+        possible, survivors = self._look(knock=True), self._run.supervisor.survivors
+        if survivors:  # they train already, with however few they are
+            return self._resize(max(survivors, possible or 0))
         if possible is None or possible < self.scaling_config.min_workers:
             if time.monotonic() - self._told_at >= _WAIT_MESSAGE_SECONDS and possible is not None:
                 self._told_at = time.monotonic()
@@ -155,11 +168,16 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             return train.NoopDecision()
         if possible is None:
             return train.NoopDecision()
-        if self._supply is not None:
-            self._supply.keep(worker_group_state.workers, self._staying)
         workers = worker_group_state.num_workers
         nodes = {w.distributed_context.world_rank: w.metadata.node_id for w in worker_group_state.workers}
         mine, end = set(nodes.values()), self._follow_notices(nodes)
+        left = self._departures.left(worker_group_state.workers, worker_group_status.worker_statuses)
+        if left:
+            return self._get_resize_decision(workers - len(left))
+        if self._departures.are_awaited:
+            return train.NoopDecision()
+        if self._supply is not None:
+            self._supply.keep(worker_group_state.workers, self._staying)
         replaced = mine & set(self._slow) - set(self._nodes)
         view = ClusterView(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
         match self._resizer.decide(view):
@@ -176,7 +194,50 @@ class ScalingPolicy(train.ElasticScalingPolicy):
                 return self._resize(possible)
         return train.NoopDecision()
 
-    def _follow_notices(self, nodes: dict[int, str]) -> float | None:
+    def can_replace(self, node: str) -> bool:
+        """Whether a worker can start on a node in the place of one that is gone."""
+        return node in self._nodes
+
+    def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
+        """Other workers have these ranks now.
+
+        Args:
+            ranks: that others have.
+            nodes: rank -> Ray's id of its node, of all workers.
+        """
+        self._run_monitor.forget(list(ranks))
+        self._noticed = {}
+        self._follow_notices(nodes)
+        self._departures.go_on()
+        assert self._watchdog is not None
+        self._watchdog.joined(ranks)
+
+    def guarding(self) -> AbstractContextManager[None]:
+        """To hold while workers are waited for, so that those that are stopped are ended."""
+        assert self._watchdog is not None
+        return self._watchdog.guarding()
+
+    def is_full(self) -> None:
+        """There was no room for workers that were to be added, or they did not start."""
+        self._departures.wait_for_room()
+
+    def take_rank(self) -> Callable[[Any], None]:
+        """What a worker calls when Ray Train has another rank for it."""
+        return take_rank
+
+    def selector(self) -> dict[str, str]:
+        """Labels of nodes on which new workers may start: Ray may not know yet that a node is dead."""
+        return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+
+    def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
+        """Have workers leave, once others have come."""
+        self._departures.dismiss(workers, after)
+
+    def take_gone(self) -> set[int]:
+        """Ranks of workers that have left as they were told to; asked for once."""
+        return self._departures.take()
+
+    def _follow_notices(self, nodes: Mapping[int, str]) -> float | None:
         """Tell the monitor which ranks are on nodes with notice.
 
         Returns:
@@ -184,13 +245,14 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         """
         now, unix = time.monotonic(), time.time()
         ends = {n: now + at / 1000 - unix if at else None for n, at in self._leaving.items() if n in nodes.values()}
-        found = {rank: node for rank, node in nodes.items() if node in ends and rank not in self._noticed}
-        for node in sorted(set(found.values())):
+        for node in sorted(set(ends) - self._noticed_nodes):
             end = ends[node]
             self._run_monitor.book(events.Drain(node, None if end is None else round(end - now, 1)))
-        if found:
-            self._noticed |= found  # for the life of the group: a dead node is not draining any more
-            self._run_monitor.set_noticed(self._noticed)
+        self._noticed_nodes |= set(ends)
+        found = {rank: node for rank, node in nodes.items() if node in self._noticed_nodes}
+        if found != self._noticed:
+            self._noticed = found
+            self._run_monitor.set_noticed(found)
         return min((end for end in ends.values() if end is not None), default=None)
 
     def on_controller_start_worker_group(self, *, scaling_config: Any, num_workers: int) -> dict[str, str]:
@@ -198,10 +260,10 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._watchdog.begin()
         self._kind = self._next_kind
         self._run_monitor.book(events.GroupStart(num_workers, self._nodes))
-        self._noticed = {}
+        self._noticed, self._noticed_nodes = {}, set()
+        self._departures.reset()
         self._wait_until_free(num_workers)
-        # Ray may not know yet that a node is dead, and would place workers on it.
-        return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+        return self.selector()
 
     def _wait_until_free(self, workers: int) -> None:
         # What the last group had is free a moment after its end. A placement group that is requested sooner takes

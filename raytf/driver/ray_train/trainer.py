@@ -8,15 +8,16 @@ from typing import Any
 import ray
 import ray.train
 
+from raytf._ray import partial_group
 from raytf._ray.train import (
     TensorflowTrainer,
     WorkerGroupCallback,
     resources_of_worker,
-    run_controller,
     runtime_env_of_workers,
 )
 from raytf.cluster import connect
 from raytf.config.sections import ClusterSection
+from raytf.distributed.arbiter_link import ArbiterAddress
 from raytf.driver.ray_train import warm_supply
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
@@ -43,6 +44,7 @@ class Trainer(TensorflowTrainer):
         run_uri: the run's folder.
         flags: of the cluster.
         keeps_kind: keep one kind of GPU: another kind would not compute the promised bits.
+        arbiter: of workers that come and go while the others train; None where all start together.
         **kwargs: Ray Train's own arguments.
     """
 
@@ -54,19 +56,29 @@ class Trainer(TensorflowTrainer):
         run_uri: str,
         flags: ClusterSection,
         keeps_kind: bool = False,
+        arbiter: ArbiterAddress | None = None,
         **kwargs: Any,
     ):
         self._run, self._monitor, self._run_uri, self._flags = run, monitor, run_uri, flags
-        self._keeps_kind = keeps_kind
+        self._keeps_kind, self._arbiter = keeps_kind, arbiter
         # Past TensorflowTrainer's own __init__, which only fills in a default backend and imports TensorFlow for it.
         super(TensorflowTrainer, self).__init__(train_loop, **kwargs)
 
     def _initialize_and_run_controller(self, **kwargs: Any) -> Any:
         hangs = self._run_uri if self._flags.hang_seconds else None
         supervisor = Supervisor()
-        kwargs["failure_policy"] = FailurePolicy(self.run_config.failure_config, self._monitor, hangs, supervisor)
+        kwargs["failure_policy"] = FailurePolicy(
+            self.run_config.failure_config, self._monitor, hangs, supervisor, self._arbiter is not None
+        )
         about = PolicyContext(
-            self._run, self._monitor, self._run_uri, self._flags, supervisor, self._keeps_kind, connect.is_own()
+            self._run,
+            self._monitor,
+            self._run_uri,
+            self._flags,
+            supervisor,
+            self._keeps_kind,
+            connect.is_own(),
+            self._arbiter,
         )
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
         controller, scaling = warm_supply.of_controller(), self.scaling_config
@@ -74,7 +86,7 @@ class Trainer(TensorflowTrainer):
             workers = self.run_config.worker_runtime_env["env_vars"]
             each, most = resources_of_worker(scaling), scaling.max_workers
             warm_supply.start_ahead(runtime_env_of_workers(controller, workers), most, each)
-        return run_controller(controller, kwargs)
+        return partial_group.run(controller, kwargs, self._arbiter is not None)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()

@@ -96,10 +96,12 @@ def _hang(errors: _Errors) -> Failure | None:
 
 
 def _replicas(errors: _Errors, dead: list[int]) -> Failure | None:
-    apart = next((error for error in errors.values() if isinstance(error, ReplicaError)), None)
-    if apart is None or dead:
+    apart = {rank: error for rank, error in errors.items() if isinstance(error, ReplicaError)}
+    if not apart or dead:
         return None
-    return Failure(Cause.REPLICAS, one_line(apart, 400), ranks=tuple(apart.ranks))
+    # Ray's ranks, which are not those of a group that has met again.
+    wrong = tuple(rank for rank, error in apart.items() if error.rank in error.ranks)
+    return Failure(Cause.REPLICAS, one_line(next(iter(apart.values())), 400), ranks=wrong)
 
 
 def _death(dead: list[BaseException], died_with_node: DiedWithNode) -> Failure | None:

@@ -95,6 +95,10 @@ class Heartbeats:
         if beat.group == self.group and (before is None or before[0].activity is not Activity.DONE):
             self._latest[beat.rank] = beat, now
 
+    def forget(self, ranks: Collection[int]) -> None:
+        """Other workers have these ranks now."""
+        self._latest = {rank: told for rank, told in self._latest.items() if rank not in ranks}
+
     def forgive(self, now: float) -> None:
         """Do not count the time until now as silence: no heartbeats could arrive, through no fault of the ranks."""
         self._latest = {rank: (beat, now) for rank, (beat, _) in self._latest.items()}

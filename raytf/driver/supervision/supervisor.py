@@ -61,12 +61,14 @@ class Supervisor:
     Attributes:
         exclusion: which nodes to avoid.
         resumes_at: when the next attempt may start, by the clock.
+        survivors: workers that go on without those that are lost; 0 where all start again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._name = clock, uuid.uuid4().hex
         self.exclusion = NodeExclusion()
         self.resumes_at = float("-inf")
+        self.survivors = 0
         self._retry = Retry()
         self._launches = KernelFailures()
         self._reached = 0

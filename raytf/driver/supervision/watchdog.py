@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,8 @@ class _Group:
     """What is known about the present group; times are those of `time.monotonic`."""
 
     began: float
+    #: When a rank's worker came, where that was later.
+    joined: dict[int, float] = field(default_factory=dict)
     question: Question[list[LastHeartbeat]] | None = None
     asked_at: float = float("-inf")
     sightings: list[LastHeartbeat] = field(default_factory=list)
@@ -73,14 +76,32 @@ class Watchdog:
         self._seconds, self._detector = seconds, HangDetector(seconds)
         self._group = _Group(time.monotonic())
         self._guard: StartGuard | None = None
+        self._number = 0
 
     def begin(self) -> None:
         """A group starts; call this before its workers start."""
         self.over()
-        number = self._monitor.begin_group(30)
+        self._number = self._monitor.begin_group(30)
         self._group = _Group(time.monotonic())
         if self._seconds:
-            self._guard = StartGuard(self._monitor, self._run, number)
+            self._guard = StartGuard(self._monitor, self._run, self._number)
+
+    @contextlib.contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Workers start beside others, and Ray Train's controller waits for them, and for those others."""
+        guard = StartGuard(self._monitor, self._run, self._number) if self._seconds else None
+        try:
+            yield
+        finally:
+            if guard is not None:
+                guard.over()
+
+    def joined(self, ranks: Collection[int]) -> None:
+        """Other workers have these ranks now, of which nothing is known yet."""
+        now = time.monotonic()
+        self._group.joined |= dict.fromkeys(ranks, now)
+        self._group.sightings = [s for s in self._group.sightings if s.beat.rank not in ranks]
+        self._group.question = self._group.examination = self._group.finding = None
 
     def over(self) -> None:
         """The group has started, or could not."""
@@ -158,7 +179,7 @@ class Watchdog:
             if rank not in heard:
                 at = worker.metadata
                 beat = HeartbeatState(0, rank, len(workers), at.node_id, at.node_ip, at.pid)
-                heard[rank] = LastHeartbeat(beat, now - self._group.began)
+                heard[rank] = LastHeartbeat(beat, now - self._group.joined.get(rank, self._group.began))
         return [heard[rank] for rank in sorted(heard)]
 
 

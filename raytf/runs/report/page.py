@@ -11,6 +11,7 @@ from importlib import resources
 import numpy as np
 
 from raytf.runs import timeline
+from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent, RestartRecord
 from raytf.runs.report import charts, series
 from raytf.runs.status import clock_text
@@ -88,6 +89,8 @@ def _problems(run: History) -> str:
 
 def _tiles(run: History) -> str:
     restarts = [r for r in run.restarts if not r.is_first]
+    held = sum(r.tier == HELD for r in restarts)
+    in_place = f"{held:,} in place, " if held else ""
     steps = f"of {run.total:,}" if run.total not in (None, run.step) else ""
     again = f"{run.redone:,} made once more" if run.redone else "none known to be redone"
     faults = sum(h.sort == "fault" and h.kind in ("fault", "driver") for h in run.happenings)  # a hang is a fault, too
@@ -95,7 +98,7 @@ def _tiles(run: History) -> str:
         ("Goodput", f"{run.goodput:.1%}" if run.seconds else "unknown", "of the time went into new steps"),
         ("Wall clock", duration(run.wall_clock), ""),
         ("Steps", f"{run.step:,}", f"{steps}{', ' if steps else ''}{again}"),
-        ("Restarts", f"{len(restarts):,}", f"{faults:,} fault{'' if faults == 1 else 's'} seen"),
+        ("Restarts", f"{len(restarts):,}", f"{in_place}{faults:,} fault{'' if faults == 1 else 's'} seen"),
     ]
     if run.samples_per_second:
         tiles.append(("Samples/s", f"{run.samples_per_second:,.0f}", "while it trained"))

@@ -27,6 +27,7 @@ from raytf.training import learning_rate
 from raytf.training.accounts import after_call, are_histograms_due, check_finite, write_histograms
 from raytf.training.attempt import Attempt
 from raytf.training.context import Context
+from raytf.training.executor import MeetsOnce
 from raytf.training.heartbeat import Activity
 from raytf.training.learning_rate import LearningRate
 from raytf.training.parameter_server import state
@@ -43,7 +44,7 @@ _POLL_SECONDS = 0.1
 _COMPILE_FACTOR = 20.0
 
 
-class ParameterServerExecutor:
+class ParameterServerExecutor(MeetsOnce):
     """A `raytf.training.executor.Executor` for the coordinator, the only rank of an attempt, which hands out batches.
 
     Args:

@@ -86,14 +86,11 @@ def executed(files: str, pause: float):
     import keras
 
     class Executed(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            self._note("begin")
-
         def on_epoch_begin(self, epoch, logs=None):
             self._first, self._done = epoch * self.params["steps"], 0
 
         def on_train_batch_end(self, batch, logs=None):
-            self._note(str(self._first + batch + 1))
+            self._note(f"{time.time():.4f} {self._first + batch + 1}")
             time.sleep(pause * (batch + 1 - min(self._done, batch)))
             self._done = batch + 1
 

@@ -32,8 +32,8 @@ MODELS = ("mnist", "batchnorm")
 MOST_NODES = 4
 #: Losses of the first steps, before training has amplified a last bit, may differ by so much (relative).
 LOSS_TOLERANCE, LOSS_STEPS = 1e-4, 50
-#: Seconds of sleep in each step: a run of a few hundred steps would else be over before a node has joined.
-PAUSE_SECONDS = 0.04
+#: Seconds of sleep in each step: a run of a hundred steps would else be over before a node has joined.
+PAUSE_SECONDS = 0.6
 _LEAVE = (Kind.NODE, Kind.RAYLET, Kind.DRAIN)
 _KINDS = (*_LEAVE, Kind.ADD, Kind.ADD, Kind.WORKER, Kind.WORKER, Kind.DRIVER, Kind.CONTROLLER, Kind.PAUSE)
 
@@ -118,11 +118,6 @@ def run(arguments: Arguments, model: str, name: str, plan: FaultPlan, cluster: E
 def _read(folder: Path, model: str, epochs: int, report: Report) -> Outcome:
     result = json.loads((folder / "result.json").read_text())
     attempts = [json.loads(path.read_text()) for path in sorted(folder.glob("attempts/*.json"))]
-    # For each start of a group, the last step that it computed.
-    computed = [part.split() for part in (folder / "files" / "executed.txt").read_text().split("begin\n")[1:]]
-    starts = [attempt["from_step"] for attempt in attempts]
-    reached = [max(map(int, steps), default=start) for steps, start in zip(computed, starts, strict=True)]
-    redone = sum(max(0, end - start) for end, start in zip(reached, starts[1:], strict=False))
     history = result["history"]
     assert [entry["epoch"] for entry in history] == list(range(epochs)), history
     steps = raytf.read_steps(str(folder))
@@ -130,13 +125,24 @@ def _read(folder: Path, model: str, epochs: int, report: Report) -> Outcome:
     return Outcome(
         model,
         [attempt["world_size"] for attempt in attempts],
-        redone,
+        redone(folder),
         round(sum(entry["seen_0"] for entry in history)),
         round(sum(entry["seen_1"] for entry in history)),
         result["weights_sha256"],
         steps["loss"],
         report,
     )
+
+
+def redone(folder: Path) -> int:
+    """Steps that were computed again: for each attempt those between where it began and what was computed before."""
+    computed = [line.split() for line in (folder / "files" / "executed.txt").read_text().splitlines()]
+    found = 0
+    for path in sorted(folder.glob("attempts/*.json")):
+        attempt = json.loads(path.read_text())
+        reached = max((int(step) for at, step in computed if float(at) < attempt["time"]), default=0)
+        found += max(0, reached - attempt["from_step"])
+    return found
 
 
 def agrees(outcome: Outcome, reference: Outcome, exact: bool) -> bool:

@@ -85,7 +85,7 @@ def test_notes_are_read_on_from_where_they_ended(tmp_path: Path):
 
 def test_a_peer_s_faults_stand_beside_those_of_the_same_round():
     def recovered(program: str, round: int, seconds: float) -> recovery.Recovery:
-        return recovery.Recovery(program, round, "worker", 1, 0, 0, seconds, 0, "memory", 0, {})
+        return recovery.Recovery(program, round, "worker", 1, 0, 0, seconds, 0, "memory", 0, {}, seconds)
 
     ours = [recovered("raytf", r, s) for r, s in ((0, 4), (0, 6), (0, 5), (1, 9))]
     theirs = [recovered("often", r, s) for r, s in ((0, 10), (1, 30), (1, 40), (2, 50))]

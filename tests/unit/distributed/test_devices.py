@@ -12,8 +12,8 @@ GB = 10**9
     ("free", "may", "told"),
     [
         (20 * GB, True, []),
-        (4 * GB, False, ["(4.2 GB, and 4.0 GB are free): training waits while it is copied"]),
-        (None, False, ["it is not known how much is free"]),
+        (4 * GB, False, ["copied: the device has no memory for copies of the state, 4.2 GB: 4 GB are free"]),
+        (None, False, ["it is not known whether the device has memory"]),
     ],
 )
 def test_a_device_is_asked_once_for_the_whole_state(free, may, told):

@@ -50,7 +50,7 @@ def job_error(step: int | None) -> JobError:
     return error
 
 
-APART = ReplicaError("the weights of rank 1 differ", [1])
+APART, WRONG = (ReplicaError("the weights of rank 0 differ", [0], rank) for rank in (1, 0))
 LOST = WorkerLostError("Connection reset")
 NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
 
@@ -72,7 +72,7 @@ NCCL = GpuError("NCCL: unhandled system error", "n0", is_doubtful=True)
         ({0: NCCL, 1: LOST}, [0], Cause.GPU, False, "NCCL: unhandled system error"),
         ({0: NCCL, 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: UnsupportedError("int32"), 1: LOST}, [0], Cause.ERROR, True, "int32"),
-        ({0: APART, 1: APART}, [1], Cause.REPLICAS, False, "the weights of rank 1 differ"),
+        ({0: APART, 1: WRONG}, [1], Cause.REPLICAS, False, "the weights of rank 0 differ"),
         ({0: APART, 1: died()}, [1], Cause.WORKER_DIED, False, "1 worker process died"),
         ({0: OSError("odd")}, [0], Cause.OTHER, False, "OSError: odd"),
     ],

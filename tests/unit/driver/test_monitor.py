@@ -83,6 +83,27 @@ def test_a_restart_is_measured_from_the_last_sign_of_life():
     ]
 
 
+def test_workers_that_go_on_where_they_are_have_not_restarted():
+    heard, clock = monitor()
+    heard.event("group", {"workers": 2})
+    heard.begin("a")
+    heard.event("attempt", {"phases": {"first step": 1.0}, "tier": "new"})
+    heard.update(status(40))
+    clock.now += 3
+    heard.event("fault", {"cause": "worker_died", "survived": True})
+    own = {"rendezvous": 0.03, "restore": 0.01, "first step": 0.04}
+    heard.event("attempt", {"phases": own, "tier": "held", "world_size": 1, "from_step": 47})
+    _, messages, found = heard.read()
+    assert (found[-1]["phases"], found[-1]["silent"]) == (own, pytest.approx(0.08))
+    assert messages == ["1 worker goes on after 0.1 s at step 47, no step lost"]
+    # What hung stood still before it was found.
+    clock.now += 30
+    heard.event("hang", {"rank": 1})
+    heard.event("fault", {"cause": "hang", "survived": True})
+    heard.event("attempt", {"phases": own, "tier": "held", "world_size": 1, "from_step": 50})
+    assert heard.read()[2][-1]["phases"] == {"notice": 33.0} | own
+
+
 def test_what_is_on_storage_is_known_once_a_group_has_looked():
     heard, _ = monitor()
     assert heard.begin("a") == ([], None)

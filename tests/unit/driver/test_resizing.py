@@ -203,6 +203,19 @@ def test_every_cluster_gets_at_most_one_planned_change_a_minute_and_never_fewer_
     assert asked == sum(m in (ResizeDecision.RESIZE, ResizeDecision.RELEASE) for _, m, _ in moved)
 
 
+def test_workers_that_come_while_others_train_are_added_at_once_and_nobody_saves_first():
+    moved = play(Resizer(1, EVERY, is_partial=True), 1, lambda now: 2 if now >= 10 else 1, 100)
+    ((when, move, workers),) = moved
+    assert (move, workers) == (ResizeDecision.RESIZE, 2)
+    assert SETTLE_SECONDS <= when - 10 <= SETTLE_SECONDS + 1
+    # Notice is followed at once, and only what cannot go on elsewhere saves.
+    leaving = play(Resizer(1, EVERY, is_partial=True), 2, lambda now: 1 if now >= 10 else 2, 30, lambda now: now == 10)
+    assert [(now, move) for now, move, _ in leaving] == [(10, ResizeDecision.RESIZE)]
+    stuck = play(Resizer(2, EVERY, is_partial=True), 2, lambda now: 1 if now >= 10 else 2, 30, lambda now: now >= 10)
+    assert next((now, move) for now, move, _ in stuck) == (10, ResizeDecision.PARK)
+    assert resizes(stuck) == []
+
+
 @pytest.mark.parametrize(
     ("free", "each", "workers"),
     [

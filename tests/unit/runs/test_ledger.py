@@ -262,3 +262,16 @@ def test_the_categories_sum_to_the_wall_clock(drawn):
         latest = time
     assert sum(timeline.account(spans).values()) == pytest.approx(latest - 1000.0 - gaps, abs=1e-6)
     assert set(timeline.account(spans)) <= set(timeline.CATEGORIES)
+
+
+def test_a_repair_in_place_takes_its_pause_from_training_and_a_hang_before_it_ends_with_it():
+    held = {"tier": "held", "world_size": 1, "from_step": 20}
+    begin = [started(0), event(5, "group"), phase(10, "training")]
+    fault = event(30.0, "fault", cause="worker_died", survived=True, step=20)
+    found = seconds(*begin, fault, event(30.5, "attempt", silent=0.5, step=20, **held), event(40, step=30), ended(40))
+    assert found["training"] == pytest.approx(29.5)
+    assert found["restart"] == pytest.approx(0.5)
+    hang = event(30, "hang", step=10, silent=10.0)
+    late = event(32, "attempt", silent=12.0, step=10, **held)
+    found = seconds(*begin, hang, event(31, "fault", cause="hang", survived=True), late, event(40, step=30), ended(40))
+    assert (found["training"], found["hang"]) == (pytest.approx(18), pytest.approx(12))

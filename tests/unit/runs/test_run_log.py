@@ -141,10 +141,11 @@ def test_names_of_attempts_sort_by_time():
 
 
 def test_attempts(run):
-    run_log.write_attempt(run, SECOND, 3, 10, 20.5)
-    run_log.write_attempt(run, FIRST, 4, 0, 10.5)
+    run_log.write_attempt(run, SECOND, 3, (10, "memory"), 20.5)
+    run_log.write_attempt(run, FIRST, 4, (0, "new"), 10.5)
     attempts = run_log.read_attempts(run)
     assert [(a["attempt"], a["world_size"], a["from_step"]) for a in attempts] == [(FIRST, 4, 0), (SECOND, 3, 10)]
+    assert [a["tier"] for a in attempts] == ["new", "memory"]
 
 
 def test_result(run):

@@ -1,0 +1,400 @@
+"""Ray Train's controller and worker group, of which some workers can be replaced or dropped while the others train.
+
+Ray Train replaces failing replica groups alone, of one worker each, if the number of workers stays; see its
+`WorkerGroup.replace_replica_group`. Here some of them may also be left out, as their nodes are gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import ray
+from ray.train.v2._internal.execution import controller as ray_train
+from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCallbackHandler
+from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
+from ray.train.v2._internal.execution.controller.state import RunningState
+from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
+from ray.train.v2._internal.execution.worker_group import ReplicaGroup, WorkerGroup
+from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
+    DefaultPlacementGroupHandle,
+    PlacementGroupHandle,
+)
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+
+from raytf._ray import train
+
+_log = logging.getLogger(__name__)
+_EXECUTION = "ray.train.v2._internal.execution"
+_GROUP = f"{_EXECUTION}.worker_group.worker_group.WorkerGroup"
+SEEN = {
+    f"{_EXECUTION}.checkpoint.report_handler.ReportCallbackHandler.after_worker_group_start": "2.60.0",
+    f"{_EXECUTION}.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
+    f"{_EXECUTION}.controller.TrainController": "2.60.0",
+    f"{_EXECUTION}.controller.controller.TrainController._execute_resize_decision": "2.60.0",
+    f"{_EXECUTION}.controller.controller.TrainController._step": "2.60.0",
+    f"{_EXECUTION}.controller.controller.TrainController._run_controller_hook": "2.60.0",
+    f"{_EXECUTION}.controller.controller.TrainControllerLoopIterationResult": "2.60.0",
+    f"{_EXECUTION}.controller.state.RunningState": "2.60.0",
+    f"{_EXECUTION}.scaling_policy.ResizeDecision": "2.60.0",
+    f"{_EXECUTION}.worker_group.WorkerGroup": "2.60.0",
+    f"{_GROUP}.replace_replica_group": "2.60.0",
+    f"{_GROUP}.get_workers": "2.60.0",
+    f"{_GROUP}._create_workers": "2.60.0",
+    f"{_GROUP}._init_train_context": "2.60.0",
+    f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
+    f"{_EXECUTION}.worker_group.placement_group_handle.DefaultPlacementGroupHandle": "2.60.0",
+    f"{_EXECUTION}.worker_group.placement_group_handle.PlacementGroupHandle": "2.60.0",
+}
+
+
+#: Ray's id of a worker's node, and its process.
+WorkerPlace = tuple[str, int]
+
+
+class LostWorkers(Protocol):
+    """What a failure policy knows of workers that are gone while the others go on.
+
+    Attributes:
+        lost: their ranks; None where all have to start again.
+        size: how many workers there are; it is told.
+    """
+
+    lost: set[int] | None
+    size: int
+
+
+class Replacements(Protocol):
+    """What a scaling policy knows of places for new workers."""
+
+    def can_replace(self, node: str) -> bool:
+        """Whether a worker can start on a node."""
+        ...
+
+    def take_rank(self) -> Callable[[Any], None]:
+        """What a worker calls with Ray Train's context when that has another rank for it."""
+        ...
+
+    def selector(self) -> dict[str, str]:
+        """Labels of nodes on which new workers may start."""
+        ...
+
+    def replaced(self, ranks: Collection[int], nodes: Mapping[int, str]) -> None:
+        """Other workers have these ranks now.
+
+        Args:
+            ranks: that others have.
+            nodes: rank -> Ray's id of its node, of all workers.
+        """
+        ...
+
+    def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
+        """Have workers leave, once others have come."""
+        ...
+
+    def is_full(self) -> None:
+        """There was no room for workers that were to be added, or they did not start."""
+        ...
+
+    def guarding(self) -> AbstractContextManager[None]:
+        """To hold while workers are waited for, so that those that are stopped are ended."""
+        ...
+
+    def take_gone(self) -> set[int]:
+        """Ranks of workers that have left as they were told to; asked for once."""
+        ...
+
+
+class _Places(PlacementGroupHandle):
+    """The placement group with which a group began, and those of workers that came later.
+
+    Args:
+        first: the one with which it began.
+        later: of workers that came later.
+    """
+
+    def __init__(self, first: PlacementGroupHandle, later: Mapping[int, PlacementGroupHandle]):
+        self._first, self._later = first, later
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        return self._first.placement_group
+
+    def ready(self) -> Any:
+        return self._first.ready()
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        return self._first.wait(timeout_seconds)
+
+    def shutdown(self) -> None:
+        for place in (self._first, *self._later.values()):
+            place.shutdown()
+
+
+class PartialGroup(WorkerGroup):
+    """A group of workers to which some can be added, and of which some can be replaced or dropped.
+
+    Attributes:
+        take_rank: see `Replacements`; set before workers are added or dropped.
+    """
+
+    _worker_group_state: Any
+    _replica_groups: Any
+    take_rank: Callable[[Any], None]
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        #: Places of workers that came later, by a number from 1; 0 is the group's own.
+        self._later: dict[int, PlacementGroupHandle] = {}
+        #: Bundles whose workers were dropped: Ray keeps them for this group, on other nodes if theirs are gone.
+        self._vacant: list[int] = []
+
+    def add(self, count: int, can_use: Callable[[str], bool], selector: dict[str, str]) -> list[int]:
+        """Start more workers beside the others.
+
+        Args:
+            count: how many.
+            can_use: whether a worker may start on a node.
+            selector: labels of these nodes.
+
+        Returns:
+            Their ranks; none if there is no room.
+
+        Raises:
+            WorkerGroupStartupFailedError, RayError: they did not start.
+        """
+        vacant = [bundle for bundle in self._vacant if can_use(self._node_of(bundle))][:count]
+        bundles = vacant + (self._reserve(count - len(vacant), selector) if count > len(vacant) else [])
+        resources, size, new = self._worker_group_context.resources_per_worker, len(self.get_workers()), list[Any]()
+        numbers = [list(some) for _, some in itertools.groupby(sorted(bundles), lambda bundle: bundle // _MOST_BUNDLES)]
+        try:
+            for some in numbers:
+                place, first = self._worker_group_state.placement_group_handle.placement_group, size + len(new)
+                new += self._create_workers(
+                    len(some), place, resources, some, first, size + len(bundles), replica_group_size=1
+                )
+        except Exception:
+            for worker in new:
+                ray.kill(worker.actor)
+            self._give_back()
+            raise
+        self._vacant = [bundle for bundle in self._vacant if bundle not in bundles]
+        self._take(new)
+        return list(range(size, size + len(new)))
+
+    def _take(self, new: list[Any]) -> None:
+        """Have workers that have just started train with the others."""
+        state = self._worker_group_state
+        self._worker_group_state = dataclasses.replace(state, workers=[*state.workers, *new])
+        groups = [
+            ReplicaGroup([worker], self._worker_group_context.resources_per_worker, self._replica_group_callbacks)
+            for worker in new
+        ]
+        self._replica_groups = [*self._replica_groups, *groups]
+        self._renumber()
+        try:
+            self._init_train_context(new, state.sync_actor)
+            for group in groups:
+                group.start_training(self._worker_group_context)
+        except Exception:
+            for worker in new:  # the next look at the workers finds them dead
+                ray.kill(worker.actor)
+            raise
+
+    def _node_of(self, bundle: int) -> str:
+        """Ray's id of the node on which a bundle is; empty while it is on none."""
+        place = self._place(bundle // _MOST_BUNDLES).placement_group
+        return str(placement_group_table(place)["bundles_to_node_id"].get(bundle % _MOST_BUNDLES, ""))
+
+    def _place(self, number: int) -> PlacementGroupHandle:
+        handle = self._worker_group_state.placement_group_handle
+        return self._later[number] if number else handle
+
+    def _reserve(self, count: int, selector: dict[str, str]) -> list[int]:
+        """Bundles for so many workers; none if there is no room."""
+        bundles = [self._worker_group_context.resources_per_worker] * count
+        strategy = self._worker_group_context.placement_strategy
+        place = DefaultPlacementGroupHandle(
+            placement_group(bundles, strategy, bundle_label_selector=[selector] * count)
+        )
+        if not place.wait(_ROOM_SECONDS):
+            place.shutdown()
+            return []
+        number = max(self._later, default=0) + 1
+        self._later[number] = place
+        state = self._worker_group_state
+        if not isinstance(first := state.placement_group_handle, _Places):
+            self._worker_group_state = dataclasses.replace(state, placement_group_handle=_Places(first, self._later))
+        return [number * _MOST_BUNDLES + i for i in range(count)]
+
+    def _give_back(self) -> None:
+        """Remove places of which no worker needs any."""
+        used = {worker.placement_group_bundle_index // _MOST_BUNDLES for worker in self.get_workers()}
+        for number in set(self._later) - used:
+            self._later.pop(number).shutdown()
+        self._vacant = [b for b in self._vacant if b < _MOST_BUNDLES or b // _MOST_BUNDLES in self._later]
+
+    def _create_workers(
+        self,
+        num_workers: int,
+        placement_group: PlacementGroup,
+        resources_per_worker: dict[str, float],
+        placement_group_bundle_indices: list[int] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[Any]:
+        indices = placement_group_bundle_indices
+        number = indices[0] // _MOST_BUNDLES if indices else 0
+        if not (indices and number):
+            return super()._create_workers(num_workers, placement_group, resources_per_worker, indices, *args, **kwargs)
+        inside = [index % _MOST_BUNDLES for index in indices]
+        place = self._later[number].placement_group
+        made = super()._create_workers(num_workers, place, resources_per_worker, inside, *args, **kwargs)
+        for worker in made:
+            worker.placement_group_bundle_index += number * _MOST_BUNDLES
+        return made
+
+    def end(self, ranks: Collection[int]) -> None:
+        """End what is left of workers that are gone; nobody is asked for an answer any more."""
+        for rank in ranks:
+            self._replica_groups[rank].shutdown()
+
+    def drop(self, ranks: Collection[int]) -> None:
+        """Go on without some workers, which are gone; the others get new ranks, in their order."""
+        workers = self.get_workers()
+        self._vacant += [workers[rank].placement_group_bundle_index for rank in ranks]
+        kept = [worker for rank, worker in enumerate(workers) if rank not in ranks]
+        self._worker_group_state = dataclasses.replace(self._worker_group_state, workers=kept)
+        self._replica_groups = [group for rank, group in enumerate(self._replica_groups or []) if rank not in ranks]
+        self._give_back()
+        self._renumber()
+
+    def _renumber(self) -> None:
+        """Tell all workers their ranks, and how many they are."""
+        workers = self.get_workers()
+        self._worker_rank_to_replica_group_rank = {rank: rank for rank in range(len(workers))}
+        self._world_rank_to_ongoing_poll.clear()
+        self._latest_poll_status = None
+        told = []
+        for rank, worker in enumerate(workers):
+            context = dataclasses.replace(worker.distributed_context, world_rank=rank, world_size=len(workers))
+            if context != worker.distributed_context:
+                worker.distributed_context = context
+                told.append(worker.execute_async(self.take_rank, context))
+        if told:
+            ray.wait(told, num_returns=len(told), timeout=_ANSWER_SECONDS)
+        ray.get(self._worker_group_state.sync_actor.reset.remote())
+        for callback in self._callbacks:
+            if isinstance(callback, ReportCallbackHandler):
+                callback.after_worker_group_start(self)
+
+
+class TrainController(ray_train.TrainController):
+    """Ray Train's controller, which replaces or drops workers that are gone while the others go on; `ps` and Ray show
+    it under the same name."""
+
+    worker_group_cls = PartialGroup
+    _return_value: Any
+
+    async def _step(self) -> TrainControllerLoopIterationResult:
+        group: Any = self._worker_group
+        policy: Any = self._failure_policy
+        policy.size = len(group.get_workers()) if _is_there(group) else 0
+        result = await super()._step()
+        if self._return_value is None and _is_there(group) and (status := group.get_latest_poll_status()):
+            # Those that were dismissed have none, the others have the same.
+            told = (one.return_value for one in status.worker_statuses.values())
+            self._return_value = next((value for value in told if value is not None), None)
+        return result
+
+    def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
+        group: Any = self._worker_group
+        policy: Any = self._failure_policy
+        places: Any = self._scaling_policy
+        workers = group.get_workers() if _is_there(group) else []
+        lost: set[int] | None = policy.lost
+        policy.lost = set()  # a failure from here on is found, and counted, anew
+        if lost is None or len(lost) >= len(workers):
+            return super()._execute_resize_decision(decision)
+        failed = self._run_controller_hook("before_controller_execute_resize_decision", decision)
+        if failed is not None:
+            return failed
+        group.take_rank = places.take_rank()
+        try:
+            with places.guarding():
+                if lost:
+                    self._repair(group, places, lost, decision.num_workers)
+                else:
+                    self._change(group, places, decision.num_workers)
+        except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
+            # Others have died meanwhile, or those that were to come: the next look at the workers names them.
+            _log.debug("not all workers were replaced: %s", error)
+            places.is_full()
+        return TrainControllerLoopIterationResult(
+            run_attempt_id=self._get_run_attempt_id(), previous_state=self.get_state(), next_state=RunningState()
+        )
+
+    @staticmethod
+    def _repair(group: PartialGroup, places: Replacements, lost: set[int], wanted: int) -> None:
+        """Replace lost workers where that can be done, and go on without the others."""
+        workers = group.get_workers()
+        room = wanted - (len(workers) - len(lost))
+        new = [rank for rank in sorted(lost) if places.can_replace(workers[rank].metadata.node_id)][: max(0, room)]
+        group.end(lost)
+        for rank in new:
+            group.replace_replica_group(rank)
+            places.replaced([rank], _nodes(group))
+        if len(new) < len(lost):
+            group.drop(lost - set(new))
+            places.replaced(range(len(workers)), _nodes(group))
+
+    @staticmethod
+    def _change(group: PartialGroup, places: Replacements, wanted: int) -> None:
+        """Have another number of workers, or workers on other nodes."""
+        gone, workers = places.take_gone(), group.get_workers()
+        if gone:
+            group.end(gone)
+            group.drop(gone)
+            places.replaced(range(len(workers)), _nodes(group))
+            return
+        going = [worker for worker in workers if not places.can_replace(worker.metadata.node_id)]
+        more = wanted - (len(workers) - len(going))
+        # With fewer workers and no node that goes, the last ones leave.
+        going += [worker for worker in reversed(workers) if worker not in going][: max(0, -more)]
+        new = group.add(more, places.can_replace, places.selector()) if more > 0 else []
+        if more > 0 and not new:
+            places.is_full()
+            return
+        if new:
+            places.replaced(new, _nodes(group))
+        if going:
+            places.dismiss([_place(worker) for worker in going], [_place(group.get_workers()[rank]) for rank in new])
+
+
+def _is_there(group: Any) -> bool:
+    return group is not None and bool(group.has_started())
+
+
+def _place(worker: Any) -> WorkerPlace:
+    return worker.metadata.node_id, worker.metadata.pid
+
+
+def _nodes(group: PartialGroup) -> dict[int, str]:
+    return {rank: worker.metadata.node_id for rank, worker in enumerate(group.get_workers())}
+
+
+#: Bundles of a placement group at most: of workers that came later, an index tells which placement group it is of.
+_MOST_BUNDLES = 1 << 20
+#: Seconds to find room for workers that are added.
+_ROOM_SECONDS = 5.0
+#: Seconds for the workers that stay to answer.
+_ANSWER_SECONDS = 5.0
+
+
+def run(env_vars: dict[str, str], arguments: dict[str, Any], is_partial: bool) -> Any:
+    """As `raytf._ray.train.run_controller`, with a controller that replaces single workers, or Ray Train's own."""
+    return train.run_controller(env_vars, arguments, TrainController if is_partial else ray_train.TrainController)

@@ -1,0 +1,185 @@
+"""Who belongs to a group of workers that repairs itself: a decision from what its arbiter hears, in the order heard.
+
+A group is a sequence of generations. A generation ends for all of its members: because one of them is lost, which the
+others notice in the middle of a sum, or because somebody wants to join, for which they stop between two steps. The next
+one has those that live, in the order of their ranks, and after them those that joined. Nothing here knows time, sockets
+or processes; `raytf.driver.arbiter` does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A group of workers between two changes.
+
+    Attributes:
+        number: 1, 2, ...
+        members: names of its workers, by rank.
+        addresses: HOST:PORT at which each listens, by rank.
+        steps: the last step that each has finished, by rank; -1 for one that has joined.
+        dismissed: those that have left the generation before for good.
+    """
+
+    number: int
+    members: tuple[str, ...]
+    addresses: tuple[str, ...]
+    steps: tuple[int, ...]
+    dismissed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker can be met.
+
+    Attributes:
+        address: HOST:PORT.
+        step: the last one that it has finished; -1 if it has no state.
+        order: those of a first generation are in this order.
+    """
+
+    address: str
+    step: int = -1
+    order: int = 0
+
+
+@dataclass
+class Membership:
+    """The workers of a run, as its arbiter sees them.
+
+    Attributes:
+        most: members of a generation; whoever joins waits until there is room.
+        generation: the present one; None before the first one, and when nobody is left who has its state.
+    """
+
+    most: int = sys.maxsize
+    generation: Generation | None = None
+    _number: int = 0
+    #: How many workers a generation begins with that goes on from no other one.
+    _wanted: int = 0
+    #: Workers that have joined and are not in a generation yet.
+    _joining: dict[str, Place] = field(default_factory=dict)
+    #: Members that have left the present generation, and wait for the next one.
+    _ready: dict[str, Place] = field(default_factory=dict)
+    _lost: set[str] = field(default_factory=set)
+    #: Members that are to leave for good at the end of a step, and those that must have come before.
+    _dismissed: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def joining(self) -> list[str]:
+        """Workers that wait for the next generation."""
+        return list(self._joining)
+
+    @property
+    def lost(self) -> frozenset[str]:
+        """Members of the present generation that are gone."""
+        return frozenset(self._lost)
+
+    @property
+    def is_pause_wanted(self) -> bool:
+        """Whether the members should leave the generation at the end of a step, since somebody wants to join, or is to
+        leave."""
+        return self.generation is not None and bool(self._coming() or self._leaving())
+
+    def join(self, name: str, place: Place, wanted: int) -> Generation | None:
+        """A worker wants to join; returns the next generation, if it can begin.
+
+        Args:
+            name: of the worker.
+            place: where it listens.
+            wanted: how many workers are started together with it, where nobody is left of a generation.
+        """
+        self._joining[name], self._wanted = place, wanted
+        return self._next()
+
+    def dismiss(self, names: Collection[str], after: Collection[str] = ()) -> None:
+        """Members are to leave for good at the end of a step, but never all who have the state.
+
+        Args:
+            names: of those that leave; of the ones before who are not named again nothing more is asked.
+            after: workers that must have come before they leave.
+        """
+        self._dismissed = dict.fromkeys(names, frozenset(after))
+
+    def want(self, wanted: int) -> Generation | None:
+        """Another number of workers is started together; returns the next generation, if it can begin."""
+        self._wanted = wanted
+        return self._next()
+
+    def leave(self, name: str, number: int, place: Place) -> Generation | None:
+        """A worker has left a generation and waits for the next one, which is returned if it can begin.
+
+        Raises:
+            StaleError: the generation has ended without this worker.
+        """
+        is_member = self.generation is not None and number == self.generation.number and name in self.generation.members
+        if not is_member or name in self._lost:
+            raise StaleError(f"{name} comes from generation {number}, which has ended without it")
+        self._ready[name] = place
+        return self._next()
+
+    def lose(self, name: str) -> Generation | None:
+        """A worker is gone; returns the next generation, if it can begin."""
+        self._joining.pop(name, None)
+        self._ready.pop(name, None)
+        if self.generation is not None and name in self.generation.members:
+            self._lost.add(name)
+            if self._lost.issuperset(self.generation.members):
+                self.generation = None  # whoever joins now begins with a checkpoint
+        return self._next()
+
+    def missing(self) -> list[str]:
+        """Members that have not left the present generation while others have, by rank."""
+        if self.generation is None or not self._ready:
+            return []
+        return [name for name in self.generation.members if name not in self._ready and name not in self._lost]
+
+    def _next(self) -> Generation | None:
+        if self.generation is None:
+            coming = sorted(self._coming(), key=lambda name: self._joining[name].order)
+            members = {n: self._joining[n] for n in coming} if len(self._joining) >= self._wanted else {}
+        else:
+            living = self._living()
+            is_over = bool(self._ready) and all(name in self._ready for name in living)
+            leaving, coming = self._leaving(), self._coming()
+            staying = [name for name in living if name not in leaving]
+            members = {n: self._ready[n] for n in staying} | {n: self._joining[n] for n in coming} if is_over else {}
+        if not members:
+            return None
+        self._number += 1
+        places = list(members.values())
+        self.generation = Generation(
+            self._number,
+            tuple(members),
+            tuple(p.address for p in places),
+            tuple(p.step for p in places),
+            tuple(name for name in self._ready if name not in members),
+        )
+        self._joining = {name: place for name, place in self._joining.items() if name not in members}
+        for name in self.generation.dismissed:
+            del self._dismissed[name]
+        self._ready, self._lost = {}, set()
+        return self.generation
+
+    def _living(self) -> list[str]:
+        return [] if self.generation is None else [n for n in self.generation.members if n not in self._lost]
+
+    def _leaving(self) -> set[str]:
+        """Who is to leave now: those without whom others have the state."""
+        living = self._living()
+        here = {*living, *self._joining}
+        found = {name for name in living if self._dismissed.get(name, here | {""}) <= here}
+        return found if len(found) < len(living) else set()
+
+    def _coming(self) -> list[str]:
+        """Who can join now."""
+        staying = len(self._living()) - len(self._leaving())
+        return list(self._joining)[: max(0, self.most - staying)]
+
+
+class StaleError(RuntimeError):
+    """A worker belongs to a generation that has ended without it: it must end."""

@@ -1,0 +1,75 @@
+"""Workers die while others train: the others go on where they are, and all learn the same to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from raytf.runs import ledger
+from raytf.storage.storage import Storage
+from raytf.testing import Job, environment
+from tests.ray.conftest import PATIENCE, result_of
+from tests.ray.test_resume import attempts
+from tests.stress.law.schedules import redone
+
+LAW = Path(__file__).parents[1] / "stress" / "law" / "job.py"
+WORKER = "ray::RayTrainWorker"
+#: Long enough for all that happens.
+EPOCHS = 80
+
+
+def workers(job: Job) -> list[psutil.Process]:
+    """Those that live, the oldest first, which is rank 0 until it is killed."""
+    found = [p for p in job.processes(WORKER) if p.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)]
+    return sorted(found, key=lambda p: p.create_time())
+
+
+def trained(tmp_path: Path, name: str, disturb: Callable[[Job], None] = lambda job: None, *flags: object) -> dict:
+    command = [sys.executable, str(LAW), "--epochs", str(EPOCHS), "--global-batch-size", "96", "--logical-shards", "12"]
+    command += ["--workers", "3", "--exact", "--model", "batchnorm", "--pause", "0.05", "--max-failures", "100"]
+    command += ["--storage", str(tmp_path), "--run", name, "--status-file", str(tmp_path / f"{name}.json")]
+    command += map(str, flags)
+    with Job(command, tmp_path / f"{name}.log", environment(), status_file=tmp_path / f"{name}.json") as job:
+        disturb(job)
+        job.wait(PATIENCE * 2)
+    return result_of(tmp_path / name)
+
+
+def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
+    def until_full(job: Job, times: int) -> None:
+        """Wait until all train, after so many repairs."""
+        job.until(lambda: job.output.count("3 workers go on") >= times and len(workers(job)) == 3, PATIENCE)
+
+    def disturb(job: Job) -> None:
+        # Another one, rank 0, two at once, and a worker that is stopped for longer than others wait.
+        for number, victims in enumerate(([1], [0], [0, 2])):
+            until_full(job, number)
+            at = job.step or 0
+            job.until(lambda at=at: (job.step or 0) >= at + 15, PATIENCE)
+            living = workers(job)
+            for victim in victims:
+                living[victim].kill()
+            job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
+        until_full(job, 3)
+        stopped = workers(job)[1]
+        stopped.send_signal(signal.SIGSTOP)
+        try:
+            job.until(lambda: job.output.count("; the others go on") > 3, PATIENCE)
+        finally:
+            if stopped.is_running():
+                stopped.send_signal(signal.SIGCONT)
+
+    reference = trained(tmp_path, "undisturbed")
+    result = trained(tmp_path, "disturbed", disturb)
+    assert result["weights_sha256"] == reference["weights_sha256"]
+    assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * EPOCHS
+    assert redone(tmp_path / "disturbed") == 0
+    begun = attempts(tmp_path / "disturbed")
+    assert all(a["from_step"] <= b["from_step"] for a, b in itertools.pairwise(begun))
+    happened = ledger.read(Storage(str(tmp_path / "disturbed")))
+    assert all(event.get("survived") for event in happened if event["kind"] == "fault")

@@ -1,0 +1,245 @@
+"""The arbiter over real connections: workers that join, leave, die, are stopped, and strangers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
+from raytf.driver.arbiter import ArbiterServer
+from raytf.errors import WorkerLostError
+
+
+@contextmanager
+def serving(**settings: float) -> Iterator[ArbiterAddress]:
+    server = ArbiterServer("127.0.0.1", **settings)
+    try:
+        yield server.address
+    finally:
+        server.close()
+
+
+def aside(work: Any, *args: Any) -> list[Any]:
+    """What a call in a thread returns or raises, once it has."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work(*args))
+        except Exception as error:
+            found.append(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def one(found: list[Any], seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert found, "nothing came"
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+def pair(arbiter: ArbiterAddress) -> tuple[ArbiterLink, ArbiterLink]:
+    """Two workers of a first generation."""
+    links = ArbiterLink.connect(arbiter, "a"), ArbiterLink.connect(arbiter, "b")
+    answers = [aside(link.join, f"h:{i}", 2) for i, link in enumerate(links)]
+    places = [one(answer)[1] for answer in answers]
+    assert sorted(place.rank for place in places) == [0, 1]
+    assert places[0].key == places[1].key
+    assert places[0].addresses == places[1].addresses
+    return links
+
+
+def test_survivors_and_a_newcomer_are_brought_together():
+    with serving() as arbiter:
+        first, second = pair(arbiter)
+        second.close()
+        generation, place = one(aside(first.leave, "h:9", 12))
+        assert (generation.number, generation.members, generation.steps) == (2, ("a",), (12,))
+        third = ArbiterLink.connect(arbiter, "c")
+        joining = aside(third.join, "h:7", 1)
+        deadline = time.monotonic() + 20
+        while not first.is_pause_wanted and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert first.is_pause_wanted
+        generation, other = one(aside(first.leave, "h:8", 15))
+        assert (generation.number, generation.members, generation.steps) == (3, ("a", "c"), (15, -1))
+        assert (other.rank, one(joining)[1].rank) == (0, 1)
+        assert other.key == one(joining)[1].key != place.key
+        assert not first.is_pause_wanted
+
+
+def test_strangers_are_not_workers_and_another_arbiter_is_not_the_run_s():
+    with serving() as arbiter:
+        with socket.create_connection(arbiter.address.split(":")) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            stranger.settimeout(10)
+            assert stranger.makefile("rb").read().startswith(b'{"challenge"')
+        with pytest.raises(WorkerLostError, match="does not answer"):
+            ArbiterLink.connect(ArbiterAddress(arbiter.address, bytes(32)), "a")
+        pair(arbiter)
+
+
+def test_garbage_harms_nobody(capfd: pytest.CaptureFixture[str]):
+    with serving() as arbiter:
+        for line in (b"[]\n", b'{"name": 1, "proof": "\xc3\xa9", "challenge": null}\n', b"[" * 5000, b"\n", b""):
+            with socket.create_connection(arbiter.address.split(":")) as stranger:
+                stranger.sendall(line)
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.settimeout(20)
+                assert stranger.makefile("rb").read().startswith(b'{"challenge"')
+        pair(arbiter)
+    assert capfd.readouterr().err == ""
+
+
+def test_when_the_driver_is_gone_its_workers_end():
+    server = ArbiterServer("127.0.0.1")
+    first, _ = pair(server.address)
+    server.close()
+    for _ in range(2):
+        with pytest.raises(WorkerLostError, match="connection with the driver's arbiter is lost"):
+            one(aside(first.leave, "h:9", 3))
+    with pytest.raises(WorkerLostError, match="does not answer"):
+        ArbiterLink.connect(server.address, "c")
+
+
+def test_members_that_do_not_leave_are_not_waited_for_for_ever():
+    with serving(leave_seconds=2) as arbiter:
+        first, second = pair(arbiter)
+        generation, _ = one(aside(first.leave, "h:9", 3))
+        assert generation.members == ("a",)
+        with pytest.raises(WorkerLostError, match="b did not leave its group in time"):
+            one(aside(second.leave, "h:8", 3))
+
+
+#: A worker that joins and then does nothing.
+WORKER = """
+import sys, time
+from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
+link = ArbiterLink.connect(ArbiterAddress(sys.argv[1], bytes.fromhex(sys.argv[2])), "b")
+link.join("h:2", 2)
+print("member", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)])
+def test_a_process_that_is_killed_or_stopped_is_no_member_any_more(number: signal.Signals, seconds: float):
+    with serving(silent_seconds=3) as arbiter:
+        first = ArbiterLink.connect(arbiter, "a")
+        joined = aside(first.join, "h:1", 2)
+        command = [sys.executable, "-c", WORKER, arbiter.address, arbiter.key.hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "member\n"
+                one(joined)
+                began = time.monotonic()
+                os.kill(process.pid, number)
+                generation, _ = one(aside(first.leave, "h:3", 4))
+                assert generation.members == ("a",)
+                took = time.monotonic() - began
+                print(f"without it after {took:.2f} s")
+                assert took < seconds
+            finally:
+                with suppress(ProcessLookupError):
+                    process.kill()
+
+
+def test_a_worker_that_is_to_leave_alone_hands_its_state_over_first_and_is_asked_to_leave_then():
+    with serving() as arbiter:
+        first, second = ArbiterLink.connect(arbiter, "a"), ArbiterLink.connect(arbiter, "b")
+        one(aside(first.join, "h:1", 1))
+        controller = ArbiterLink.connect(arbiter, "the controller")
+        controller.dismiss(["a"], after=["b"])
+        joining = aside(second.join, "h:2", 1)
+        until(lambda: first.is_pause_wanted)
+        generation, _ = one(aside(first.leave, "h:3", 4))
+        assert generation.members == ("a", "b")
+        one(joining)
+        until(lambda: first.is_pause_wanted and second.is_pause_wanted)
+        leaving = aside(first.leave, "h:4", 5)
+        generation, _ = one(aside(second.leave, "h:5", 5))
+        assert generation.members == ("b",)
+        with pytest.raises(DismissedError):
+            one(leaving)
+
+
+def test_who_comes_when_the_run_is_over_gets_what_it_has_come_to():
+    result = {"weights_sha256": "0" * 64, "history": [{"loss": 0.5}] * 2000}
+    with serving() as arbiter:
+        first, second = pair(arbiter)
+        early = ArbiterLink.connect(arbiter, "c")
+        assert (early.found_running, early.found_over) == (True, None)
+        waiting = aside(early.join, "h:3", 3)
+        until(lambda: first.is_pause_wanted)
+        first.tell_over(result)
+        with pytest.raises(RunOverError) as over:
+            one(waiting)
+        assert over.value.result == result
+        first.close()
+        second.close()
+        late = ArbiterLink.connect(arbiter, "d")
+        assert late.found_over == result
+        with pytest.raises(RunOverError):
+            late.join("h:4", 1)
+
+
+def test_a_group_that_is_to_be_smaller_begins_with_those_that_are_there():
+    with serving() as arbiter:
+        link = ArbiterLink.connect(arbiter, "a")
+        assert not link.found_running
+        joining = aside(link.join, "h:1", 2)
+        time.sleep(0.2)
+        assert not joining
+        link.want(1)
+        generation, place = one(joining)
+        assert (generation.members, place.world_size) == (("a",), 1)
+
+
+def test_members_know_that_to_wait_for_one_is_in_vain():
+    with serving() as arbiter:
+        first, second = pair(arbiter)
+        second.close()
+        _, place = one(aside(first.leave, "h:9", 12))
+        assert not place.is_over()
+        third = ArbiterLink.connect(arbiter, "c")
+        joining = aside(third.join, "h:7", 1)
+        until(lambda: first.is_pause_wanted)
+        _, place = one(aside(first.leave, "h:8", 15))
+        assert not place.is_over()
+        one(joining)
+        third.close()
+        until(place.is_over)
+
+
+def test_somebody_is_told_again_and_again_that_a_worker_waits():
+    waits: list[int] = []
+    with serving() as arbiter:
+        link = ArbiterLink.connect(arbiter, "a", lambda: waits.append(1))
+        joining = aside(link.join, "h:1", 2)
+        until(lambda: len(waits) >= 2)
+        link.close()
+        with pytest.raises(LeftBehindError):
+            one(joining)
+
+
+def until(condition: Any, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come"
+        time.sleep(0.01)

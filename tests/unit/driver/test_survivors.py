@@ -1,0 +1,116 @@
+"""Workers that are lost while others go on: what the policies decide of it. Ray's processes are made up here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import ray
+import ray.train
+from ray.train import WorkerGroupError
+
+from raytf._ray.train import FailureDecision
+from raytf.distributed.arbiter_link import ArbiterLink, LeftBehindError, worker_name
+from raytf.driver.arbiter import ArbiterServer
+from raytf.driver.ray_train.departures import Departures
+from raytf.driver.ray_train.failure_policy import FailurePolicy
+from raytf.driver.supervision.supervisor import Supervisor
+from raytf.errors import GpuError, HangError, JobError, ReplicaError, StorageError, WorkerLostError
+from raytf.training.monitor_client import MonitorClient
+
+
+class Told(MonitorClient):
+    """In the place of the driver's, which is a process of Ray: keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.said: list[str] = []
+        self.booked: list = []
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+    def book(self, event) -> None:
+        self.booked.append(event)
+
+    def sightings(self, seconds: float) -> list:
+        return []
+
+    def reached(self, seconds: float) -> int:
+        return 40
+
+    def noticed(self, seconds: float) -> dict[int, str]:
+        return {}
+
+
+def died() -> ray.exceptions.RayActorError:
+    return ray.exceptions.RayActorError()
+
+
+BEHIND, MISSED = LeftBehindError("the others went on"), WorkerLostError("a peer")
+
+
+@pytest.mark.parametrize(
+    ("failures", "lost"),
+    [
+        ({1: died()}, {1}),
+        ({0: died(), 2: died()}, {0, 2}),
+        ({1: HangError("it stands still")}, {1}),
+        ({1: BEHIND}, {1}),
+        ({0: died(), 1: BEHIND}, {0, 1}),
+        # Who misses a peer in a way that cannot be repaired has ended, and so have all others, or will.
+        ({0: died(), 1: MISSED}, None),
+        ({1: MISSED}, None),
+        ({1: JobError("a callback")}, None),
+        ({1: StorageError("away", "unreachable")}, None),
+        ({1: GpuError("ECC", "n1")}, None),
+        ({0: ReplicaError("weights differ", [1], 0), 1: ReplicaError("weights differ", [1], 1)}, None),
+    ],
+)
+def test_either_those_that_are_lost_are_replaced_or_all_start_again(failures, lost):
+    monitor = Told()
+    policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), monitor, None, Supervisor(), is_partial=True)
+    policy.size = 3
+    decision = policy.make_decision(WorkerGroupError("failed", failures))
+    assert (decision, policy.lost) == (FailureDecision.RETRY, lost)
+    (fault,) = monitor.booked
+    assert fault.survived == (lost is not None)
+    assert monitor.said[-1].endswith("; the others go on") == (lost is not None)
+
+
+def test_where_nobody_goes_on_all_start_again():
+    policy = FailurePolicy(ray.train.FailureConfig(max_failures=-1), Told(), None, Supervisor())
+    policy.size = 3
+    policy.make_decision(WorkerGroupError("failed", {1: died()}))
+    assert policy.lost is None
+
+
+def worker(node: str, pid: int) -> SimpleNamespace:
+    return SimpleNamespace(metadata=SimpleNamespace(node_id=node, pid=pid))
+
+
+def test_who_is_dismissed_is_waited_for_and_dropped_once_it_has_left():
+    clock, server = SimpleNamespace(now=0.0), ArbiterServer("127.0.0.1")
+    try:
+        stays, leaves = (ArbiterLink.connect(server.address, worker_name("n", pid)) for pid in (1, 2))
+        departures = Departures(server.address, lambda: clock.now)
+        workers = [worker("n", 1), worker("n", 2)]
+        departures.dismiss([("n", 2)], [])
+        assert departures.are_awaited
+        statuses = {0: SimpleNamespace(running=True), 1: SimpleNamespace(running=True)}
+        assert departures.left(workers, statuses) == set()
+        statuses[1].running = False
+        assert departures.left(workers, statuses) == {1}
+        assert departures.take() == {1}
+        assert departures.take() == set()
+        # One that ends without having been told to, as all do in the end, has not left.
+        statuses[0].running = False
+        assert departures.left(workers[:1], {0: statuses[0]}) == set()
+        # What does not come is not waited for without end.
+        departures.dismiss([("n", 1)], [])
+        clock.now += 1000
+        assert not departures.are_awaited
+        stays.close()
+        leaves.close()
+    finally:
+        server.close()
