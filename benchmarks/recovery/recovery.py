@@ -226,7 +226,12 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
     if key == "raytf":
         job.until(lambda: IN_PLACE.search(job.output[said:]) or "restarted in" in job.output[said:], PATIENCE_SECONDS)
         if "restarted in" not in job.output[said:]:
-            return _in_place(round, fault, at, fix, job, notes, said)
+            recovery = _in_place(round, fault, at, place, there, job, notes, said)
+            fix()
+            job.until(
+                lambda: str(WORKERS) in (found[1] for found in IN_PLACE.finditer(job.output[said:])), PATIENCE_SECONDS
+            )
+            return replace(recovery, full_seconds=time.monotonic() - at)
     job.until(lambda: len(notes.groups()) > groups, PATIENCE_SECONDS)
     highest = max(step for group in notes.groups()[:groups] for step, _ in group.calls)
     job.until(lambda: notes.groups() and notes.reached > highest, PATIENCE_SECONDS)
@@ -259,22 +264,20 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
 
 
 def _in_place(
-    round: int, fault: str, at: float, fix: Callable[[], None], job: Job, notes: Notes, said: int
+    round: int, fault: str, at: float, place: Place, there: set[int], job: Job, notes: Notes, said: int
 ) -> Recovery:
-    """What became of a fault after which the other workers went on where they were."""
+    """What became of a fault after which the other workers went on where they were; the lost one is not back yet."""
     found = IN_PLACE.search(job.output[said:])
     assert found is not None
     step, pause = int(found[3]), float(found[2])
     job.until(lambda: notes.groups() and notes.reached > step, PATIENCE_SECONDS)
-    new = next(when for group in notes.groups() for made, when in group.calls if made > step)
-    fix()
-    full = int(found[1]) == WORKERS
-    job.until(
-        lambda: full or any(int(w) == WORKERS for w, _, _ in IN_PLACE.findall(job.output[said:])), PATIENCE_SECONDS
-    )
-    whole = time.monotonic() - at
+    calls = [call for group in notes.groups() for call in group.calls]
+    new = next(when for made, when in calls if made > step)
+    redone = max(0, max((made for made, when in calls if when < new), default=step) - step)
+    reused = sum(process.pid in there for process in place.workers())
     phases = {"notice": max(0.0, new - at - pause), "meet and go on": pause}
-    return Recovery("raytf", round, fault, step, new - at, new - at, new - at, 0, "their memory", 1, phases, whole)
+    took = new - at
+    return Recovery("raytf", round, fault, step, took, took, took, redone, "their memory", reused, phases, took)
 
 
 def _phases(marks: list[tuple[str, float]], at: float, began: float, first: float) -> dict[str, float]:

@@ -173,10 +173,8 @@ class PartialGroup(WorkerGroup):
         numbers = [list(some) for _, some in itertools.groupby(sorted(bundles), lambda bundle: bundle // _MOST_BUNDLES)]
         try:
             for some in numbers:
-                place, first = self._worker_group_state.placement_group_handle.placement_group, size + len(new)
-                new += self._create_workers(
-                    len(some), place, resources, some, first, size + len(bundles), replica_group_size=1
-                )
+                place, whole = self._place(0).placement_group, size + len(bundles)
+                new += self._create_workers(len(some), place, resources, some, size + len(new), whole, 1)
         except Exception:
             for worker in new:
                 ray.kill(worker.actor)
@@ -211,8 +209,7 @@ class PartialGroup(WorkerGroup):
         return str(placement_group_table(place)["bundles_to_node_id"].get(bundle % _MOST_BUNDLES, ""))
 
     def _place(self, number: int) -> PlacementGroupHandle:
-        handle = self._worker_group_state.placement_group_handle
-        return self._later[number] if number else handle
+        return self._later[number] if number else self._worker_group_state.placement_group_handle
 
     def _reserve(self, count: int, selector: dict[str, str]) -> list[int]:
         """Bundles for so many workers; none if there is no room."""
@@ -372,14 +369,16 @@ class TrainController(ray_train.TrainController):
         if new:
             places.replaced(new, _nodes(group))
         if going:
-            places.dismiss([_place(worker) for worker in going], [_place(group.get_workers()[rank]) for rank in new])
+            joined = group.get_workers()[len(workers) :]
+            places.dismiss([place_of(each) for each in going], [place_of(each) for each in joined])
 
 
 def _is_there(group: Any) -> bool:
     return group is not None and bool(group.has_started())
 
 
-def _place(worker: Any) -> WorkerPlace:
+def place_of(worker: Any) -> WorkerPlace:
+    """Where one of Ray Train's workers is."""
     return worker.metadata.node_id, worker.metadata.pid
 
 

@@ -97,9 +97,8 @@ def headline(run: History) -> list[str]:
         first += f", {run.redone} redone"
     if run.samples_per_second:
         first += f", {run.samples_per_second:,.0f} samples/s"
-    restarts = sum(not r.is_first for r in run.restarts)
-    in_place = sum(r.tier == HELD for r in run.restarts)
-    first += f", {restarts} restart{'' if restarts == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
+    again = [r.tier for r in run.restarts if not r.is_first]
+    first += f", {restart_phases.counted(len(again), again.count(HELD))}"
     lines = [first]
     if run.metrics:
         lines.append(", ".join(f"{name} {value:.4g}" for name, value in run.metrics.items()))

@@ -15,7 +15,7 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,7 +227,7 @@ class ArbiterLink:
             raise DismissedError("the others go on without this worker, as planned")
         found = answer["generation"]
         self._number = found["number"]
-        generation = Generation(self._number, *(_tuple(found[name]) for name in ("members", "addresses", "steps")))
+        generation = Generation(self._number, *(tuple(found[name]) for name in ("members", "addresses", "steps")))
         rank, number = generation.members.index(self._name), self._number
 
         def is_over() -> bool:
@@ -255,7 +255,3 @@ class ArbiterLink:
         finally:
             self._is_lost = True
             self._answers.put({"end": why})
-
-
-def _tuple(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(values)

@@ -173,13 +173,13 @@ class HostSum:
             try:
                 os.ftruncate(descriptor, size)
                 found: dict[int, socket.socket] = {}
-                end = time.monotonic() + _MEET_SECONDS
+                deadline = time.monotonic() + _MEET_SECONDS
                 while len(found) < self.count - 1:
                     server.settimeout(_MEET_LOOK_SECONDS)
                     try:
                         peer, _ = server.accept()
                     except TimeoutError:
-                        self._check_time(end)
+                        self._check_time(deadline)
                         continue
                     peer.settimeout(_MEET_SECONDS)
                     found[_receive(peer, 4)] = peer
@@ -191,7 +191,7 @@ class HostSum:
                 os.close(descriptor)
 
     def _join(self, address: str) -> mmap.mmap:
-        end = time.monotonic() + _MEET_SECONDS
+        deadline = time.monotonic() + _MEET_SECONDS
         while True:
             first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
@@ -199,7 +199,7 @@ class HostSum:
                 break
             except OSError:  # the first process does not listen yet
                 first.close()
-                self._check_time(end)
+                self._check_time(deadline)
                 time.sleep(0.005)
         first.settimeout(_MEET_SECONDS)
         first.sendall(struct.pack("<i", self.number))
@@ -213,10 +213,10 @@ class HostSum:
         finally:
             os.close(descriptors[0])
 
-    def _check_time(self, end: float) -> None:
+    def _check_time(self, deadline: float) -> None:
         if self._is_over():
             raise ConnectionError("a process of this host is lost")
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise TimeoutError("a process of this host did not come in time")
 
     def _add_peer(self, peer: socket.socket) -> None:

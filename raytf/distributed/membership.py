@@ -172,7 +172,7 @@ class Membership:
         """Who is to leave now: those without whom others have the state."""
         living = self._living()
         here = {*living, *self._joining}
-        found = {name for name in living if self._dismissed.get(name, here | {""}) <= here}
+        found = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
         return found if len(found) < len(living) else set()
 
     def _coming(self) -> list[str]:

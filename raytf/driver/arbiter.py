@@ -168,12 +168,10 @@ class ArbiterServer:
                 self._tell(name, {"dismissed": generation.number})
         present = self._membership.generation
         if present is not None:
-            kinds = [
-                *(["pause"] if self._membership.is_pause_wanted else []),
-                *(["lost"] if self._membership.lost else []),
-            ]
-            for name in present.members if kinds else ():
-                self._tell(name, dict.fromkeys(kinds, present.number))
+            asked = {"pause": self._membership.is_pause_wanted, "lost": bool(self._membership.lost)}
+            told = {kind: present.number for kind, is_so in asked.items() if is_so}
+            for name in present.members if told else ():
+                self._tell(name, told)
 
     def _tell(self, name: str, message: dict[str, Any]) -> None:
         if name in self._workers:

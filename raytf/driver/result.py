@@ -8,6 +8,7 @@ from typing import Any
 
 from raytf import _process
 from raytf.distributed.gpu import visibility
+from raytf.runs.restart_phases import counted
 from raytf.storage.storage import Storage
 from raytf.training.job import is_function
 
@@ -119,20 +120,14 @@ def load_weights(run: str, model: Any) -> Any:
 def summary(document: dict[str, Any]) -> str:
     """The last lines that the user sees of a run."""
     metrics = ", ".join(f"{name} {value:.4f}" for name, value in document["metrics"].items())
-    waited = document["imbalance_seconds"]
+    waited, restarts = document["imbalance_seconds"], counted(document["restarts"], document.get("regroups", 0))
     return (
         f"finished: {document['steps']} steps, {metrics}\n"
-        f"{document['samples_per_second']:,.0f} samples/s, {_restarts(document)}, "
+        f"{document['samples_per_second']:,.0f} samples/s, {restarts}, "
         + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
         + _left(document.get("export") or {})
     )
-
-
-def _restarts(document: dict[str, Any]) -> str:
-    """How often workers began again, and how often without losing what they had."""
-    count, in_place = document["restarts"], document.get("regroups", 0)
-    return f"{count} restart{'' if count == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
 
 
 def _left(export: dict[str, str]) -> str:

@@ -72,6 +72,11 @@ class RestartPhases:
         return {**parts, **own}
 
 
+def counted(count: int, in_place: int) -> str:
+    """How often workers began again, and how often of these without losing what they had."""
+    return f"{count} restart{'' if count == 1 else 's'}{f' ({in_place} in place)' if in_place else ''}"
+
+
 def describe(parts: dict[str, float]) -> str:
     """Parts of a start as one line: `9.8 s: notice 0.6, processes 4.1`."""
     return f"{sum(parts.values()):.1f} s: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items())

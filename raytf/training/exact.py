@@ -93,9 +93,9 @@ def admit(step: TrainStep, pipeline: Pipeline, seed: int, group: Ranks, augment:
             f"--exact: worker {group.rank} ({machine()}) computed different bits when it computed a micro-batch again. "
             "Train without --exact, or find the layer whose result varies."
         )
-    compare(group, hashlib.sha256(first).hexdigest()[:16])
-    # The identity has no name of a machine: any machine that computes the same bits may resume the run.
     found = hashlib.sha256(first).hexdigest()[:16]
+    compare(group, found)
+    # The identity has no name of a machine: any machine that computes the same bits may resume the run.
     if not step.is_on_gpu:
         return {run_identity.FIRST_GRADIENTS: found}
     settings = determinism.identity(os.environ, tf.config.experimental.tensor_float_32_execution_enabled())

@@ -30,11 +30,11 @@ class CompiledStep(Protocol):
         """The traced micro-batch, whose graph TensorBoard shows."""
         ...
 
-    def trace(self, with_partial: bool = False) -> None:
+    def trace(self, is_late: bool = False) -> None:
         """Let TensorFlow trace the step now, while the newest checkpoint is still being read.
 
         Args:
-            with_partial: also a step of fewer records than a whole one has.
+            is_late: others will wait for this worker's first step.
         """
         ...
 

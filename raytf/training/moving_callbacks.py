@@ -12,6 +12,7 @@ import google_crc32c
 import numpy as np
 
 from raytf.checkpoint.state_source import Extras
+from raytf.checkpoint.variables import unchanged
 from raytf.errors import WorkerLostError
 from raytf.inference.user_model import run_user_code
 from raytf.training.callbacks import Callbacks
@@ -44,7 +45,7 @@ class MovingCallbacks(Callbacks):
 
     Args:
         *args, **kwargs: of `Callbacks`.
-        files: packs the files of callbacks; None where they are too large.
+        pack: packs the files of callbacks; None where they are too large.
         known, is_steering: the state, and what `Callbacks` has of it, where the other ranks know it already.
     """
 
@@ -121,19 +122,16 @@ class MovingCallbacks(Callbacks):
         """
         if self._awaits_weights or self.known.extras is None:
             raise WorkerLostError("rank 0 is lost while callbacks change weights")
-        extras, variables = Extras.unpack(self.known.extras), self._variables()
-        # What the model is must not depend on how often a callback begins.
-        before = [np.array(v) for v in variables], self._model.stop_training
-        # A row of an epoch whose end is run again is written again.
-        is_run = has_end or any(hook[1:] == ("on_epoch_end", epoch - 1) for hook in self.known.ran)
-        self._construct(files, epoch if is_run else epoch - 1)
-        self._catch_up("on_train_begin")
-        if is_inside or any(hook[1:] == ("on_epoch_begin", epoch) for hook in self.known.ran):
-            self._catch_up("on_epoch_begin", epoch)
-        self.load_state(extras.callbacks, extras.arrays)
-        for variable, value in zip(variables, before[0], strict=True):
-            variable.assign(value)
-        self._model.stop_training = before[1]
+        extras, stops = Extras.unpack(self.known.extras), self._model.stop_training
+        hooks = {hook[1:] for hook in self.known.ran}
+        with unchanged(self._variables()):  # what the model is must not depend on how often a callback begins
+            # A row of an epoch whose end is run again is written again.
+            self._construct(files, epoch if has_end or ("on_epoch_end", epoch - 1) in hooks else epoch - 1)
+            self._catch_up("on_train_begin")
+            if is_inside or ("on_epoch_begin", epoch) in hooks:
+                self._catch_up("on_epoch_begin", epoch)
+            self.load_state(extras.callbacks, extras.arrays)
+        self._model.stop_training = stops
         self._ran = Counter(self.known.ran)
 
     def _catch_up(self, hook: str, *args: int) -> None:

@@ -8,25 +8,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 from raytf.runs import ledger
 from raytf.storage.storage import Storage
 from raytf.testing import Job, environment
 from tests.ray.conftest import PATIENCE, result_of
 from tests.ray.test_resume import attempts
 from tests.stress.law.schedules import redone
+from tests.stress.repair import workers_of
 
 LAW = Path(__file__).parents[1] / "stress" / "law" / "job.py"
-WORKER = "ray::RayTrainWorker"
 #: Long enough for all that happens.
 EPOCHS = 80
-
-
-def workers(job: Job) -> list[psutil.Process]:
-    """Those that live, the oldest first, which is rank 0 until it is killed."""
-    found = [p for p in job.processes(WORKER) if p.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)]
-    return sorted(found, key=lambda p: p.create_time())
 
 
 def trained(tmp_path: Path, name: str, disturb: Callable[[Job], None] = lambda job: None, *flags: object) -> dict:
@@ -43,7 +35,7 @@ def trained(tmp_path: Path, name: str, disturb: Callable[[Job], None] = lambda j
 def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
     def until_full(job: Job, times: int) -> None:
         """Wait until all train, after so many repairs."""
-        job.until(lambda: job.output.count("3 workers go on") >= times and len(workers(job)) == 3, PATIENCE)
+        job.until(lambda: job.output.count("3 workers go on") >= times and len(workers_of(job)) == 3, PATIENCE)
 
     def disturb(job: Job) -> None:
         # Another one, rank 0, two at once, and a worker that is stopped for longer than others wait.
@@ -51,12 +43,12 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
             until_full(job, number)
             at = job.step or 0
             job.until(lambda at=at: (job.step or 0) >= at + 15, PATIENCE)
-            living = workers(job)
+            living = workers_of(job)
             for victim in victims:
                 living[victim].kill()
             job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
         until_full(job, 3)
-        stopped = workers(job)[1]
+        stopped = workers_of(job)[1]
         stopped.send_signal(signal.SIGSTOP)
         try:
             job.until(lambda: job.output.count("; the others go on") > 3, PATIENCE)

@@ -33,10 +33,10 @@ import tyro
 
 from benchmarks.step.namespaces import Namespace, namespaces, reason_not_possible
 from raytf.testing import Job, environment
+from raytf.testing.processes import WORKER, titled
 from tests.stress.law.schedules import redone
 
 JOB = Path(__file__).with_name("law") / "job.py"
-WORKER = "ray::RayTrainWorker"
 #: Seconds for what waits for processes to start.
 PATIENCE_SECONDS = 240.0
 #: Seconds that silence may last before it counts: heartbeats of six seconds, and a look each second.
@@ -85,12 +85,7 @@ class Cluster:
 
     def workers(self, host: Namespace) -> list[psutil.Process]:
         """The workers that live on a host."""
-        found = []
-        for process in self.processes(host):
-            with contextlib.suppress(psutil.Error):
-                if process.status() != psutil.STATUS_ZOMBIE and WORKER in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+        return titled(self.processes(host), WORKER)
 
     def stop(self) -> None:
         for host in self.hosts:

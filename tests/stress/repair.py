@@ -28,10 +28,10 @@ import psutil
 import tyro
 
 from raytf.testing import Job, environment
+from raytf.testing.processes import WORKER
 from tests.stress.law.schedules import redone
 
 JOB = Path(__file__).with_name("law") / "job.py"
-WORKER = "ray::RayTrainWorker"
 #: Seconds for a run to come to its first step, and for its end.
 PATIENCE_SECONDS = 300.0
 #: Seconds between two kills, at least and at most: some come before what was lost is replaced.
@@ -125,9 +125,14 @@ def run(arguments: Arguments, folder: Path, workers: int, kills: int, draw: rand
     )
 
 
+def workers_of(job: Job) -> list[psutil.Process]:
+    """Those that live, the oldest first, which is rank 0 until it is killed."""
+    return sorted(job.processes(WORKER), key=lambda process: process.create_time())
+
+
 def chosen(job: Job, draw: random.Random) -> list[psutil.Process]:
     """One worker or two, of which at least one is left that has the state: the oldest ones train, others still come."""
-    living = sorted((p for p in job.processes(WORKER) if _lives(p)), key=lambda p: p.create_time())
+    living = workers_of(job)
     holders = living[: (job.status or {}).get("workers") or 0]
     if len(holders) < 2:
         return []
@@ -144,12 +149,6 @@ def pauses(times: list[float], kills: list[float]) -> list[float]:
         near = [end - begin for begin, end in gaps if end >= kill and begin <= kill + 2]
         found.append(max(0.0, max(near, default=0.0) - usual))
     return found
-
-
-def _lives(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return False
 
 
 def main(arguments: Arguments) -> int:

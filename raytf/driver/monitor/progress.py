@@ -85,21 +85,22 @@ class Progress:
         elif kind == "group":
             self._restart.group(now)
             self.status = None
-        elif kind == "attempt" and fields.get("tier") == HELD:
-            self._starts += 1
-            fields["phases"] = self._restart.trains(now, fields["phases"])
-            fields["silent"] = pause = sum(fields["phases"].values())
-            workers = fields["world_size"]
-            return fields, (
-                f"{workers} worker{'s go' if workers > 1 else ' goes'} on after {pause:.1f} s at step "
-                f"{fields['from_step']}, no step lost"
-            )
         elif kind == "attempt":
             fields["phases"] = self._restart.trains(now, fields["phases"])
             self._starts += 1
+            if fields.get("tier") == HELD:
+                return fields, self._went_on(fields)
             if self._starts > 1:
                 return fields, f"restarted in {describe(fields['phases'])}"
         return fields, ""
+
+    def _went_on(self, fields: dict[str, Any]) -> str:
+        """Complete an attempt that began where its workers were; the line for the user."""
+        fields["silent"] = pause = sum(fields["phases"].values())
+        workers, step = fields["world_size"], fields["from_step"]
+        return (
+            f"{workers} worker{'s go' if workers > 1 else ' goes'} on after {pause:.1f} s at step {step}, no step lost"
+        )
 
     def _failed(
         self, fields: dict[str, Any], status: Status | None, sightings: Sequence[LastHeartbeat], now: float

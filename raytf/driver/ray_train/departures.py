@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raytf._ray.partial_group import WorkerPlace
+from raytf._ray.partial_group import WorkerPlace, place_of
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, worker_name
 from raytf.errors import WorkerLostError
 
@@ -65,8 +65,8 @@ class Departures:
             workers: Ray Train's, by rank.
             statuses: rank -> how it is.
         """
-        places = {rank: (worker.metadata.node_id, worker.metadata.pid) for rank, worker in enumerate(workers)}
-        self._gone = {r for r, place in places.items() if place in self._dismissed and not statuses[r].running}
+        places = [place_of(worker) for worker in workers]
+        self._gone = {r for r, place in enumerate(places) if place in self._dismissed and not statuses[r].running}
         if len(self._gone) == len(workers):
             self._gone = set()
         self._dismissed -= {places[rank] for rank in self._gone}

@@ -132,7 +132,7 @@ class ServerStep:
         """Nothing is kept from step to step."""
         return self.reduction.state()
 
-    def trace(self, with_partial: bool = False) -> None:
+    def trace(self, is_late: bool = False) -> None:
         """Does nothing: each kind of call is traced when it is first made."""
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, Any]:
