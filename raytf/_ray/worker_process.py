@@ -18,7 +18,10 @@ from ray._private.runtime_env import setup_hook
 
 SEEN = {
     "ray._private.worker.global_worker": "2.60.0",
+    "ray._private.worker.Worker.gcs_error_subscriber": "2.60.0",
+    "ray._private.worker.Worker.listener_thread": "2.60.0",
     "ray._private.worker.Worker.node": "2.60.0",
+    "ray._private.worker.Worker.threads_stopped": "2.60.0",
     "ray._private.worker.Worker.function_actor_manager": "2.60.0",
     "ray._private.worker.Worker.core_worker": "2.60.0",
     "ray._private.worker._global_node": "2.60.0",
@@ -65,6 +68,19 @@ def no_signal_handlers() -> Iterator[None]:
     finally:
         ray._private.utils.set_sigterm_handler = own
         ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = disabled
+
+
+def show_no_errors() -> None:
+    """Ray no more prints what its own processes say of deaths; this process is connected.
+
+    It has no option for that, and a page of a raylet's log comes before raytf sees that it has died. This is what Ray
+    does when it disconnects.
+    """
+    worker: Any = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
+    worker.listener_thread.join(5)
+    worker.threads_stopped.clear()
 
 
 def this_node() -> Any:

@@ -64,6 +64,7 @@ class Cluster:
     def __init__(self, hosts: Sequence[Namespace], folder: Path):
         self.hosts, self._folder = hosts, folder
         self.address = f"{hosts[0].address}:6379"
+        self.env = {"RAY_AUTH_MODE": "disabled"}  # the network has no one else
 
     def start(self) -> None:
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats"]
@@ -74,7 +75,11 @@ class Cluster:
             own = [f"--node-ip-address={host.address}", f"--temp-dir={self._folder}/r{number}"]
             own = own if not number else own[:1]
             done = subprocess.run(
-                within(host, [*ray, *place, *own]), env=environment(), capture_output=True, text=True, timeout=120
+                within(host, [*ray, *place, *own]),
+                env=environment(**self.env),
+                capture_output=True,
+                text=True,
+                timeout=120,
             )
             assert not done.returncode, done.stdout + done.stderr
 
@@ -112,7 +117,7 @@ def trained(arguments: Arguments, cluster: Cluster, folder: Path, name: str) -> 
     command += ["--model", "batchnorm", "--workers", "1:3", "--global-batch-size", "96", "--logical-shards", "12"]
     command += ["--pause", "0.02", "--max-failures", "100", "--storage", str(folder), "--run", name]
     command += ["--status-file", str(status)]
-    env = environment(RAY_ADDRESS=cluster.address)
+    env = environment(RAY_ADDRESS=cluster.address, **cluster.env)
     with Job(within(cluster.hosts[0], command), folder / f"{name}.log", env, status_file=status) as job:
         yield job
 
