@@ -19,14 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytf.distributed.heartbeat_sender import HeartbeatSender
+from raytf.distributed.heartbeat_sender import SILENT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting, parsed
 from raytf.distributed.membership import Generation
 from raytf.distributed.peer_connections import end
 from raytf.errors import WorkerLostError
 
-#: Seconds without a sign of life after which the other side counts as lost.
-SILENT_SECONDS = 6.0
 #: Seconds to connect.
 _CONNECT_SECONDS = 30.0
 #: Bytes of a line of the arbiter's, which may name thousands of workers.
@@ -47,6 +45,10 @@ class ArbiterAddress:
 
     address: str
     key: bytes = field(repr=False)
+
+
+def _nothing() -> None:
+    pass
 
 
 def worker_name(node: str, pid: int) -> str:
@@ -98,31 +100,47 @@ class ArbiterLink:
         lines: what comes from there.
         greeting: the arbiter's.
         waits: called again and again while this worker waits for the arbiter.
+        left_behind: called once the connection is lost, in a thread of its own.
 
     Attributes:
         found_running: whether there was a generation of workers when this worker came.
         found_over: what the run has come to, if it was over then; None otherwise.
     """
 
-    def __init__(self, name: str, peer: socket.socket, lines: Any, greeting: dict[str, Any], waits: Callable[[], None]):
-        self._name, self._peer, self._lines, self._waits = name, peer, lines, waits
+    def __init__(
+        self,
+        name: str,
+        peer: socket.socket,
+        lines: Any,
+        greeting: dict[str, Any],
+        waits: Callable[[], None] = _nothing,
+        left_behind: Callable[[], None] = _nothing,
+    ):
+        self._name, self._peer, self._lines, self._waits, self._left_behind = name, peer, lines, waits, left_behind
         self.found_running, self.found_over = bool(greeting.get("running")), greeting.get("over")
         self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._number = 0
         #: The generation that is to end at the end of a step, and the one of which a member is lost.
         self._paused = self._broken = -1
-        self._is_lost = False
+        self._is_lost = self._is_closed = False
         self._sender = HeartbeatSender([peer])
         threading.Thread(target=self._listen, daemon=True, name="raytf-arbiter").start()
 
     @classmethod
-    def connect(cls, arbiter: ArbiterAddress, name: str, waits: Callable[[], None] = lambda: None) -> ArbiterLink:
+    def connect(
+        cls,
+        arbiter: ArbiterAddress,
+        name: str,
+        waits: Callable[[], None] = _nothing,
+        left_behind: Callable[[], None] = _nothing,
+    ) -> ArbiterLink:
         """Connect with an arbiter.
 
         Args:
             arbiter: to connect with.
             name: of this worker, different from all others of the run.
             waits: called again and again while this worker waits for the arbiter.
+            left_behind: called once the connection is lost, in a thread of its own.
 
         Raises:
             WorkerLostError: it does not answer.
@@ -148,7 +166,7 @@ class ArbiterLink:
             if peer is not None:
                 peer.close()
             raise WorkerLostError(f"the driver's arbiter at {arbiter.address} does not answer: {error}") from None
-        return cls(name, peer, lines, greeting, waits)
+        return cls(name, peer, lines, greeting, waits, left_behind)
 
     @property
     def is_member(self) -> bool:
@@ -211,6 +229,7 @@ class ArbiterLink:
 
     def close(self) -> None:
         """End the connection: this worker is no longer a member."""
+        self._is_closed = True
         self._sender.end()
         end(self._peer)
 
@@ -255,3 +274,5 @@ class ArbiterLink:
         finally:
             self._is_lost = True
             self._answers.put({"end": why})
+            if not self._is_closed:
+                self._left_behind()

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from raytf.distributed.heartbeat_sender import BEAT_SECONDS, HeartbeatSender
+from raytf.distributed.heartbeat_sender import BEAT_SECONDS, SILENT_SECONDS, HeartbeatSender
 from raytf.distributed.meeting import Meeting
 from raytf.distributed.peer_connections import DATA, HEARTBEATS, connect_all, end
 from raytf.distributed.sum_pieces import (
@@ -39,8 +39,6 @@ from raytf.distributed.sum_pieces import (
 
 #: Bytes of a piece; its parts stay in the caches while they are added.
 PIECE_BYTES = 1 << 21
-#: Seconds without a heartbeat after which a process counts as lost, as TensorFlow has it.
-SILENT_SECONDS = 6.0
 #: Seconds between two times that the heartbeats of all processes are taken.
 _HEAR_SECONDS = 30.0
 #: What a piece begins with: how many pieces came before, its bytes, the type of its numbers, and padding.

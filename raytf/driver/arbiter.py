@@ -23,11 +23,12 @@ import ray
 
 from raytf.config.train_config import TrainConfig
 from raytf.distributed import meeting, routes
-from raytf.distributed.arbiter_link import SILENT_SECONDS, ArbiterAddress, encoded, proof
+from raytf.distributed.arbiter_link import ArbiterAddress, encoded, proof
+from raytf.distributed.heartbeat_sender import SILENT_SECONDS
 from raytf.distributed.membership import Generation, Membership, Place, StaleError
 
 #: Seconds between two looks at who is silent.
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 #: Seconds for a worker to say who it is.
 _GREETING_SECONDS = 10.0
 #: Seconds that members may take to leave a generation after the first one has: a step, a callback, or a save.

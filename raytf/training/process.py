@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping, MutableMapping, Sequence
 
 import ray
@@ -13,6 +14,19 @@ from raytf.cluster import orphaned_processes, scratch
 from raytf.distributed.gpu import determinism, health, visibility
 from raytf.training import warm_pool
 from raytf.training.process_settings import ProcessSettings
+
+#: Seconds in which an error still reaches the driver, if it can be reached.
+_HEARD_SECONDS = 30.0
+
+
+def end_unheard() -> None:
+    """End this process, which the others have left behind, soon: whoever should end it may not reach it.
+
+    On a node that is cut off Ray notices nothing for as long as TCP tries, a quarter of an hour or so, and the process
+    would keep its memory and its GPU.
+    """
+    time.sleep(_HEARD_SECONDS)
+    os._exit(1)
 
 
 def settle_in() -> None:

@@ -29,7 +29,7 @@ from raytf.distributed.membership import Generation
 from raytf.distributed.ranks import RankInfo
 from raytf.distributed.step_flags import LENGTH, StepFlag, vector
 from raytf.errors import WorkerLostError
-from raytf.training import exact, learning_rate
+from raytf.training import exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
 from raytf.training.context import Context
@@ -113,7 +113,7 @@ class SynchronousExecutor:
             self._group = factory.make(self._config.strategy, given)
         else:
             name = worker_name(ray.get_runtime_context().get_node_id(), os.getpid())
-            self._link = ArbiterLink.connect(self._arbiter, name, self._waits)
+            self._link = ArbiterLink.connect(self._arbiter, name, self._waits, process.end_unheard)
             if self._link.found_over is not None:
                 raise RunOverError(self._link.found_over)
             self._group = factory.make_again(self._config.strategy, given)

@@ -23,7 +23,14 @@ from raytf.testing import Job, environment
 
 JOB = Path(__file__).with_name("undisturbed_job.py")
 #: What a run says of a hang, of a straggler and of a new start.
-ALARMS = ("made no progress", "was stopped while it started", " is slow: ", "starting again", "is left out")
+ALARMS = (
+    "made no progress",
+    "was stopped while it started",
+    " is slow: ",
+    "starting again",
+    "is left out",
+    "no step lost",
+)
 
 
 @dataclass(frozen=True)

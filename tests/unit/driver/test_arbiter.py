@@ -18,6 +18,7 @@ import pytest
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
 from raytf.driver.arbiter import ArbiterServer
 from raytf.errors import WorkerLostError
+from raytf.testing.processes import wait_until
 
 
 @contextmanager
@@ -81,6 +82,18 @@ def test_survivors_and_a_newcomer_are_brought_together():
         assert (other.rank, one(joining)[1].rank) == (0, 1)
         assert other.key == one(joining)[1].key != place.key
         assert not first.is_pause_wanted
+
+
+def test_who_is_left_behind_is_told_once_and_who_leaves_is_not():
+    told: list[str] = []
+    server = ArbiterServer("127.0.0.1")
+    leaves = ArbiterLink.connect(server.address, "a", left_behind=lambda: told.append("a"))
+    ArbiterLink.connect(server.address, "b", left_behind=lambda: told.append("b"))
+    leaves.close()
+    wait_until(lambda: leaves.is_lost, "the connection has ended", 20)
+    server.close()
+    wait_until(lambda: bool(told), "b is told", 20)
+    assert told == ["b"]
 
 
 def test_strangers_are_not_workers_and_another_arbiter_is_not_the_run_s():
