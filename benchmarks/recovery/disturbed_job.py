@@ -1,4 +1,4 @@
-"""raytf's job in `benchmarks/recovery/recovery.py` and `goodput.py`: the CNN, and a line for each call of steps."""
+"""raytf's job in `benchmarks/recovery/recovery.py`, `join.py` and `goodput.py`: the CNN, and a line for each call of steps."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ class Job:
     """File that gets `begin SECONDS WORKERS` for each start and change of a group, and `STEP SECONDS` for each call."""
     data: str
     """.npz with x_train, y_train, x_test and y_test."""
+    units: int = 128
+    """Of the hidden layer; each has 3146 weights."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
-def build():
+def build(units: int):
     import keras
 
-    model = runpy.run_path(MODELS)["cnn"](keras)
+    model = runpy.run_path(MODELS)["cnn"](keras, units)
     model.compile(keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy")
     return model
 
@@ -67,7 +69,7 @@ def noting(notes: str):
 
 def main(job: Job) -> None:
     images = raytf.load_images(job.data)
-    raytf.fit(build, images.train, config=job.train, callbacks=lambda files: noting(job.notes))
+    raytf.fit(lambda: build(job.units), images.train, config=job.train, callbacks=lambda files: noting(job.notes))
 
 
 if __name__ == "__main__":

@@ -167,13 +167,19 @@ class TrainStep:
                 ends an epoch with fewer records.
         """
         self._full.get_concrete_function()
-        kinds = [True, *([False] if is_late and self._plan.full_steps < self._plan.steps_per_epoch else [])]
         # A graph is optimized when it first runs, which takes no step; a GPU loads kernels as it first needs them.
         steps = int(is_late and self.is_on_gpu)
         with self._unchanged() if steps else nullcontext():
-            for full in kinds if self._is_general else ():
-                call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
-                self(call, np.zeros(self._flags, np.float32))
+            for full in (True, False) if is_late else (True,):
+                self.rehearse(full, steps)
+
+    def rehearse(self, full: bool, steps: int = 0) -> bool:
+        """Trace and run the graph of full steps, or of those that end epochs; whether there is one for any shards."""
+        is_there = self._is_general and (full or self._plan.full_steps < self._plan.steps_per_epoch)
+        if is_there:
+            call = CallBatch.of_zeros(self._specs, self._plan, len(self.micro.seeds), steps, full)
+            self(call, np.zeros(self._flags, np.float32))
+        return is_there
 
     @property
     def is_on_gpu(self) -> bool:

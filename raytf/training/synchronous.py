@@ -259,6 +259,11 @@ class SynchronousExecutor:
             raise RegroupError(context.attempt.group.loss) from None
         self._note(call, outcome, time.perf_counter() - began)
         self._flags = outcome.flags
+        if self.meets_again and False not in self._traced:
+            # At an epoch's end it would prolong the pause after a death, on a busy machine by seconds.
+            with context.pulse.doing(Activity.TRACE):
+                if self._step.rehearse(full=False):
+                    self._traced.add(False)
         if not self._config.compute.steps_per_call and outcome.flags[StepFlag.CALL_STEPS]:
             self._call_steps = int(outcome.flags[StepFlag.CALL_STEPS])
 

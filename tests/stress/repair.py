@@ -44,13 +44,13 @@ class Arguments:
 
     kills: int = 200
     """How many, in all runs together."""
-    each: int = 20
+    each: int = 40
     """In each run."""
     seed: int = 0
     """Of the draw."""
     data: str = "auto"
     """As in jobs/mnist.py."""
-    epochs: int = 150
+    epochs: int = 70
     """Of each run; long enough for all its kills."""
     pause: float = 0.02
     """Seconds of sleep in each step."""

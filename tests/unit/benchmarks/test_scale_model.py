@@ -49,6 +49,15 @@ def test_more_ranks_save_sooner_until_the_manifest_counts():
     assert seconds == sorted(seconds, reverse=True)
 
 
+def test_in_place_512_nodes_lose_next_to_nothing_until_one_goes_each_few_minutes():
+    *usual, beyond = scale_model.SPOTS
+    for machine, model in ((MACHINES[3], MODELS[1]), (MACHINES[1], MODELS[2])):
+        found = [scale_model.in_place(machine, model, 512, spot) for spot in usual]
+        assert all(0.97 < part <= 1 - scale_model.SNAPSHOT_SHARE for part in found)
+        copied = scale_model.in_memory(machine, model, 512, beyond).goodput
+        assert copied < scale_model.in_place(machine, model, 512, beyond) < min(found)
+
+
 @pytest.mark.parametrize(("cost", "mean"), [(1.0, 1e4), (10.0, 3600.0), (60.0, 3600.0)])
 def test_the_best_interval_is_the_best(cost, mean):
     best = scale_model.daly(cost, mean)
