@@ -3,9 +3,9 @@
     python -m benchmarks.recovery.join
 
 Two workers train the CNN of jobs/mnist.py with Adam and a hidden layer so wide that weights and Adam's averages are
-100 MB. One is killed, and its replacement starts, builds, traces and runs its graph beside the other one, gets the state
-from it and joins at a step's end. From the times that a callback notes for each step: the longest gap between two of
-them around the join, less the usual step of a group of that size. No peer has this: theirs start all workers again.
+100 MB. One is killed, and its replacement starts, builds, traces and runs its graph beside the other one, gets the
+state from it and joins at a step's end. From the times that a callback notes for each step: the gap between the last
+one before the join and the first one after it, less the usual step of two. No peer has this: theirs start all again.
 """
 
 from __future__ import annotations
@@ -51,15 +51,10 @@ class Arguments:
     """Write the report here."""
 
 
-def stood(groups: list[Group], before: int) -> float:
-    """Seconds that a group stood still, beside the usual step, when it became the one of a number.
-
-    Args:
-        groups: all that have begun.
-        before: number of the group that was joined; the next one has more workers.
-    """
-    old, new = groups[before], groups[before + 1]
-    usual = statistics.median(b - a for (_, a), (_, b) in itertools.pairwise(old.calls))
+def stood(old: Group, new: Group) -> float:
+    """Seconds between the last step of a group and the first one of the next, less the usual step of the larger one."""
+    larger = max(old, new, key=lambda group: group.workers)
+    usual = statistics.median(b - a for (_, a), (_, b) in itertools.pairwise(larger.calls))
     return new.calls[0][1] - old.calls[-1][1] - usual
 
 
@@ -76,7 +71,7 @@ def measure(arguments: Arguments, folder: Path) -> tuple[list[float], list[float
     with started(program, "join", write_data(folder), folder, own_ray=False) as (place, job, notes):
         for _ in range(2 if arguments.quick else arguments.joins):
             _train(job, notes)
-            groups, said = len(notes.groups()), len(job.output)
+            said = len(job.output)
             worker: psutil.Process = draw.choice(place.workers())
             worker.kill()
             job.until(
@@ -84,8 +79,9 @@ def measure(arguments: Arguments, folder: Path) -> tuple[list[float], list[float
                 PATIENCE_SECONDS,
             )
             _train(job, notes)
-            deaths.append(stood(notes.groups(), groups - 1))
-            joins.append(stood(notes.groups(), groups))
+            whole, left, joined = [group for group in notes.groups() if group.calls][-3:]
+            deaths.append(stood(whole, left))
+            joins.append(stood(left, joined))
             print(f"a death {deaths[-1]:.2f} s, a join {joins[-1]:.2f} s", flush=True)
     return joins, deaths
 

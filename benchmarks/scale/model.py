@@ -27,8 +27,8 @@ S3_CONNECTIONS, S3_NODE_RATE = 4, 100e9 / 8
 S3_SECONDS, MANIFEST_READS = 0.1, 16
 #: Seconds from the loss of a node to the next new step: raytf's goal, and Ray Train's default as once seen.
 RESTART_SECONDS, STOCK_RESTART_SECONDS = 10.0, 86.0
-#: Seconds until a node counts as lost whose connections nobody closes (tests/stress/cut.py; a process that dies is missed
-#: at once), and in which the others meet and go on (P99 of tests/stress/repair.py), after a loss and when one joins.
+#: Seconds until a node counts as lost whose connections nobody closes (tests/stress/cut.py; a process that dies is
+#: missed at once), and in which the others meet and go on (P99 of tests/stress/repair.py), after a loss and a join.
 SILENT_SECONDS, MEET_SECONDS = 6.0, 1.5
 #: Logical shards of a worker; loss and metrics in a row.
 SHARDS_PER_WORKER, COLUMNS = 1, 5

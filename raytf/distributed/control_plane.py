@@ -113,7 +113,7 @@ class ControlPlane(abc.ABC):
         return self.broadcast([np.frombuffer(own, np.uint8)], giver=giver)[0].tobytes()
 
     def broadcast(
-        self, arrays: list[np.ndarray], piece_bytes: int = pieces.PIECE_BYTES, giver: int = 0
+        self, arrays: list[np.ndarray], giver: int = 0, piece_bytes: int = pieces.PIECE_BYTES
     ) -> list[np.ndarray]:
         """The arrays of one rank, bit for bit, on every rank; see `pieces.broadcast`."""
         return pieces.broadcast(arrays, self.rank == giver, self.sum, piece_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +36,18 @@ class Ranks(Protocol):
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
+        ...
+
+    def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
+        """The arrays of some ranks, which all have the same, bit for bit, on others. Where the ranks can meet again.
+
+        Args:
+            arrays: of the givers; the takers' have the same shapes and dtypes, and are written over.
+            givers, takers: ranks.
+
+        Returns:
+            The givers' arrays on the takers.
+        """
         ...
 
 
@@ -79,4 +92,7 @@ class SingleWorkerGroup:
         return data
 
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
+        return arrays
+
+    def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
         return arrays

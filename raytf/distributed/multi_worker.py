@@ -174,6 +174,10 @@ class MultiWorkerGroup:
         """The arrays of one rank, bit for bit, on every worker; shapes and dtypes must agree everywhere."""
         return arrays if self._control is None else self._control.broadcast(arrays, giver=giver)
 
+    def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
+        """The arrays of some ranks on others; see `Ranks.hand`."""
+        return self._control.hand(arrays, givers, takers) if isinstance(self._control, SocketPlane) else arrays
+
     def _take_route(self) -> None:
         """Exchange where each worker computes, and take the route that follows from it."""
         assert self._control is not None

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
+from raytf.distributed import handover
 from raytf.distributed.control_plane import ControlPlane, as_tensorflow, by_host
-from raytf.distributed.meeting import Meeting
+from raytf.distributed.meeting import Meeting, parsed
 from raytf.distributed.network_allreduce import NetworkSum
 from raytf.distributed.sum_pieces import PeerLostError
 from raytf.errors import WorkerLostError
@@ -28,6 +29,8 @@ class SocketPlane(ControlPlane):
     def __init__(self) -> None:
         super().__init__(0, 1, _DEVICE)
         self.loss = ""
+        #: Address at which others reach this rank.
+        self._host = ""
         #: Over all ranks at first, then over the first ones of each host; None on any other rank.
         self._network: NetworkSum | None = None
 
@@ -50,7 +53,7 @@ class SocketPlane(ControlPlane):
         """
         self.leave()
         self.rank, self.world_size, self.hosts, self.loss = meeting.rank, meeting.world_size, meeting.world_size, ""
-        self._is_over = meeting.is_over
+        self._is_over, (self._host, _) = meeting.is_over, parsed(meeting.addresses[meeting.rank])
         if meeting.world_size == 1:
             meeting.close()
             return
@@ -68,6 +71,10 @@ class SocketPlane(ControlPlane):
             if each is not None:
                 each.close()
         self._network = self.on_host = None
+
+    def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
+        """Send arrays straight from some ranks to others; see `Ranks.hand`."""
+        return handover.hand(self, self._host, self._is_over, arrays, givers, takers)
 
     def add(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         with tf.device(self._device):

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -224,3 +224,7 @@ class WatchedGroup:
     def broadcast(self, arrays: list[np.ndarray], giver: int = 0) -> list[np.ndarray]:
         with self._pulse.doing(Activity.TRANSFER):
             return self._group.broadcast(arrays, giver)
+
+    def hand(self, arrays: list[np.ndarray], givers: Sequence[int], takers: Sequence[int]) -> list[np.ndarray]:
+        with self._pulse.doing(Activity.TRANSFER):
+            return self._group.hand(arrays, givers, takers)

@@ -66,15 +66,19 @@ def hand_over(
     told: HeldState = pickle.loads(group.share(pickle.dumps(held) if group.rank == giver else b"", giver))
     if min(steps) == furthest:
         return told, False
-    is_behind = steps[group.rank] < furthest
-    arrays = group.broadcast([_values(v, group.rank == giver) for v in named.values()], giver)
-    if is_behind:
-        for variable, value in zip(named.values(), arrays, strict=True):
-            variable.assign(value)
-    return told, is_behind
+    givers = [rank for rank, step in enumerate(steps) if step == furthest]
+    takers = [rank for rank, step in enumerate(steps) if step < furthest]
+    arrays = group.hand([_values(v, group.rank in givers) for v in named.values()], givers, takers)
+    if group.rank not in takers:
+        return told, False
+    for variable, value in zip(named.values(), arrays, strict=True):
+        variable.assign(value)
+    return told, True
 
 
 def _values(variable: Any, are_wanted: bool) -> np.ndarray:
-    if are_wanted:
-        return np.asarray(variable.value if hasattr(variable, "value") else variable)
-    return np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
+    if not are_wanted:
+        return np.empty(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype)
+    value = variable.value if hasattr(variable, "value") else variable
+    # The tensor that is read has the variable's memory, of which `numpy` would make a copy.
+    return np.asarray(value.read_value() if hasattr(value, "read_value") else value)

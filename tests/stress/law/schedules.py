@@ -33,7 +33,7 @@ MOST_NODES = 4
 #: Losses of the first steps, before training has amplified a last bit, may differ by so much (relative).
 LOSS_TOLERANCE, LOSS_STEPS = 1e-4, 50
 #: Seconds of sleep in each step: a run of a hundred steps would else be over before a node has joined.
-PAUSE_SECONDS = 0.6
+PAUSE_SECONDS = 0.3
 _LEAVE = (Kind.NODE, Kind.RAYLET, Kind.DRAIN)
 _KINDS = (*_LEAVE, Kind.ADD, Kind.ADD, Kind.WORKER, Kind.WORKER, Kind.DRIVER, Kind.CONTROLLER, Kind.PAUSE)
 
