@@ -56,6 +56,7 @@ ENTRIES = (
     Entry("snapshot_cost", "checkpoint/snapshots.py"),
     Entry("exact_cost", "step/exact.py"),
     Entry("recovery", "recovery/recovery.py", 180),
+    Entry("join", "recovery/join.py", 20),
     Entry("scale", "scale/scale.py", 20),
     Entry("startup", "recovery/startup.py"),
     Entry("step_profile", "step/profile.py", 20),

@@ -56,6 +56,7 @@ GOALS = (
     Goal("Recovery: P50 of 10 s or less", ("recovery",), "P50|median"),
     Goal("Recovery: P95 of 20 s or less", ("recovery",), "P95"),
     Goal("Recovery: at least 3 times faster than stock Ray", ("recovery",), "stock|ray"),
+    Goal("A worker joins: the others stand still for at most 0.3 s with 100 MB of state", ("join",), "one joins"),
     Goal(
         "From the command to the first step: at most 10 s cold, 5 s warm, 3 s for a second run",
         ("startup",),

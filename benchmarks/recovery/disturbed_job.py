@@ -1,4 +1,4 @@
-"""raytf's job in `benchmarks/recovery/recovery.py`, `join.py` and `goodput.py`: the CNN, and a line for each call of steps."""
+"""raytf's job in `recovery.py`, `join.py` and `goodput.py` of benchmarks/recovery: the CNN, and a line for each call."""
 
 from __future__ import annotations
 

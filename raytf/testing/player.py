@@ -142,9 +142,9 @@ class FaultPlayer:
             if fault.kind in (Kind.PAUSE, Kind.STORAGE):
                 wait = fault.seconds if fault.kind is Kind.PAUSE else 0.0
                 return status["time"] > injected + wait + 1.0
-            if not pids or pids & before:
+            if not pids or before <= pids:  # nobody is gone yet; who is left may go on, or all start again
                 return False
-            # The first status after new processes are seen may still be an old one.
+            # The first status after somebody is gone may still be an old one.
             if not seen or seen[-1] != status["time"]:
                 seen.append(status["time"])
             return len(seen) > 2
