@@ -1,4 +1,4 @@
-"""raytf's job in `recovery.py`, `join.py` and `goodput.py` of benchmarks/recovery: the CNN, and a line for each call."""
+"""raytf's job in `recovery.py`, `join.py` and `goodput.py` of benchmarks/recovery: the CNN; notes each call."""
 
 from __future__ import annotations
 
