@@ -26,6 +26,8 @@ from raytf.errors import one_line
 
 #: Seconds between two questions.
 _ASK_SECONDS = 0.5
+#: What Ray raises for a keeper that cannot be had: a ValueError where one of its name dies while it is looked up.
+_REFUSED = (ray.exceptions.RayError, ValueError)
 #: Seconds for which an answer counts, and after which a keeper that gives none is ended: as long as a new group waits.
 FRESH_SECONDS, SILENT_SECONDS = 10.0, 20.0
 #: Between two looks that are further apart it was this process that was held up, and perhaps the whole machine.
@@ -122,7 +124,7 @@ class KeeperClient:
         try:
             keeper, place = asking.result()
             mark = (place.paths[0], _identity(place.paths[0])) if place.paths else None
-        except ray.exceptions.RayError as error:
+        except _REFUSED as error:
             return ReservedSlots(reason=one_line(error, 300))
         except OSError:  # it has died since
             self.is_lost = True
@@ -210,7 +212,7 @@ class KeeperClient:
                 place = ray.get(reserve, timeout=_RESERVE_SECONDS)
                 if place.paths or n == _TRIES - 1:
                     return keeper, place
-            except ray.exceptions.RayError:  # Ray may not know yet that the one before is dead
+            except _REFUSED:  # Ray may not know yet that the one before is dead
                 if n == _TRIES - 1:
                     raise
             time.sleep(pause(n + 2))

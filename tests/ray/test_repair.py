@@ -48,6 +48,9 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
                 living[victim].kill()
             job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
         until_full(job, 3)
+        # Beside warm workers, a process for the next group's actor and one for a controller, however many have died.
+        idle, warm = job.processes("ray::IDLE"), job.processes("ray::IDLE raytf warm")
+        assert len(idle) - len(warm) <= 4, [process.cmdline() for process in idle]
         stopped = workers_of(job)[1]
         stopped.send_signal(signal.SIGSTOP)
         try:

@@ -137,7 +137,9 @@ class WarmSupply:
         self._schedule = Schedule()
         self._group: list[Any] = []
         self._runtime_env = ""
-        self._began_cold = self._has_helpers = False
+        self._began_cold = False
+        #: Processes that lack for the next group's actor and the next run's controller.
+        self._helpers_lacking = 2
         self._answers: dict[Any, str] = {}
         self._told: set[str] = set()
 
@@ -162,9 +164,11 @@ class WarmSupply:
         if group != self._group:
             # Spare nodes also wait until the group trains: all nodes may be on one machine.
             self._is_urgent = self._is_next_soon or not self._group
-            self._group, self._answers, self._runtime_env, self._has_helpers = group, {}, "", False
+            if not set(group) & set(self._group):  # a new one, whose actor has taken a process
+                self._helpers_lacking = self._helpers_lacking or 1
+            self._group, self._answers, self._runtime_env = group, {}, ""
             self._schedule.restart()
-        if self._is_next_soon and self._began_cold and not self._has_helpers:
+        if self._is_next_soon and self._began_cold and self._helpers_lacking:
             self._start_helpers()  # while the workers import TensorFlow: a group that is warm needs the CPUs itself
         self._collect()
         counts = Counter(worker.metadata.node_id for worker in workers)
@@ -193,10 +197,10 @@ class WarmSupply:
             node.node_manager_port,
             context.get_job_id(),
             env,
-            2,
+            self._helpers_lacking,
             warm_pool.KEEP_SECONDS,
         )
-        self._has_helpers = True
+        self._helpers_lacking = 0
 
     def _collect(self) -> None:
         if not self._answers:
@@ -207,7 +211,7 @@ class WarmSupply:
                 answer: warm_pool.WarmAnswer = ray.get(ref)
             except ray.exceptions.RayError:  # the worker died, and the group will be replaced
                 continue
-            if answer.runtime_env and not self._has_helpers:
+            if answer.runtime_env and self._helpers_lacking:
                 self._start_helpers()
             self._schedule.answered(node, answer.ready)
             self._runtime_env = answer.runtime_env or self._runtime_env
