@@ -24,7 +24,7 @@ import tyro
 
 from benchmarks import harness
 from benchmarks.recovery.disturbed import Group, Notes, Program, write_data
-from benchmarks.recovery.recovery import IN_PLACE, PATIENCE_SECONDS, WORKERS, started
+from benchmarks.recovery.recovery import PATIENCE_SECONDS, WORKERS, started, until_full
 from raytf.testing import Job
 
 #: Seconds that the others may stand still.
@@ -74,10 +74,7 @@ def measure(arguments: Arguments, folder: Path) -> tuple[list[float], list[float
             said = len(job.output)
             worker: psutil.Process = draw.choice(place.workers())
             worker.kill()
-            job.until(
-                lambda said=said: str(WORKERS) in (found[1] for found in IN_PLACE.finditer(job.output[said:])),
-                PATIENCE_SECONDS,
-            )
+            until_full(job, said)
             _train(job, notes)
             whole, left, joined = [group for group in notes.groups() if group.calls][-3:]
             deaths.append(stood(whole, left))

@@ -228,9 +228,7 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
         if "restarted in" not in job.output[said:]:
             recovery = _in_place(round, fault, at, place, there, job, notes, said)
             fix()
-            job.until(
-                lambda: str(WORKERS) in (found[1] for found in IN_PLACE.finditer(job.output[said:])), PATIENCE_SECONDS
-            )
+            until_full(job, said)
             return replace(recovery, full_seconds=time.monotonic() - at)
     job.until(lambda: len(notes.groups()) > groups, PATIENCE_SECONDS)
     highest = max(step for group in notes.groups()[:groups] for step, _ in group.calls)
@@ -261,6 +259,11 @@ def recover(key: str, round: int, fault: str, place: Place, job: Job, notes: Not
         phases,
         later[0][1] - at,
     )
+
+
+def until_full(job: Job, said: int) -> None:
+    """Wait until raytf says that all workers train, after so many characters of its output."""
+    job.until(lambda: str(WORKERS) in (found[1] for found in IN_PLACE.finditer(job.output[said:])), PATIENCE_SECONDS)
 
 
 def _in_place(

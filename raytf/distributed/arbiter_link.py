@@ -113,8 +113,8 @@ class ArbiterLink:
         peer: socket.socket,
         lines: Any,
         greeting: dict[str, Any],
-        waits: Callable[[], None] = _nothing,
-        left_behind: Callable[[], None] = _nothing,
+        waits: Callable[[], None],
+        left_behind: Callable[[], None],
     ):
         self._name, self._peer, self._lines, self._waits, self._left_behind = name, peer, lines, waits, left_behind
         self.found_running, self.found_over = bool(greeting.get("running")), greeting.get("over")

@@ -244,7 +244,7 @@ class SynchronousExecutor:
         context.callbacks.run_batch("on_train_batch_begin", context.plan.locate(call.start)[1])
         if self._link is not None and self._link.is_lost:
             raise LeftBehindError("the connection with the driver's arbiter is lost")
-        began = time.perf_counter()
+        began, is_first = time.perf_counter(), not self._traced
         try:
             outcome = self._compute(call)
         except tf.errors.OpError:
@@ -259,7 +259,7 @@ class SynchronousExecutor:
             raise RegroupError(context.attempt.group.loss) from None
         self._note(call, outcome, time.perf_counter() - began)
         self._flags = outcome.flags
-        if self.meets_again and False not in self._traced:
+        if is_first and self.meets_again and False not in self._traced:
             # At an epoch's end it would prolong the pause after a death, on a busy machine by seconds.
             with context.pulse.doing(Activity.TRACE):
                 if self._step.rehearse(full=False):
