@@ -7,9 +7,9 @@ Ray Train replaces failing replica groups alone, of one worker each, if the numb
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent import futures
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -20,13 +20,9 @@ from ray.train.v2._internal.execution.controller.controller import TrainControll
 from ray.train.v2._internal.execution.controller.state import RunningState
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from ray.train.v2._internal.execution.worker_group import ReplicaGroup, WorkerGroup
-from ray.train.v2._internal.execution.worker_group.placement_group_handle import (
-    DefaultPlacementGroupHandle,
-    PlacementGroupHandle,
-)
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 
 from raytf._ray import train
+from raytf._ray.places import Places
 
 _log = logging.getLogger(__name__)
 _EXECUTION = "ray.train.v2._internal.execution"
@@ -44,11 +40,11 @@ SEEN = {
     f"{_EXECUTION}.worker_group.WorkerGroup": "2.60.0",
     f"{_GROUP}.replace_replica_group": "2.60.0",
     f"{_GROUP}.get_workers": "2.60.0",
+    f"{_GROUP}._assign_worker_ranks": "2.60.0",
+    f"{_GROUP}._create_placement_group": "2.60.0",
     f"{_GROUP}._create_workers": "2.60.0",
     f"{_GROUP}._init_train_context": "2.60.0",
     f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
-    f"{_EXECUTION}.worker_group.placement_group_handle.DefaultPlacementGroupHandle": "2.60.0",
-    f"{_EXECUTION}.worker_group.placement_group_handle.PlacementGroupHandle": "2.60.0",
 }
 
 
@@ -109,32 +105,6 @@ class Replacements(Protocol):
         ...
 
 
-class _Places(PlacementGroupHandle):
-    """The placement group with which a group began, and those of workers that came later.
-
-    Args:
-        first: the one with which it began.
-        later: of workers that came later.
-    """
-
-    def __init__(self, first: PlacementGroupHandle, later: Mapping[int, PlacementGroupHandle]):
-        self._first, self._later = first, later
-
-    @property
-    def placement_group(self) -> PlacementGroup:
-        return self._first.placement_group
-
-    def ready(self) -> Any:
-        return self._first.ready()
-
-    def wait(self, timeout_seconds: float = 30) -> bool:
-        return self._first.wait(timeout_seconds)
-
-    def shutdown(self) -> None:
-        for place in (self._first, *self._later.values()):
-            place.shutdown()
-
-
 class PartialGroup(WorkerGroup):
     """A group of workers to which some can be added, and of which some can be replaced or dropped.
 
@@ -146,20 +116,21 @@ class PartialGroup(WorkerGroup):
     _replica_groups: Any
     take_rank: Callable[[Any], None]
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        #: Places of workers that came later, by a number from 1; 0 is the group's own.
-        self._later: dict[int, PlacementGroupHandle] = {}
-        #: Bundles whose workers were dropped: Ray keeps them for this group, on other nodes if theirs are gone.
-        self._vacant: list[int] = []
+    #: Of the workers; not of Ray's state of the group, which is made once all have started.
+    _places: Places
 
-    def add(self, count: int, can_use: Callable[[str], bool], selector: dict[str, str]) -> list[int]:
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Places:
+        group = worker_group_context
+        selectors = group.label_selector or [{}] * group.num_workers
+        self._places = Places(group.resources_per_worker, group.placement_strategy, selectors)
+        return self._places
+
+    def add(self, count: int, selector: dict[str, str]) -> list[int]:
         """Start more workers beside the others.
 
         Args:
             count: how many.
-            can_use: whether a worker may start on a node.
-            selector: labels of these nodes.
+            selector: labels of the nodes on which they may start.
 
         Returns:
             Their ranks; none if there is no room.
@@ -167,22 +138,18 @@ class PartialGroup(WorkerGroup):
         Raises:
             WorkerGroupStartupFailedError, RayError: they did not start.
         """
-        vacant = [bundle for bundle in self._vacant if can_use(self._node_of(bundle))][:count]
-        bundles = vacant + (self._reserve(count - len(vacant), selector) if count > len(vacant) else [])
-        resources, size, new = self._worker_group_context.resources_per_worker, len(self.get_workers()), list[Any]()
-        numbers = [list(some) for _, some in itertools.groupby(sorted(bundles), lambda bundle: bundle // _MOST_BUNDLES)]
+        places = self._places.reserve([selector] * count, _ROOM_SECONDS)
+        if not places:
+            return []
+        size, resources = len(self.get_workers()), self._worker_group_context.resources_per_worker
         try:
-            for some in numbers:
-                place, whole = self._place(0).placement_group, size + len(bundles)
-                new += self._create_workers(len(some), place, resources, some, size + len(new), whole, 1)
+            whole = size + count
+            new = self._create_workers(count, None, resources, places, size, whole, 1)
         except Exception:
-            for worker in new:
-                ray.kill(worker.actor)
-            self._give_back()
+            self._places.remove(places)
             raise
-        self._vacant = [bundle for bundle in self._vacant if bundle not in bundles]
         self._take(new)
-        return list(range(size, size + len(new)))
+        return list(range(size, whole))
 
     def _take(self, new: list[Any]) -> None:
         """Have workers that have just started train with the others."""
@@ -203,57 +170,36 @@ class PartialGroup(WorkerGroup):
                 ray.kill(worker.actor)
             raise
 
-    def _node_of(self, bundle: int) -> str:
-        """Ray's id of the node on which a bundle is; empty while it is on none."""
-        place = self._place(bundle // _MOST_BUNDLES).placement_group
-        return str(placement_group_table(place)["bundles_to_node_id"].get(bundle % _MOST_BUNDLES, ""))
-
-    def _place(self, number: int) -> PlacementGroupHandle:
-        return self._later[number] if number else self._worker_group_state.placement_group_handle
-
-    def _reserve(self, count: int, selector: dict[str, str]) -> list[int]:
-        """Bundles for so many workers; none if there is no room."""
-        bundles = [self._worker_group_context.resources_per_worker] * count
-        strategy = self._worker_group_context.placement_strategy
-        place = DefaultPlacementGroupHandle(
-            placement_group(bundles, strategy, bundle_label_selector=[selector] * count)
-        )
-        if not place.wait(_ROOM_SECONDS):
-            place.shutdown()
-            return []
-        number = max(self._later, default=0) + 1
-        self._later[number] = place
-        state = self._worker_group_state
-        if not isinstance(first := state.placement_group_handle, _Places):
-            self._worker_group_state = dataclasses.replace(state, placement_group_handle=_Places(first, self._later))
-        return [number * _MOST_BUNDLES + i for i in range(count)]
-
-    def _give_back(self) -> None:
-        """Remove places of which no worker needs any."""
-        used = {worker.placement_group_bundle_index // _MOST_BUNDLES for worker in self.get_workers()}
-        for number in set(self._later) - used:
-            self._later.pop(number).shutdown()
-        self._vacant = [b for b in self._vacant if b < _MOST_BUNDLES or b // _MOST_BUNDLES in self._later]
-
     def _create_workers(
         self,
         num_workers: int,
-        placement_group: PlacementGroup,
+        placement_group: None,
         resources_per_worker: dict[str, float],
         placement_group_bundle_indices: list[int] | None = None,
-        *args: Any,
-        **kwargs: Any,
+        starting_world_rank: int = 0,
+        world_size: int | None = None,
+        replica_group_size: int | None = None,
     ) -> list[Any]:
-        indices = placement_group_bundle_indices
-        number = indices[0] // _MOST_BUNDLES if indices else 0
-        if not (indices and number):
-            return super()._create_workers(num_workers, placement_group, resources_per_worker, indices, *args, **kwargs)
-        inside = [index % _MOST_BUNDLES for index in indices]
-        place = self._later[number].placement_group
-        made = super()._create_workers(num_workers, place, resources_per_worker, inside, *args, **kwargs)
-        for worker in made:
-            worker.placement_group_bundle_index += number * _MOST_BUNDLES
-        return made
+        # As Ray Train's own, which starts workers in bundles of one placement group; here each has one.
+        numbers = placement_group_bundle_indices or self._places.numbers
+        create = super()._create_workers
+        with futures.ThreadPoolExecutor(min(len(numbers), _MOST_THREADS)) as threads:
+            waiting = [
+                threads.submit(create, 1, place, resources_per_worker, [0]) for place in self._places.of(numbers)
+            ]
+            while futures.wait(waiting, _LOST_SECONDS).not_done:
+                self._places.remove_lost(numbers)
+        errors = [one.exception() for one in waiting]
+        made = [worker for one, error in zip(waiting, errors, strict=True) if error is None for worker in one.result()]
+        if len(made) < len(numbers):
+            for worker in made:
+                ray.kill(worker.actor)
+            why = next((error for error in errors if error is not None), None)
+            raise train.WorkerGroupStartupFailedError(f"a worker did not start: {why or 'its node is gone'}") from why
+        for number, worker in zip(numbers, made, strict=True):
+            worker.placement_group_bundle_index = number
+        ranked: list[Any] = WorkerGroup._assign_worker_ranks(made, starting_world_rank, world_size, replica_group_size)
+        return ranked
 
     def end(self, ranks: Collection[int]) -> None:
         """End what is left of workers that are gone; nobody is asked for an answer any more."""
@@ -263,11 +209,10 @@ class PartialGroup(WorkerGroup):
     def drop(self, ranks: Collection[int]) -> None:
         """Go on without some workers, which are gone; the others get new ranks, in their order."""
         workers = self.get_workers()
-        self._vacant += [workers[rank].placement_group_bundle_index for rank in ranks]
+        self._places.remove([workers[rank].placement_group_bundle_index for rank in ranks])
         kept = [worker for rank, worker in enumerate(workers) if rank not in ranks]
         self._worker_group_state = dataclasses.replace(self._worker_group_state, workers=kept)
         self._replica_groups = [group for rank, group in enumerate(self._replica_groups or []) if rank not in ranks]
-        self._give_back()
         self._renumber()
 
     def _renumber(self) -> None:
@@ -362,7 +307,7 @@ class TrainController(ray_train.TrainController):
         more = wanted - (len(workers) - len(going))
         # With fewer workers and no node that goes, the last ones leave.
         going += [worker for worker in reversed(workers) if worker not in going][: max(0, -more)]
-        new = group.add(more, places.can_replace, places.selector()) if more > 0 else []
+        new = group.add(more, places.selector()) if more > 0 else []
         if more > 0 and not new:
             places.is_full()
             return
@@ -386,8 +331,10 @@ def _nodes(group: PartialGroup) -> dict[int, str]:
     return {rank: worker.metadata.node_id for rank, worker in enumerate(group.get_workers())}
 
 
-#: Bundles of a placement group at most: of workers that came later, an index tells which placement group it is of.
-_MOST_BUNDLES = 1 << 20
+#: Workers that are started at once, at most.
+_MOST_THREADS = 64
+#: Seconds between two looks at whether the nodes of workers that start are there still.
+_LOST_SECONDS = 1.0
 #: Seconds to find room for workers that are added.
 _ROOM_SECONDS = 5.0
 #: Seconds for the workers that stay to answer.

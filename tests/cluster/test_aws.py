@@ -192,6 +192,9 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
     flags = (
         f"--data digits --model batchnorm --global-batch-size 64 --epochs {EPOCHS} --pause 0.1 --workers 1:2 --run spot"
     )
+    # It sleeps after each step until there is nothing more to come.
+    (pause := aws.shared / "pause").touch()
+    flags += f" --pause-while {pause}"
     flags += f" --max-failures 0 --checkpoint-every-seconds 3600 --resize-every-seconds 5 --status-file {status}"
     flags += " --no-warm-workers"  # nobody dies unannounced
     submit = f"ray job submit --address {DASHBOARD} --submission-id spot --"
@@ -225,6 +228,7 @@ def test_a_job_on_spot_instances_of_which_one_is_taken(aws: Aws, monkeypatch):
                 aws.cloudlet.take(victim)
             until(lambda: victim not in aws.workers() and trains(job, 2), "it trains on two instances again")
             assert victim not in aws.workers()
+            pause.unlink()
             output = job.wait(PATIENCE)
             aws.job = None
             say("the job has completed")

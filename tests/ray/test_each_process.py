@@ -59,12 +59,13 @@ class Run:
         status = self.folder / "status.json"
         flags = {**FLAGS, **self.more, "--storage": self.folder, "--status-file": status}
         given = [str(x) for flag in flags.items() for x in flag]
-        command = [sys.executable, str(law.JOB), "--exact", *self.switches, *given]
+        command = [sys.executable, str(law.JOB), "--exact", "--pause-while", str(self._pause), *self.switches, *given]
         return Job(command, self.folder / f"log-{self.starts}", self.env, status_file=status)
 
     def play(self, kinds: tuple[str, ...]) -> dict[str, float]:
         """Train to the end while one process of each kind is killed; seconds from each kill to the next new step."""
         took: dict[str, float] = {}
+        self._pause.touch()
         job = self.start()
         try:
             for kind in kinds:
@@ -84,10 +85,16 @@ class Run:
                     time.sleep(0.05)
                 took[kind] = time.monotonic() - at
                 print(f"{kind}: {took[kind]:.1f} s to the next new step")
+            self._pause.unlink()
             job.wait()
         finally:
             job.close()
         return took
+
+    @property
+    def _pause(self) -> Path:
+        """As long as it is there, the job sleeps after each step."""
+        return self.folder / "pause"
 
     def _trains(self, job: Job, step: int) -> bool:
         status = job.status or {}

@@ -19,6 +19,8 @@ from tests.stress.law import schedules as law
 PATIENCE = 300.0
 #: Long enough for two nodes that join, on a loaded machine.
 EPOCHS = 80
+#: As long as it is there, the job sleeps after each step.
+PAUSE = "pause"
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def elastic() -> Iterator[ElasticCluster]:
 
 @pytest.fixture
 def run(elastic: ElasticCluster, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """run(*flags): the law's job on the cluster, a few steps a second, in the folder `a`."""
+    """run(*flags): the law's job on the cluster, in the folder `a`; slow as long as there is the file `pause`."""
     jobs: list[Job] = []
 
     def begin(*flags: object) -> Job:
@@ -44,7 +46,9 @@ def run(elastic: ElasticCluster, tmp_path: Path) -> Iterator[Callable[..., Job]]
             "--global-batch-size",
             "64",
         ]
-        command += ["--pause", "0.1", "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
+        (tmp_path / PAUSE).touch()
+        command += ["--pause", "0.1", "--pause-while", str(tmp_path / PAUSE), "--storage", str(tmp_path), "--run", "a"]
+        command += ["--status-file", str(status)]
         env = environment(**elastic.env)
         jobs.append(Job([*command, *map(str, flags)], tmp_path / "log", env, status_file=status))
         return jobs[-1]
@@ -86,6 +90,7 @@ def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic,
     job.until(lambda: all(len(node.warm()) == 1 for node in elastic.nodes), PATIENCE)
     busy[1].kill()
     job.until(lambda: trains(job, 1), PATIENCE)
+    (tmp_path / PAUSE).unlink()
     job.wait(PATIENCE)
     # What waited for a next group goes with the run, while the nodes stay.
     wait_until(lambda: not [p for node in elastic.nodes for p in node.warm()], "warm processes are gone", 30)
@@ -106,6 +111,7 @@ def test_notice_is_followed_before_the_node_is_gone_and_counts_as_no_failure(ela
     node.drain(120)
     job.until(lambda: trains(job, 1), PATIENCE)
     node.kill()
+    (tmp_path / PAUSE).unlink()
     output = job.wait(PATIENCE)
     assert "workers were lost" not in output
     assert [a["world_size"] for a in attempts(folder)] == [2, 1]

@@ -89,7 +89,20 @@ def test_a_loss_that_was_announced_is_not_counted_and_any_other_one_is(cluster: 
 def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_path: Path):
     folder, status = tmp_path / "a", tmp_path / "status.json"
     command = [sys.executable, str(law.JOB), "--data", "digits", "--model", "batchnorm", "--global-batch-size", "64"]
-    command += ["--pause", "0.1", "--epochs", "50", "--storage", str(tmp_path), "--run", "a"]
+    # It sleeps after each step until there is nothing more to come.
+    (pause := tmp_path / "pause").touch()
+    command += [
+        "--pause",
+        "0.1",
+        "--pause-while",
+        str(pause),
+        "--epochs",
+        "50",
+        "--storage",
+        str(tmp_path),
+        "--run",
+        "a",
+    ]
     command += ["--status-file", str(status), "--workers", "1:2", "--max-failures", "0", "--no-warm-workers"]
     # Nothing is saved and nothing changes but for a notice.
     command += ["--checkpoint-every-seconds", "3600", "--resize-every-seconds", "3600"]
@@ -156,7 +169,8 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
             pod.stop(90)
             print(f"a pod ended {time.monotonic() - told:.1f} s after SIGTERM")
             assert_left_in_time(pod)
-            job.until(lambda: other.workers(), PATIENCE)
+            job.until(lambda: other.workers() and len(attempts(folder)) == 6 and trains(job, 1), PATIENCE)
+            pause.unlink()
             output = job.wait(PATIENCE)
     after_loss = noted()[len(before_loss) :]
     assert after_loss == sorted(set(after_loss))

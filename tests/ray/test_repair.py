@@ -21,13 +21,17 @@ LAW = Path(__file__).parents[1] / "stress" / "law" / "job.py"
 EPOCHS = 80
 
 
-def trained(tmp_path: Path, name: str, disturb: Callable[[Job], None] = lambda job: None, *flags: object) -> dict:
+def trained(tmp_path: Path, name: str, disturb: Callable[[Job], None] | None = None) -> dict:
+    pause = tmp_path / f"{name}.pause"
     command = [sys.executable, str(LAW), "--epochs", str(EPOCHS), "--global-batch-size", "96", "--logical-shards", "12"]
-    command += ["--workers", "3", "--exact", "--model", "batchnorm", "--pause", "0.05", "--max-failures", "100"]
+    command += ["--workers", "3", "--exact", "--model", "batchnorm", "--max-failures", "100"]
+    command += ["--pause", "0.05", "--pause-while", str(pause)]
     command += ["--storage", str(tmp_path), "--run", name, "--status-file", str(tmp_path / f"{name}.json")]
-    command += map(str, flags)
     with Job(command, tmp_path / f"{name}.log", environment(), status_file=tmp_path / f"{name}.json") as job:
-        disturb(job)
+        if disturb is not None:
+            pause.touch()
+            disturb(job)
+            pause.unlink()
         job.wait(PATIENCE * 2)
     return result_of(tmp_path / name)
 

@@ -15,6 +15,7 @@ from ray.util.placement_group import remove_placement_group
 
 from raytf._ray import raylets, state, train
 from raytf._ray.partial_group import WorkerPlace
+from raytf._ray.places import NODE_LABEL
 from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection
@@ -227,7 +228,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
 
     def selector(self) -> dict[str, str]:
         """Labels of nodes on which new workers may start: Ray may not know yet that a node is dead."""
-        return {"ray.io/node-id": f"in({','.join(self._nodes)})"}
+        return {NODE_LABEL: f"in({','.join(self._nodes)})"}
 
     def dismiss(self, workers: Sequence[WorkerPlace], after: Sequence[WorkerPlace]) -> None:
         """Have workers leave, once others have come."""

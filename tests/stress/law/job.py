@@ -32,6 +32,8 @@ class Job:
     """The network of jobs/mnist.py, or one with BatchNorm, Dropout, AdamW, a schedule, clipping and weight averages."""
     pause: float = 0.0
     """Seconds of sleep after each step, so that a short run lasts long enough to be disturbed."""
+    pause_while: str = ""
+    """Sleep only as long as this file is there; by default until the end."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -79,7 +81,7 @@ def build(name: str, image_shape: tuple[int, ...], classes: int, records: int, s
     return model
 
 
-def executed(files: str, pause: float):
+def executed(files: str, pause: float, pause_while: str = ""):
     """A callback that notes each step that was computed, also those that a failure makes to be done again."""
     import time
 
@@ -91,7 +93,8 @@ def executed(files: str, pause: float):
 
         def on_train_batch_end(self, batch, logs=None):
             self._note(f"{time.time():.4f} {self._first + batch + 1}")
-            time.sleep(pause * (batch + 1 - min(self._done, batch)))
+            if not pause_while or os.path.exists(pause_while):
+                time.sleep(pause * (batch + 1 - min(self._done, batch)))
             self._done = batch + 1
 
         def _note(self, line: str) -> None:
@@ -118,7 +121,7 @@ def main(job: Job) -> None:
         lambda: build(job.model, images.image_shape, images.classes, len(numbers), steps),
         (x, y),
         config=job.train,
-        callbacks=lambda files: executed(files, job.pause),
+        callbacks=lambda files: executed(files, job.pause, job.pause_while),
     )
 
 
