@@ -21,8 +21,7 @@ from ray.train.v2._internal.execution.controller.state import RunningState
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
 from ray.train.v2._internal.execution.worker_group import ReplicaGroup, WorkerGroup
 
-from raytf._ray import train
-from raytf._ray.places import Places
+from raytf._ray import placement, train
 
 _log = logging.getLogger(__name__)
 _EXECUTION = "ray.train.v2._internal.execution"
@@ -117,12 +116,12 @@ class PartialGroup(WorkerGroup):
     take_rank: Callable[[Any], None]
 
     #: Of the workers; not of Ray's state of the group, which is made once all have started.
-    _places: Places
+    _places: placement.Places
 
-    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> Places:
+    def _create_placement_group(self, scaling_config: Any, worker_group_context: Any) -> placement.Places:
         group = worker_group_context
         selectors = group.label_selector or [{}] * group.num_workers
-        self._places = Places(group.resources_per_worker, group.placement_strategy, selectors)
+        self._places = placement.Places(group.resources_per_worker, group.placement_strategy, selectors)
         return self._places
 
     def add(self, count: int, selector: dict[str, str]) -> list[int]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import threading
 import time
 import traceback
 import uuid
@@ -48,6 +49,9 @@ KEEP_SECONDS = 10 * 365 * 86400
 #: Seconds of training before warm processes are started: starting them takes CPU time from a group that has just
 #: restarted and has work to catch up on.
 _SETTLE_SECONDS = 5.0
+#: The nice value at which a process imports while a group trains on its node: the group waits at the end of each step
+#: for its slowest worker, and an import that takes what they leave costs it far less than one that takes half a core.
+BESIDE_TRAINING = 10
 #: A warm process that is younger than this many seconds was started ahead of the group that takes it, beside its
 #: controller.
 _NEW_SECONDS = 20.0
@@ -77,7 +81,7 @@ def missing(workers: int, warm: int, free_bytes: int) -> tuple[int, str]:
 
 
 class WarmProcesses:
-    """The warm processes of a node for one job, as files: `PID` for each process, `asked-ID` for each request.
+    """The warm processes of a node for one job, as files: `PID` for each process, `asked-NICE-ID` for each request.
 
     Args:
         folder: folder on the node; need not exist.
@@ -93,17 +97,17 @@ class WarmProcesses:
         context = ray.get_runtime_context()
         return cls(worker_process.session_folder() / "raytf-warm" / f"{context.get_node_id()}-{context.get_job_id()}")
 
-    def ask(self, count: int) -> None:
-        """Record requests for this many processes."""
+    def ask(self, count: int, nice: int = 0) -> None:
+        """Record requests for this many processes, which import at a nice value."""
         self._folder.mkdir(parents=True, exist_ok=True)
         for _ in range(count):
-            (self._folder / f"asked-{uuid.uuid4().hex}").touch()
+            (self._folder / f"asked-{nice}-{uuid.uuid4().hex}").touch()
 
-    def claim(self, pid: int) -> bool:
+    def claim(self, pid: int) -> int | None:
         """Register this process as one that was requested.
 
         Returns:
-            False if there is no open request.
+            The nice value at which to import; None if there is no open request.
         """
         for asked in self._folder.glob("asked-*"):
             own = self._folder / str(pid)
@@ -112,8 +116,8 @@ class WarmProcesses:
             except FileNotFoundError:  # another process was faster
                 continue
             os.utime(own, (self._clock(), self._clock()))
-            return True
-        return False
+            return int(asked.name.split("-")[1])
+        return None
 
     def leave(self, pid: int) -> bool:
         """Remove this process, which becomes a worker; returns whether it was a warm one."""
@@ -203,18 +207,38 @@ _first_step_at: float | None = None
 def get_warm() -> None:
     """Import what workers need, if this process was started ahead of time. A worker may take it at any moment, even
     while it is importing."""
-    if not WarmProcesses.here().claim(os.getpid()):
+    nice = WarmProcesses.here().claim(os.getpid())
+    if nice is None:
         return  # not started ahead of time: a worker waits for this process
     worker_process.set_title(TITLE)
-    import_all()
+    if nice:
+        import_beside(nice)
+    else:
+        import_all()
+
+
+def import_beside(nice: int) -> None:
+    """Import what workers need, at a lower priority.
+
+    Args:
+        nice: to be added to that of this process.
+    """
+
+    def do() -> None:
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + nice)
+        import_all()
+
+    # In a thread, as without privileges nothing gets its priority back. What imports start has that of this thread:
+    # NumPy's threads, which compute, are there before, and TensorFlow starts its own in a worker.
+    importlib.import_module("numpy")
+    thread = threading.Thread(target=do)
+    thread.start()
+    thread.join()
 
 
 def import_all() -> None:
-    """Import what workers need.
-
-    At the priority of workers: it takes the same CPU time in any case, and on a busy machine a process of lower
-    priority would hardly ever be ready.
-    """
+    """Import what workers need."""
     try:
         with _process.uncollected():
             for module in _MODULES:
@@ -261,13 +285,14 @@ class WarmAnswer:
     runtime_env: str = ""
 
 
-def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False) -> WarmAnswer:
+def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False, nice: int = 0) -> WarmAnswer:
     """Start the warm processes that this node lacks; may be called repeatedly.
 
     Args:
         workers: number of workers that the node runs, or may run.
         runtime_env: runtime environment of the workers; by default that of this process, which is then a worker.
         is_urgent: wait for the group's first step alone.
+        nice: value at which the processes import.
     """
     if not runtime_env:
         settle = 0.0 if is_urgent else _SETTLE_SECONDS
@@ -277,7 +302,7 @@ def prepare(workers: int, runtime_env: str = "", is_urgent: bool = False) -> War
     processes = WarmProcesses.here()
     count, why = missing(workers, processes.count(), raylets.free_bytes())
     if count:
-        processes.ask(count)
+        processes.ask(count, nice)
         node, job = worker_process.worker_node(), ray.get_runtime_context().get_job_id()
         raylets.prestart(node.node_ip_address, node.node_manager_port, job, runtime_env, count, KEEP_SECONDS)
     return WarmAnswer(not count, why, runtime_env)

@@ -15,7 +15,7 @@ from ray.util.placement_group import remove_placement_group
 
 from raytf._ray import raylets, state, train
 from raytf._ray.partial_group import WorkerPlace
-from raytf._ray.places import NODE_LABEL
+from raytf._ray.placement import NODE_LABEL
 from raytf._ray.raylets import NodeReply
 from raytf.config.resources import fitting
 from raytf.config.sections import ClusterSection

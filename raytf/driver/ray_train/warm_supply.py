@@ -174,15 +174,16 @@ class WarmSupply:
         counts = Counter(worker.metadata.node_id for worker in workers)
         speakers = {worker.metadata.node_id: worker for worker in workers}
         for node in self._schedule.due([node for node in counts if node in staying]):
-            answer = speakers[node].execute_async(warm_pool.prepare, counts[node], is_urgent=self._is_urgent)
-            self._answers[answer] = node
+            asked = {"is_urgent": self._is_urgent, "nice": 0 if self._is_next_soon else warm_pool.BESIDE_TRAINING}
+            self._answers[speakers[node].execute_async(warm_pool.prepare, counts[node], **asked)] = node
         if self._runtime_env and self._schedule.due(["the spare nodes"]):
             self._schedule.answered("the spare nodes", False)
             spares = spare_nodes(self._room(staying), counts)
             for node in self._schedule.due(list(spares)):
                 there = NodeAffinitySchedulingStrategy(node, soft=False)
                 task: Any = ray.remote(num_cpus=0, max_retries=0)(warm_pool.prepare).options(scheduling_strategy=there)
-                self._answers[task.remote(spares[node], self._runtime_env)] = node
+                beside = warm_pool.BESIDE_TRAINING  # all nodes may be on one machine
+                self._answers[task.remote(spares[node], self._runtime_env, nice=beside)] = node
 
     def _room(self, staying: set[str]) -> dict[str, int]:
         free = state.free_resources()

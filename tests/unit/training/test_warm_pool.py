@@ -48,14 +48,14 @@ def test_the_reason_says_what_is_free_and_what_would_be_needed():
 class TestShelf:
     def test_a_process_that_was_not_asked_for_gets_nothing(self, tmp_path: Path):
         shelf = WarmProcesses(tmp_path / "shelf")
-        assert not shelf.claim(os.getpid())
+        assert shelf.claim(os.getpid()) is None
         assert shelf.count() == 0
 
     def test_asked_claimed_used(self, tmp_path: Path):
         shelf = WarmProcesses(tmp_path / "shelf")
         shelf.ask(2)
         assert shelf.count() == 2
-        assert shelf.claim(os.getpid())
+        assert shelf.claim(os.getpid()) == 0
         assert shelf.count() == 2
         assert shelf.leave(os.getpid())
         assert shelf.count() == 1
@@ -64,7 +64,12 @@ class TestShelf:
     def test_only_as_many_as_were_asked_for_can_be_claimed(self, tmp_path: Path):
         shelf = WarmProcesses(tmp_path / "shelf")
         shelf.ask(1)
-        assert [shelf.claim(pid) for pid in (os.getpid(), os.getppid())] == [True, False]
+        assert [shelf.claim(pid) for pid in (os.getpid(), os.getppid())] == [0, None]
+
+    def test_a_process_is_told_at_which_priority_to_import(self, tmp_path: Path):
+        shelf = WarmProcesses(tmp_path / "shelf")
+        shelf.ask(1, nice=10)
+        assert shelf.claim(os.getpid()) == 10
 
     def test_one_that_does_not_come_is_forgotten(self, tmp_path: Path):
         now = time.time()
@@ -74,13 +79,13 @@ class TestShelf:
         assert shelf.count() == 1
         now += 60
         assert shelf.count() == 0
-        assert not shelf.claim(os.getpid())
+        assert shelf.claim(os.getpid()) is None
 
     def test_one_that_died_is_forgotten(self, tmp_path: Path):
         shelf = WarmProcesses(tmp_path / "shelf")
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
             shelf.ask(1)
-            assert shelf.claim(process.pid)
+            assert shelf.claim(process.pid) == 0
             assert shelf.count() == 1
             process.kill()
         assert shelf.count() == 0
@@ -89,7 +94,7 @@ class TestShelf:
         long_ago = psutil.Process().create_time() - 1000
         shelf = WarmProcesses(tmp_path / "shelf", lambda: long_ago)
         shelf.ask(1)
-        assert shelf.claim(os.getpid())
+        assert shelf.claim(os.getpid()) == 0
         assert WarmProcesses(tmp_path / "shelf").count() == 0
 
 
