@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent import futures
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -19,7 +18,9 @@ from ray.train.v2._internal.execution.checkpoint.report_handler import ReportCal
 from ray.train.v2._internal.execution.controller.controller import TrainControllerLoopIterationResult
 from ray.train.v2._internal.execution.controller.state import RunningState
 from ray.train.v2._internal.execution.scaling_policy import ResizeDecision
-from ray.train.v2._internal.execution.worker_group import ReplicaGroup, WorkerGroup
+from ray.train.v2._internal.execution.worker_group import ReplicaGroup, Worker, WorkerGroup
+from ray.train.v2._internal.util import bundle_to_remote_args
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raytf._ray import placement, train
 
@@ -42,8 +43,11 @@ SEEN = {
     f"{_GROUP}._assign_worker_ranks": "2.60.0",
     f"{_GROUP}._create_placement_group": "2.60.0",
     f"{_GROUP}._create_workers": "2.60.0",
+    f"{_GROUP}._get_worker_runtime_env": "2.60.0",
     f"{_GROUP}._init_train_context": "2.60.0",
     f"{_EXECUTION}.worker_group.ReplicaGroup.start_training": "2.60.0",
+    f"{_EXECUTION}.worker_group.Worker": "2.60.0",
+    "ray.train.v2._internal.util.bundle_to_remote_args": "2.60.0",
 }
 
 
@@ -179,26 +183,38 @@ class PartialGroup(WorkerGroup):
         world_size: int | None = None,
         replica_group_size: int | None = None,
     ) -> list[Any]:
-        # As Ray Train's own, which starts workers in bundles of one placement group; here each has one.
+        # As Ray Train's own, but for places: there, all are bundles of one placement group.
         numbers = placement_group_bundle_indices or self._places.numbers
-        create = super()._create_workers
-        with futures.ThreadPoolExecutor(min(len(numbers), _MOST_THREADS)) as threads:
-            waiting = [
-                threads.submit(create, 1, place, resources_per_worker, [0]) for place in self._places.of(numbers)
-            ]
-            while futures.wait(waiting, _LOST_SECONDS).not_done:
-                self._places.remove_lost(numbers)
-        errors = [one.exception() for one in waiting]
-        made = [worker for one, error in zip(waiting, errors, strict=True) if error is None for worker in one.result()]
-        if len(made) < len(numbers):
-            for worker in made:
-                ray.kill(worker.actor)
-            why = next((error for error in errors if error is not None), None)
-            raise train.WorkerGroupStartupFailedError(f"a worker did not start: {why or 'its node is gone'}") from why
-        for number, worker in zip(numbers, made, strict=True):
-            worker.placement_group_bundle_index = number
+        env = self._get_worker_runtime_env(custom_runtime_env=self._train_run_context.run_config.worker_runtime_env)
+        actor: Any = ray.remote(runtime_env=env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
+        strategies = [PlacementGroupSchedulingStrategy(place, 0) for place in self._places.of(numbers)]
+        actors = [actor.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+        try:
+            about = self._wait_for(actors, numbers)
+        except (ray.exceptions.RayError, train.WorkerGroupStartupFailedError) as error:
+            for one in actors:
+                ray.kill(one)
+            raise train.WorkerGroupStartupFailedError(f"a worker did not start: {error}") from error
+        made = [
+            Worker(*each, resources_per_worker, placement_group_bundle_index=n)
+            for *each, n in zip(actors, about, numbers, strict=True)
+        ]
         ranked: list[Any] = WorkerGroup._assign_worker_ranks(made, starting_world_rank, world_size, replica_group_size)
         return ranked
+
+    def _wait_for(self, actors: list[Any], numbers: list[int]) -> list[Any]:
+        """What actors tell of themselves, once all have started.
+
+        Raises:
+            RayError: one has died.
+            WorkerGroupStartupFailedError: the node of one is gone. Ray would have it wait for another one.
+        """
+        told = [actor.get_metadata.remote() for actor in actors]
+        while len(self._places.of(numbers)) == len(numbers):
+            if not ray.wait(told, num_returns=len(told), timeout=_LOST_SECONDS)[1]:
+                return ray.get(told)
+            self._places.remove_lost(numbers)
+        raise train.WorkerGroupStartupFailedError("its node is gone")
 
     def end(self, ranks: Collection[int]) -> None:
         """End what is left of workers that are gone; nobody is asked for an answer any more."""
@@ -330,8 +346,6 @@ def _nodes(group: PartialGroup) -> dict[int, str]:
     return {rank: worker.metadata.node_id for rank, worker in enumerate(group.get_workers())}
 
 
-#: Workers that are started at once, at most.
-_MOST_THREADS = 64
 #: Seconds between two looks at whether the nodes of workers that start are there still.
 _LOST_SECONDS = 1.0
 #: Seconds to find room for workers that are added.

@@ -111,10 +111,10 @@ class Places(PlacementGroupHandle):
         return list(self._places)
 
     def remove_lost(self, numbers: Sequence[int]) -> None:
-        """Remove those of some whose node is gone: who waits for one of them is told so by Ray."""
-        for number in numbers:
-            if number in self._places and placement_group_table(self._places[number])["state"] != "CREATED":
-                self.remove([number])
+        """Remove those of some whose node is gone. Ray has actors that wait for one of them wait for ever."""
+        about = placement_group_table()
+        there = [number for number in numbers if number in self._places]
+        self.remove([n for n in there if about[self._places[n].id.hex()]["state"] != "CREATED"])
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Give some back; workers that are there are ended by Ray."""
