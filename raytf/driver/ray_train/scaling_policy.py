@@ -118,7 +118,8 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         self._next_kind: str | None = None
         #: Nodes with other kinds of GPU.
         self._other_kinds = frozenset[str]()
-        self._supply = WarmSupply(resources, run.monitor.say, in_notebook()) if flags.warm_workers else None
+        warm = WarmSupply(resources, run.monitor.say, in_notebook(), self._is_partial)
+        self._supply = warm if flags.warm_workers else None
 
     def after_controller_start(self, train_run_context: Any) -> None:
         if self._supply is not None:

@@ -128,10 +128,18 @@ class WarmSupply:
         say: takes a line for the user, once for each node, on why it has no warm processes.
         is_next_soon: begin while the first group still starts, as the next run may follow at once: in a notebook, in
             the next cell.
+        is_partial: who is left goes on without those that start, which may take longer then.
     """
 
-    def __init__(self, resources: dict[str, float], say: Callable[[str], None], is_next_soon: bool = False):
+    def __init__(
+        self,
+        resources: dict[str, float],
+        say: Callable[[str], None],
+        is_next_soon: bool = False,
+        is_partial: bool = False,
+    ):
         self._resources, self._say, self._is_next_soon = resources, say, is_next_soon
+        self._nice = warm_pool.BESIDE_TRAINING if is_partial and not is_next_soon else 0
         #: Whether warm processes follow the first step at once: a run's first group has nothing to catch up on.
         self._is_urgent = True
         self._schedule = Schedule()
@@ -174,7 +182,7 @@ class WarmSupply:
         counts = Counter(worker.metadata.node_id for worker in workers)
         speakers = {worker.metadata.node_id: worker for worker in workers}
         for node in self._schedule.due([node for node in counts if node in staying]):
-            asked = {"is_urgent": self._is_urgent, "nice": 0 if self._is_next_soon else warm_pool.BESIDE_TRAINING}
+            asked = {"is_urgent": self._is_urgent, "nice": self._nice}
             self._answers[speakers[node].execute_async(warm_pool.prepare, counts[node], **asked)] = node
         if self._runtime_env and self._schedule.due(["the spare nodes"]):
             self._schedule.answered("the spare nodes", False)
@@ -182,8 +190,7 @@ class WarmSupply:
             for node in self._schedule.due(list(spares)):
                 there = NodeAffinitySchedulingStrategy(node, soft=False)
                 task: Any = ray.remote(num_cpus=0, max_retries=0)(warm_pool.prepare).options(scheduling_strategy=there)
-                beside = warm_pool.BESIDE_TRAINING  # all nodes may be on one machine
-                self._answers[task.remote(spares[node], self._runtime_env, nice=beside)] = node
+                self._answers[task.remote(spares[node], self._runtime_env, nice=self._nice)] = node
 
     def _room(self, staying: set[str]) -> dict[str, int]:
         free = state.free_resources()
