@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,11 @@ def meet_again(before: Context, executor: Executor) -> Context:
 def _meet(attempt: Attempt, program: Program, executor: Executor, before: Context | None) -> Context:
     """Meet the others, again if one is lost meanwhile."""
     step = -1 if before is None else before.state.step
+    room = regroup.room_for(program.named) if executor.is_late and before is None else {}
     while True:
         generation = executor.meet(step)
         try:
-            return _enter(attempt, program, executor, generation, before)
+            return _enter(attempt, program, executor, generation, before, room)
         except tf.errors.OpError:
             if not attempt.group.loss:
                 raise
@@ -99,7 +100,12 @@ def _meet(attempt: Attempt, program: Program, executor: Executor, before: Contex
 
 
 def _enter(
-    attempt: Attempt, program: Program, executor: Executor, generation: Generation, before: Context | None
+    attempt: Attempt,
+    program: Program,
+    executor: Executor,
+    generation: Generation,
+    before: Context | None,
+    room: Mapping[str, np.ndarray],
 ) -> Context:
     """Begin the attempt of a generation."""
     attempt, is_late = attempts.begin(attempt, executor), max(generation.steps) >= 0
@@ -115,7 +121,7 @@ def _enter(
     attempt.phases.mark("rendezvous")
     tiers = tiers_of_run.open_tiers(attempt)
     if is_late:
-        return _handed_over(attempt, program, executor, tiers, generation, before)
+        return _handed_over(attempt, program, executor, tiers, generation, before, room)
     tiers.restorer.begin(attempt.known_step)
     return _restored(attempt, program, executor, tiers)
 
@@ -127,10 +133,11 @@ def _handed_over(
     tiers: Tiers,
     generation: Generation,
     before: Context | None,
+    room: Mapping[str, np.ndarray],
 ) -> Context:
     """Go on with the state that some of the ranks have."""
     held, is_taken = regroup.hand_over(
-        attempt.group, generation.steps, None if before is None else _held(before), program.named
+        attempt.group, generation.steps, None if before is None else _held(before), program.named, room
     )
     difference = run_identity.not_going_on(dict(held.identity), program.identity)
     if difference:

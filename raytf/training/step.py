@@ -167,8 +167,8 @@ class TrainStep:
                 ends an epoch with fewer records.
         """
         self._full.get_concrete_function()
-        # A graph is optimized when it first runs, which takes no step; a GPU loads kernels as it first needs them.
-        steps = int(is_late and self.is_on_gpu)
+        # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
+        steps = int(is_late)
         with self._unchanged() if steps else nullcontext():
             for full in (True, False) if is_late else (True,):
                 self.rehearse(full, steps)
