@@ -140,7 +140,7 @@ def test_a_call_that_breaks_has_made_whole_steps_and_nothing_else(make, leaves_a
 
 @pytest.mark.parametrize("words", [wire.HOST, wire.DEVICE], ids=["CPU", "GPU"])
 def test_who_comes_late_runs_its_graphs_ahead_and_its_state_stays(words):
-    """On a GPU with a step of zeros, since kernels are loaded when they are first needed."""
+    """With a step of zeros, since kernels get ready, and memory, when they are first needed."""
     sums = []
 
     def alone(tensor: tf.Tensor) -> tf.Tensor:
@@ -154,7 +154,7 @@ def test_who_comes_late_runs_its_graphs_ahead_and_its_state_stays(words):
     assert plan.full_steps < plan.steps_per_epoch
     before = state(late)
     late.step.trace(is_late=True)
-    assert bool(sums) == words.is_on_gpu
+    assert sums
     assert state(late) == before
     late.train(0, plan.steps_per_epoch, CALL)
     assert state(late) != before
