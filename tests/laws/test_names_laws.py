@@ -102,7 +102,8 @@ def test_nothing_outside_a_folder_is_touched(names):
         assert everything(outside) == before
         assert set(os.listdir(base)) == {"outside", "target"}
         assert set(os.listdir("/")) == root
-        assert not [name for name in everything(target) if ".tmp-" in name]
+        if not any(".tmp-" in name for name in names):
+            assert not [name for name in everything(target) if ".tmp-" in name]
 
 
 @given(NAMES)
