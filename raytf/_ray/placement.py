@@ -114,7 +114,7 @@ class Places(PlacementGroupHandle):
         """Remove those of some whose node is gone. Ray has actors that wait for one of them wait for ever."""
         about = placement_group_table()
         there = [number for number in numbers if number in self._places]
-        self.remove([n for n in there if about[self._places[n].id.hex()]["state"] != "CREATED"])
+        self.remove([n for n in there if about.get(self._places[n].id.hex(), {}).get("state") != "CREATED"])
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Give some back; workers that are there are ended by Ray."""

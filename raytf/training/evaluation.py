@@ -32,21 +32,23 @@ class Evaluators:
     Args:
         model: built and compiled.
         group: all ranks; each must make the same calls.
-        callbacks: their `on_test_begin` and `on_test_end` are run.
+        callbacks: their `on_test_begin` and `on_test_end` are run; None where nothing is evaluated.
         open_pipeline: opens this rank's shards of a source.
         plan: plan of the training; sources are divided into batches and shards in the same way.
+        steps: those that were traced, by the evaluator's name; used by later groups of ranks as well.
     """
 
     def __init__(
         self,
         model: keras.Model,
         group: Group,
-        callbacks: Callbacks,
+        callbacks: Callbacks | None,
         open_pipeline: OpenPipeline,
         plan: StepPlan,
+        steps: dict[str, EvalStep],
     ):
         self._model, self._group, self._callbacks = model, group, callbacks
-        self._open_pipeline, self._plan = open_pipeline, plan
+        self._open_pipeline, self._plan, self._steps = open_pipeline, plan, steps
         self._made: dict[str, Evaluator] = {}
 
     def evaluate(self, name: str, source: Source, progress: Callable[[], None]) -> dict[str, float]:
@@ -57,11 +59,23 @@ class Evaluators:
             source: the data.
             progress: called after each call into TensorFlow.
         """
+        return self._evaluator(name, source).run(progress)
+
+    def trace(self, name: str, source: Source) -> None:
+        """Trace an evaluation now, and not when it is first asked for, where later groups can use that."""
+        step = self._evaluator(name, source).step
+        if step.is_general:
+            step.trace()
+
+    def _evaluator(self, name: str, source: Source) -> Evaluator:
         if name not in self._made:
             plan = StepPlan(source.records, self._plan.global_batch_size, self._plan.shards)
-            pipeline = self._open_pipeline(source, plan, False)
-            self._made[name] = Evaluator(self._model, pipeline, self._group, self._callbacks, self._group.devices)
-        return self._made[name].run(progress)
+            pipeline, known = self._open_pipeline(source, plan, False), self._steps.get(name)
+            self._made[name] = Evaluator(
+                self._model, pipeline, self._group, self._callbacks, self._group.devices, known
+            )
+            self._steps[name] = self._made[name].step
+        return self._made[name]
 
 
 class Evaluator:
@@ -73,6 +87,10 @@ class Evaluator:
         group: all ranks; each must construct this object and make the same calls.
         callbacks: their `on_test_begin` and `on_test_end` are run.
         devices: this process's devices; by default one.
+        step: of an evaluator of an earlier group of ranks; used again if it serves for any shards.
+
+    Attributes:
+        step: what is traced.
     """
 
     def __init__(
@@ -80,17 +98,22 @@ class Evaluator:
         model: keras.Model,
         pipeline: Pipeline,
         group: Ranks,
-        callbacks: Callbacks,
+        callbacks: Callbacks | None,
         devices: Devices | None = None,
+        step: EvalStep | None = None,
     ):
         self._model, self._pipeline, self._group, self._callbacks = model, pipeline, group, callbacks
         pipeline.prepare(len(variables.seed_states(model)), models.sparse_classes(model))
         self._plan: StepPlan = pipeline.plan
-        self._step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
+        if step is not None and step.is_general:
+            step.take(pipeline.shards)
+            self.step = step
+        else:
+            self.step = EvalStep(model, self._plan, pipeline.shards, pipeline.template, pipeline.leaf_specs, devices)
 
     def _totals(self, call: CallBatch) -> np.ndarray:
         """[K, n] the divisors of the losses that are divided by data, summed over all shards."""
-        own, shards = self._step.divisors(call), self._pipeline.shards
+        own, shards = self.step.divisors(call), self._pipeline.shards
         steps, _, count = own.shape
         if not count:
             return np.zeros((steps, 0), np.float32)
@@ -104,13 +127,14 @@ class Evaluator:
         Args:
             progress: called after each call into TensorFlow.
         """
+        assert self._callbacks is not None
         self._callbacks.run("on_test_begin")
         shards, plan = self._pipeline.shards, self._plan
-        rows = np.zeros((len(shards), self._step.micro.row_width), np.float32)
+        rows = np.zeros((len(shards), self.step.micro.row_width), np.float32)
         calls = Prefetch(self._pipeline, 0, lambda at, end: plan.call_end(at, _CALL_STEPS, end))
         while calls.fill(plan.steps_per_epoch):
             call = calls.take()
-            rows += self._step(call, self._totals(call))
+            rows += self.step(call, self._totals(call))
             progress()
         everyones = np.zeros((plan.shards, rows.shape[1]), np.float32)
         everyones[shards.start : shards.stop] = rows
@@ -118,8 +142,8 @@ class Evaluator:
         everyones = self._group.sum(everyones.ravel()).reshape(everyones.shape)
         self._model.reset_metrics()
         row = everyones.sum(0)[1:]
-        self._step.micro.add_metrics(row)
-        logs, micro = models.results(self._model), self._step.micro
+        self.step.micro.add_metrics(row)
+        logs, micro = models.results(self._model), self.step.micro
         if isinstance(micro, OwnTest) and not models.shows_metrics(self._model, micro.names):
             logs = micro.logs(row, plan.steps_per_epoch)
         self._model.reset_metrics()

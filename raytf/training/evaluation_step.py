@@ -12,6 +12,7 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
+from raytf.distributed.shard_span import ShardSpan, Span
 from raytf.inference.own_run import overrides_test
 from raytf.training.microbatch import MicroBatch
 from raytf.training.own_test import OwnTest
@@ -31,6 +32,9 @@ class EvalStep:
 
     Metrics are added within each shard and then over the shards, always in the same order, so they do not depend on
     the number of workers.
+
+    Attributes:
+        is_general: whether one graph serves for any shards, see `take`.
     """
 
     def __init__(
@@ -43,17 +47,19 @@ class EvalStep:
         devices: Devices | None = None,
     ):
         self._plan, self._shards, self._devices = plan, shards, devices or OneDevice()
-        self.micro = self._make_micro(model, template, specs)
+        self.micro, self._specs = self._make_micro(model, template, specs), specs
+        self.is_general = len(self._devices.names) == 1
+        count = None if self.is_general else len(shards)
         signature = [
-            [tf.TensorSpec([None, len(shards), plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
-            tf.TensorSpec([None, len(shards), len(self.micro.seeds), 2], tf.int32),
+            [tf.TensorSpec([None, count, plan.micro_batch_size, *s.shape], s.dtype) for s in specs],
+            tf.TensorSpec([None, count, len(self.micro.seeds), 2], tf.int32),
         ]
-        some = [*signature, tf.TensorSpec([len(shards)], tf.int32)]
+        one = tf.TensorSpec([], tf.int32)
+        some = [*signature, tf.TensorSpec([count], tf.int32)]
         totals = tf.TensorSpec([None, len(self.micro.divided)], tf.float32)
-        self._full = tf.function(self._full_steps, input_signature=[*signature, totals], autograph=False)
-        partial = [*some, tf.TensorSpec([], tf.int32), totals]
-        self._partial = tf.function(self._partial_step, input_signature=partial, autograph=False)
-        self._full_divisors = tf.function(self._divisors_of_steps, input_signature=signature, autograph=False)
+        self._full = tf.function(self._full_steps, input_signature=[*signature, one, totals], autograph=False)
+        self._partial = tf.function(self._partial_step, input_signature=[*some, one, totals], autograph=False)
+        self._full_divisors = tf.function(self._divisors_of_steps, input_signature=[*signature, one], autograph=False)
         self._partial_divisors = tf.function(self._divisors, input_signature=some, autograph=False)
 
     def _make_micro(
@@ -74,20 +80,38 @@ class EvalStep:
         if totals is None:
             totals = self.divisors(call).sum(1)
         if call.full:
-            return self._full(call.leaves, call.seeds, totals).numpy()
+            return self._full(call.leaves, call.seeds, np.int32(self._shards.start), totals).numpy()
         return self._partial(call.leaves, call.seeds, call.counts, np.int32(call.records), totals).numpy()
+
+    def take(self, shards: range) -> None:
+        """Compute other shards from the next call on; where the step is general."""
+        assert self.is_general
+        self._shards = shards
+
+    def trace(self) -> None:
+        """Trace the graphs and run them on zeros now, and not in the first evaluation; where the step is general."""
+        assert self.is_general
+        shards, self._shards, plan = self._shards, range(1), self._plan
+        for full, are_there in ((True, plan.full_steps), (False, plan.full_steps < plan.steps_per_epoch)):
+            if are_there:
+                self(CallBatch.of_zeros(self._specs, plan, len(self.micro.seeds), 1, full))
+        self._shards = shards
 
     def divisors(self, call: CallBatch) -> np.ndarray:
         """[K, L, n] the divisors of the n losses that are divided by a number from the data, per step and shard."""
         if not self.micro.divided:
             return np.zeros((call.stop - call.start, len(self._shards), 0), np.float32)
         if call.full:
-            return self._full_divisors(call.leaves, call.seeds).numpy()
+            return self._full_divisors(call.leaves, call.seeds, np.int32(self._shards.start)).numpy()
         return self._partial_divisors(call.leaves, call.seeds, call.counts).numpy()
 
-    def _divisors_of_steps(self, leaves, seeds):
+    def _span(self, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
+        """This worker's shards in a graph, given the first one and the seeds [K, L, S, 2] of all."""
+        return ShardSpan(begin, begin + tf.shape(seeds)[1]) if self.is_general else self._shards
+
+    def _divisors_of_steps(self, leaves, seeds, begin):
         count = len(self.micro.divided)
-        counts, _ = full_counts(self._plan, self._shards)
+        counts, _ = full_counts(self._plan, self._span(begin, seeds))
 
         micro = self.micro
         assert isinstance(micro, MicroBatch)
@@ -95,21 +119,21 @@ class EvalStep:
         def one(k: tf.Tensor) -> tf.Tensor:
             return shard_divisors(micro, [leaf[k] for leaf in leaves], seeds[k], counts, micro.values())
 
-        told = tf.TensorSpec([len(self._shards), count], tf.float32)
+        told = tf.TensorSpec([seeds.shape[1], count], tf.float32)
         return tf.map_fn(one, tf.range(tf.shape(seeds)[0]), fn_output_signature=told, parallel_iterations=1)
 
     def _divisors(self, leaves, seeds, counts):
         assert isinstance(self.micro, MicroBatch)
         return shard_divisors(self.micro, [leaf[0] for leaf in leaves], seeds[0], counts, self.micro.values())[None]
 
-    def _full_steps(self, leaves, seeds, totals):
+    def _full_steps(self, leaves, seeds, begin, totals):
         fixed = fixed_values(self._devices, self.micro)  # an evaluation changes nothing, so this is the whole model
-        counts, total = full_counts(self._plan, self._shards)
+        counts, total = full_counts(self._plan, self._span(begin, seeds))
 
         def body(k, rows):
             return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], counts, total, fixed, totals[k])
 
-        start = (tf.constant(0), tf.zeros([len(self._shards), self.micro.row_width]))
+        start = (tf.constant(0), tf.zeros([tf.shape(seeds)[1], self.micro.row_width]))
         steps = tf.shape(seeds)[0]
         return tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)[1]
 

@@ -25,6 +25,7 @@ from raytf.inference.user_model import run_user_code
 from raytf.training import model as models
 from raytf.training import run_identity
 from raytf.training.attempt import Attempt
+from raytf.training.evaluation_step import EvalStep
 from raytf.training.executor import CompiledStep, Executor
 from raytf.training.job import Sources, TrainingJob
 from raytf.training.upload import Upload
@@ -42,6 +43,7 @@ class Program:
         step: the training step, which may not be traced yet.
         identity: what must be the same when the run is resumed.
         digests: the hashes of the weights that were made ready, by whether they are of the optimizer, too.
+        evaluations: evaluation steps that were made, by the name of their data.
     """
 
     sources: Sources
@@ -51,6 +53,7 @@ class Program:
     step: CompiledStep
     identity: dict[str, str]
     digests: dict[bool, Digest] = field(default_factory=dict)
+    evaluations: dict[str, EvalStep] = field(default_factory=dict)
 
     def digest(self, with_optimizer: bool) -> Digest:
         """The hash of the weights."""

@@ -86,8 +86,11 @@ def meet_again(before: Context, executor: Executor) -> Context:
 
 def _meet(attempt: Attempt, program: Program, executor: Executor, before: Context | None) -> Context:
     """Meet the others, again if one is lost meanwhile."""
-    step = -1 if before is None else before.state.step
-    room = regroup.room_for(program.named) if executor.is_late and before is None else {}
+    step, room = -1 if before is None else before.state.step, {}
+    if executor.is_late and before is None:  # others will wait for this rank
+        room = regroup.room_for(program.named)
+        if program.sources.validation is not None:
+            _evaluators(attempt, program, None).trace("validation", program.sources.validation)
     while True:
         generation = executor.meet(step)
         try:
@@ -247,19 +250,17 @@ def _ready(
     tiers.memory.reserve(variables.sizes(program.named), live.make)
     attempt.pulse.also(tiers.memory.look)
     saving = _checkpointer(attempt, program, tiers, live)
-    evaluators = Evaluators(
-        program.model,
-        attempt.group,
-        callbacks,
-        functools.partial(programs.open_pipeline, attempt),
-        attempt.job.plan,
-    )
-    state = live.progress
+    evaluators, state = _evaluators(attempt, program, callbacks), live.progress
     context = Context(
         attempt, program, state, callbacks, tiers.memory, live, saving, evaluators, imbalance, origin, ended=state.step
     )
     executor.begin(context)
     return context
+
+
+def _evaluators(attempt: Attempt, program: Program, callbacks: Callbacks | None) -> Evaluators:
+    opened = functools.partial(programs.open_pipeline, attempt)
+    return Evaluators(program.model, attempt.group, callbacks, opened, attempt.job.plan, program.evaluations)
 
 
 def _make_callbacks(

@@ -32,7 +32,8 @@ def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(st
     folder = tmp_path / "a"
     # A callback of 12 s at the end of the first epoch, with 10 s for what hangs.
     slow = ("--slow-callback", 12, "--slow-epochs", 1)
-    stuck = ("--stuck", "data", "--mark", tmp_path / "mark")
+    (pause := tmp_path / "pause").touch()
+    stuck = ("--stuck", "data", "--mark", tmp_path / "mark", "--pause-while", pause)
     run = start(STUCK, *flags(tmp_path, "--epochs", EPOCHS, "--hang-seconds", 10, *stuck, *slow))
     run.until((tmp_path / "mark").exists)
     began = time.monotonic()
@@ -47,6 +48,7 @@ def test_stuck_data_and_a_stopped_worker_are_named_and_slow_callbacks_are_not(st
     run.until(lambda: run.output.count("made no progress") == 2)
     stopped = time.monotonic() - began
     print(f"stuck data was named after {named:.1f} s, a stopped worker after {stopped:.1f} s")
+    pause.unlink()
     output = run.wait()
     first, second = [line for line in output.splitlines() if "made no progress" in line]
     assert first.startswith("rank 1 on node ")

@@ -23,6 +23,8 @@ class Job:
     """File that is made when it gets stuck."""
     pause: float = 0.05
     """Seconds of each step."""
+    pause_while: Path | None = None
+    """Take them only as long as this file is there; by default until the end."""
     slow_callback: float = 0.0
     """Seconds of a callback at the end of an epoch."""
     slow_epochs: int = 0
@@ -70,7 +72,8 @@ def main(job: Job) -> None:
 
         class Slow(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
-                time.sleep(job.pause)
+                if job.pause_while is None or job.pause_while.exists():
+                    time.sleep(job.pause)
 
             def on_epoch_end(self, epoch, logs=None):
                 time.sleep(job.slow_callback * (epoch < job.slow_epochs))

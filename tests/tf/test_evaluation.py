@@ -1,0 +1,97 @@
+"""An evaluation is traced once, whatever shards a worker has later, and says the same to the last bit."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
+from raytf.data.prefetch import Prefetch
+from raytf.data.sources import ArraySource
+from raytf.distributed.devices import OneDevice
+from raytf.training.callbacks import Callbacks
+from raytf.training.evaluation import Evaluator, Evaluators
+from raytf.training.evaluation_step import EvalStep
+from tests.tf.ranks import Alone
+
+SHARDS = 4
+
+
+class One(Alone):
+    devices = OneDevice()
+
+
+def model(loss: str) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    outputs = [layers.Dense(16, activation="relu"), layers.BatchNormalization(), layers.Dense(5)]
+    made = keras.Sequential([keras.Input((8,)), *outputs])
+    divided = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
+    whole = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    made.compile("sgd", divided if loss == "divided" else whole, metrics=["accuracy"])
+    return made
+
+
+def opened(plan: StepPlan, shards: range) -> Pipeline:
+    source = ArraySource(*data(plan.records))
+    pipeline = Pipeline(source, plan, shards, seed=0, shuffle=False)
+    pipeline.prepare(1, None)  # what Keras draws from by default
+    return pipeline
+
+
+def data(records: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(records)
+    return draw.normal(size=(records, 8)).astype(np.float32), draw.integers(0, 5, records)
+
+
+def rows(step: EvalStep, plan: StepPlan, shards: range, totals: dict[int, np.ndarray]) -> np.ndarray:
+    """What a worker with these shards finds."""
+    pipeline = opened(plan, shards)
+    calls, found = Prefetch(pipeline, 0, lambda at, end: plan.call_end(at, 3, end)), []
+    while calls.fill(plan.steps_per_epoch):
+        call = calls.take()
+        totals.setdefault(call.start, step.divisors(call).sum(1))
+        found.append(step(call, totals[call.start]))
+    pipeline.close()
+    return np.sum(found, 0, dtype=np.float32)
+
+
+@pytest.mark.parametrize("loss", ["whole", "divided"])
+@pytest.mark.parametrize(("records", "batch"), [(100, 16), (96, 16), (100, 18), (7, 16)])
+def test_a_step_that_was_made_for_some_shards_computes_any(loss: str, records: int, batch: int):
+    plan, made = StepPlan(records, batch, SHARDS), model(loss)
+    pipeline = opened(plan, range(SHARDS))
+    step = EvalStep(made, plan, range(1, 2), pipeline.template, pipeline.leaf_specs)
+    assert step.is_general
+    weights = [weight.numpy() for weight in made.weights]
+    step.trace()
+    traced = [f.experimental_get_tracing_count() for f in (step._full, step._partial)]
+    totals: dict[int, np.ndarray] = {}
+    step.take(range(SHARDS))
+    whole = rows(step, plan, range(SHARDS), totals)
+    for cut in (1, 2, 3):
+        parts = []
+        for shards in (range(cut), range(cut, SHARDS)):
+            step.take(shards)
+            parts.append(rows(step, plan, shards, totals))
+        assert np.concatenate(parts).tobytes() == whole.tobytes()
+    assert [f.experimental_get_tracing_count() for f in (step._full, step._partial)] == traced
+    assert all((mine == weight.numpy()).all() for mine, weight in zip(weights, made.weights, strict=True))
+
+
+def test_a_later_group_evaluates_with_the_graphs_of_the_one_before():
+    plan, made, known = StepPlan(100, 16, SHARDS), model("whole"), dict[str, EvalStep]()
+    hooks = Callbacks([], made, Alone(), print, ".", {}, None)
+
+    def group() -> Evaluators:
+        return Evaluators(made, One(), hooks, lambda source, plan, training: opened(plan, range(SHARDS)), plan, known)
+
+    source, expected = ArraySource(*data(100)), made.evaluate(*data(100), batch_size=16, verbose=0, return_dict=True)
+    group().trace("validation", source)
+    found = [group().evaluate("validation", source, lambda: None) for _ in range(2)]
+    assert found[0] == found[1] == pytest.approx(expected, rel=1e-5)
+    assert known["validation"]._full.experimental_get_tracing_count() == 1
+    lone = Evaluator(made, opened(plan, range(SHARDS)), Alone(), hooks)
+    assert lone.run() == found[0]
