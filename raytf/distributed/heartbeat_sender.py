@@ -16,8 +16,9 @@ from collections.abc import Iterable
 
 #: Seconds between two heartbeats.
 BEAT_SECONDS = 0.5
-#: Seconds without one after which the other side counts as lost: 6 s, less a heartbeat, a look and what follows.
-SILENT_SECONDS = 5.0
+#: Seconds without one after which the other side counts as lost. With a heartbeat, a look and what follows, those that
+#: are left train on before 6 s are over.
+SILENT_SECONDS = 4.5
 
 #: Imports next to nothing, so that it starts in some milliseconds: parent's pid, seconds between heartbeats, sockets.
 #: It holds these open, so it must end at once with its parent: others would not see that the parent is gone.
