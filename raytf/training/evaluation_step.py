@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -94,7 +95,8 @@ class EvalStep:
         shards, self._shards, plan = self._shards, range(1), self._plan
         for full, are_there in ((True, plan.full_steps), (False, plan.full_steps < plan.steps_per_epoch)):
             if are_there:
-                self(CallBatch.of_zeros(self._specs, plan, len(self.micro.seeds), 1, full))
+                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
+                    self(CallBatch.of_zeros(self._specs, plan, len(self.micro.seeds), 1, full))
         self._shards = shards
 
     def divisors(self, call: CallBatch) -> np.ndarray:

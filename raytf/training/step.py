@@ -5,7 +5,7 @@ Shapes in this module: K steps of a call, F flags, L shards of this worker, b re
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -163,15 +163,15 @@ class TrainStep:
         """Trace the graph of full steps now, while the state is still being read, and not in the first call.
 
         Args:
-            is_late: others will wait for this worker's first step. Do all that it can do before, also for a step that
-                ends an epoch with fewer records.
+            is_late: others will wait for this worker's first step. Do all that can be done before, for each kind of it.
         """
         self._full.get_concrete_function()
         # A graph is optimized when it first runs, and kernels get ready and memory when they first compute.
         steps = int(is_late)
         with self._unchanged() if steps else nullcontext():
             for full in (True, False) if is_late else (True,):
-                self.rehearse(full, steps)
+                with suppress(tf.errors.OpError):  # a model may refuse zeros; its records are another matter
+                    self.rehearse(full, steps)
 
     def rehearse(self, full: bool, steps: int = 0) -> bool:
         """Trace and run the graph of full steps, or of those that end epochs; whether there is one for any shards."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from raytf.data.pipeline import Pipeline
@@ -12,10 +13,11 @@ from raytf.data.plan import StepPlan
 from raytf.data.prefetch import Prefetch
 from raytf.data.sources import ArraySource
 from raytf.distributed.devices import OneDevice
+from raytf.distributed.reduction import packed
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator, Evaluators
 from raytf.training.evaluation_step import EvalStep
-from tests.tf.ranks import Alone
+from tests.tf.ranks import Alone, Rank
 
 SHARDS = 4
 
@@ -79,6 +81,31 @@ def test_a_step_that_was_made_for_some_shards_computes_any(loss: str, records: i
         assert np.concatenate(parts).tobytes() == whole.tobytes()
     assert [f.experimental_get_tracing_count() for f in (step._full, step._partial)] == traced
     assert all((mine == weight.numpy()).all() for mine, weight in zip(weights, made.weights, strict=True))
+
+
+class Refusing(layers.Layer):
+    """Takes no zeros."""
+
+    def call(self, x):
+        tf.debugging.assert_positive(tf.reduce_max(tf.abs(x)))
+        return x
+
+
+def test_a_model_that_refuses_zeros_is_traced_ahead_all_the_same():
+    plan, made = StepPlan(96, 16, SHARDS), keras.Sequential([keras.Input((8,)), Refusing(), layers.Dense(5)])
+    made.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    pipeline = opened(plan, range(SHARDS))
+    step = EvalStep(made, plan, range(SHARDS), pipeline.template, pipeline.leaf_specs)
+    step.trace()
+    assert step._full.experimental_get_tracing_count() == 1
+    assert rows(step, plan, range(SHARDS), {}).all()
+    late = Rank(lambda: made, ArraySource(*data(96)), plan, range(2, 4), packed(lambda tensor: tf.identity(tensor)))
+    weights = [weight.numpy() for weight in made.weights]
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        late.step.rehearse(True, 1)
+    late.step.trace(is_late=True)
+    assert all((mine == weight.numpy()).all() for mine, weight in zip(weights, made.weights, strict=True))
+    assert np.isfinite(late.train(0, 2, 2)).all()
 
 
 def test_a_later_group_evaluates_with_the_graphs_of_the_one_before():
