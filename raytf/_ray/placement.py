@@ -1,8 +1,8 @@
 """Where the workers of a group are: a placement group for each, on nodes that Ray has chosen for all at once.
 
 Ray cannot take one bundle out of a placement group. It keeps those whose node is gone, and in 2.60 the GCS tries to
-place them again without a pause for as long as there is a node that is large enough and has no room: it takes a whole
-core, and the dashboard's agent half of one, until another node joins (https://github.com/ray-project/ray/pull/65007).
+place them again without a pause for as long as there is a node that is large enough and has no room, which keeps a core
+of the head busy until another node joins (https://github.com/ray-project/ray/pull/65007).
 They count as demand as well, and those of workers that have left hold resources that nobody uses. A placement group for
 each worker goes with it.
 """
@@ -81,7 +81,7 @@ class Places(PlacementGroupHandle):
             return self._keep([together])
         nodes: Mapping[int, str] = placement_group_table(together)["bundles_to_node_id"]
         remove_placement_group(together)
-        # A placement group that is requested before all is free takes half a second, until Ray tries it again.
+        # A placement group that is requested sooner takes longer, since Ray retries less and less often.
         wanted = Counter(nodes.values())
         while not self._are_free(wanted) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)

@@ -18,6 +18,18 @@ class ShardSpan(NamedTuple):
 Span = range | ShardSpan
 
 
+def in_graph(shards: range, is_general: bool, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
+    """A worker's shards in a graph.
+
+    Args:
+        shards: those that it has now.
+        is_general: whether the graph serves for any shards, which are told by its arguments.
+        begin: the first one.
+        seeds: [K, L, S, 2] of all of them.
+    """
+    return ShardSpan(begin, begin + tf.shape(seeds)[1]) if is_general else shards
+
+
 def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:
     """[V, M] with this worker's rows in their places and zeros elsewhere.
 

@@ -13,7 +13,7 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed.devices import Devices, OneDevice
-from raytf.distributed.shard_span import ShardSpan, Span
+from raytf.distributed.shard_span import in_graph
 from raytf.inference.own_run import overrides_test
 from raytf.training.microbatch import MicroBatch
 from raytf.training.own_test import OwnTest
@@ -107,13 +107,9 @@ class EvalStep:
             return self._full_divisors(call.leaves, call.seeds, np.int32(self._shards.start)).numpy()
         return self._partial_divisors(call.leaves, call.seeds, call.counts).numpy()
 
-    def _span(self, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
-        """This worker's shards in a graph, given the first one and the seeds [K, L, S, 2] of all."""
-        return ShardSpan(begin, begin + tf.shape(seeds)[1]) if self.is_general else self._shards
-
     def _divisors_of_steps(self, leaves, seeds, begin):
         count = len(self.micro.divided)
-        counts, _ = full_counts(self._plan, self._span(begin, seeds))
+        counts, _ = full_counts(self._plan, in_graph(self._shards, self.is_general, begin, seeds))
 
         micro = self.micro
         assert isinstance(micro, MicroBatch)
@@ -130,7 +126,7 @@ class EvalStep:
 
     def _full_steps(self, leaves, seeds, begin, totals):
         fixed = fixed_values(self._devices, self.micro)  # an evaluation changes nothing, so this is the whole model
-        counts, total = full_counts(self._plan, self._span(begin, seeds))
+        counts, total = full_counts(self._plan, in_graph(self._shards, self.is_general, begin, seeds))
 
         def body(k, rows):
             return k + 1, rows + self._rows([leaf[k] for leaf in leaves], seeds[k], counts, total, fixed, totals[k])

@@ -50,8 +50,8 @@ class HeldState:
 def room_for(named: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Memory for the state that a rank will be given, of which the system has given every page.
 
-    The others stand still while the state comes. To write 100 MB takes 10 ms, and 80 to 200 ms where the system has to
-    find the pages first.
+    The others stand still while the state comes, and to write to memory takes several times as long where the system
+    has to find the pages first.
 
     Args:
         named: the variables of the state, by name; small ones need no room.

@@ -24,7 +24,7 @@ from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
-from raytf.distributed.shard_span import ShardSpan, Span
+from raytf.distributed.shard_span import in_graph
 from raytf.errors import ConfigError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
@@ -154,10 +154,6 @@ class TrainStep:
             tf.function(self._full_steps, input_signature=full, autograph=False),
             tf.function(self._partial_steps, input_signature=partial, autograph=False),
         )
-
-    def _span(self, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
-        """This worker's shards in a graph, given the first one and the seeds [K, L, S, 2] of all."""
-        return ShardSpan(begin, begin + tf.shape(seeds)[1]) if self._is_general else self._shards
 
     def trace(self, is_late: bool = False) -> None:
         """Trace the graph of full steps now, while the state is still being read, and not in the first call.
@@ -301,11 +297,13 @@ class TrainStep:
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, options.overlap)
 
     def _full_steps(self, leaves, seeds, flags, begin):
-        span = self._span(begin, seeds)
+        span = in_graph(self._shards, self._is_general, begin, seeds)
         return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span)))
 
     def _partial_steps(self, leaves, seeds, flags, begin, counts, total):
-        return self._steps(leaves, seeds, flags, StepShards(self._span(begin, seeds), counts, total))
+        return self._steps(
+            leaves, seeds, flags, StepShards(in_graph(self._shards, self._is_general, begin, seeds), counts, total)
+        )
 
     def _steps(self, leaves, seeds, flags, shards):
         steps = tf.shape(seeds)[0]

@@ -91,18 +91,8 @@ def test_each_cloud_s_notice_and_a_pod_s_end_cost_no_step_and_no_failure(tmp_pat
     command = [sys.executable, str(law.JOB), "--data", "digits", "--model", "batchnorm", "--global-batch-size", "64"]
     # It sleeps after each step until there is nothing more to come.
     (pause := tmp_path / "pause").touch()
-    command += [
-        "--pause",
-        "0.1",
-        "--pause-while",
-        str(pause),
-        "--epochs",
-        "50",
-        "--storage",
-        str(tmp_path),
-        "--run",
-        "a",
-    ]
+    command += ["--pause", "0.1", "--pause-while", str(pause), "--epochs", "50"]
+    command += ["--storage", str(tmp_path), "--run", "a"]
     command += ["--status-file", str(status), "--workers", "1:2", "--max-failures", "0", "--no-warm-workers"]
     # Nothing is saved and nothing changes but for a notice.
     command += ["--checkpoint-every-seconds", "3600", "--resize-every-seconds", "3600"]

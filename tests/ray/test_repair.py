@@ -42,8 +42,8 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
         job.until(lambda: job.output.count("3 workers go on") >= times and len(workers_of(job)) == 3, PATIENCE)
 
     def disturb(job: Job) -> None:
-        # Rank 0, two at once, and a worker that is stopped for longer than others wait.
-        for number, victims in enumerate(([0], [0, 2])):
+        # Another one, rank 0, two at once, and a worker that is stopped for longer than others wait.
+        for number, victims in enumerate(([1], [0], [0, 2])):
             until_full(job, number)
             at = job.step or 0
             job.until(lambda at=at: (job.step or 0) >= at + 15, PATIENCE)
@@ -51,14 +51,14 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
             for victim in victims:
                 living[victim].kill()
             job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
-        until_full(job, 2)
+        until_full(job, 3)
         # Beside warm workers, a process for the next group's actor and one for a controller, however many have died.
         idle, warm = job.processes("ray::IDLE"), job.processes("ray::IDLE raytf warm")
         assert len(idle) - len(warm) <= 4, [process.cmdline() for process in idle]
         stopped = workers_of(job)[1]
         stopped.send_signal(signal.SIGSTOP)
         try:
-            job.until(lambda: job.output.count("; the others go on") > 2, PATIENCE)
+            job.until(lambda: job.output.count("; the others go on") > 3, PATIENCE)
         finally:
             if stopped.is_running():
                 stopped.send_signal(signal.SIGCONT)
