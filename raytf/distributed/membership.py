@@ -80,6 +80,11 @@ class Membership:
         return frozenset(self._lost)
 
     @property
+    def living(self) -> list[str]:
+        """Members of the present generation that are not lost, by rank."""
+        return [] if self.generation is None else [n for n in self.generation.members if n not in self._lost]
+
+    @property
     def is_pause_wanted(self) -> bool:
         """Whether the members should leave the generation at the end of a step, since somebody wants to join, or is to
         leave."""
@@ -143,7 +148,7 @@ class Membership:
             coming = sorted(self._coming(), key=lambda name: self._joining[name].order)
             members = {n: self._joining[n] for n in coming} if len(self._joining) >= self._wanted else {}
         else:
-            living = self._living()
+            living = self.living
             is_over = bool(self._ready) and all(name in self._ready for name in living)
             leaving, coming = self._leaving(), self._coming()
             staying = [name for name in living if name not in leaving]
@@ -165,19 +170,16 @@ class Membership:
         self._ready, self._lost = {}, set()
         return self.generation
 
-    def _living(self) -> list[str]:
-        return [] if self.generation is None else [n for n in self.generation.members if n not in self._lost]
-
     def _leaving(self) -> set[str]:
         """Who is to leave now: those without whom others have the state."""
-        living = self._living()
+        living = self.living
         here = {*living, *self._joining}
         found = {name for name in living if name in self._dismissed and self._dismissed[name] <= here}
         return found if len(found) < len(living) else set()
 
     def _coming(self) -> list[str]:
         """Who can join now."""
-        staying = len(self._living()) - len(self._leaving())
+        staying = len(self.living) - len(self._leaving())
         return list(self._joining)[: max(0, self.most - staying)]
 
 

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -26,9 +26,13 @@ from raytf.distributed import meeting, routes
 from raytf.distributed.arbiter_link import ArbiterAddress, encoded, proof
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS
 from raytf.distributed.membership import Generation, Membership, Place, StaleError
+from raytf.driver.silence import Silence
 
 #: Seconds between two looks at who is silent.
 _LOOK_SECONDS = 0.5
+#: Seconds for which members may be silent where all of them are. Longer than most stops of a process, which go by
+#: without a loss then; one that ends alone, as the watchdog has it, is waited for no longer than that.
+_ALL_SILENT_SECONDS = 12.0
 #: Seconds for a worker to say who it is.
 _GREETING_SECONDS = 10.0
 #: Seconds that members may take to leave a generation after the first one has: a step, a callback, or a save.
@@ -37,20 +41,13 @@ _LEAVE_SECONDS = 300.0
 _LINE_BYTES = 1 << 24
 
 
-@dataclass
-class _Worker:
-    """A worker's connection, and looks since it was heard."""
-
-    writer: asyncio.StreamWriter
-    quiet: int = 0
-
-
 class ArbiterServer:
     """Answers the workers of one run, in a thread.
 
     Args:
         host: address of this machine at which workers reach it.
         silent_seconds: how long a worker may give no sign of life before it counts as lost.
+        all_silent_seconds: the same for the members of a generation, where none of them gives one.
         leave_seconds: how long members may take to leave a generation after the first one has.
         most: workers of a group.
 
@@ -62,15 +59,17 @@ class ArbiterServer:
         self,
         host: str,
         silent_seconds: float = SILENT_SECONDS,
+        all_silent_seconds: float = _ALL_SILENT_SECONDS,
         leave_seconds: float = _LEAVE_SECONDS,
         most: int = sys.maxsize,
     ):
         server = meeting.server_at(host)
         self.address = ArbiterAddress(meeting.joined(host, server.getsockname()[1]), secrets.token_bytes(32))
-        self._silent_looks = silent_seconds / _LOOK_SECONDS
+        self._silent_seconds = silent_seconds
+        self._silence = Silence(silent_seconds / _LOOK_SECONDS, all_silent_seconds / _LOOK_SECONDS)
         self._leave_looks = leave_seconds / _LOOK_SECONDS
         self._membership = Membership(most)
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, asyncio.StreamWriter] = {}
         #: What the run has come to, once it is over.
         self._result: Any = None
         #: Looks since members did not leave the generation of a number.
@@ -113,8 +112,8 @@ class ArbiterServer:
                         self._hear(name, line)
         finally:
             writer.close()
-            if name and self._workers.get(name, _Worker(writer)).writer is writer:
-                self._workers.pop(name, None)
+            if name and self._workers.get(name, writer) is writer:
+                self._forget(name)
                 self._begin(self._membership.lose(name))
 
     async def _greeted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
@@ -129,14 +128,15 @@ class ArbiterServer:
         writer.write(
             encoded({"proof": proof(key, "arbiter", name, theirs), "running": is_running, "over": self._result})
         )
-        self._workers[name] = _Worker(writer)
+        _watch(writer.get_extra_info("socket"), self._silent_seconds)
+        self._workers[name] = writer
+        self._silence.hear(name)
         return name
 
     def _hear(self, name: str, line: bytes) -> None:
-        worker = self._workers.get(name)
-        if worker is None:
+        if name not in self._workers:
             return  # it counts as lost
-        worker.quiet = 0
+        self._silence.hear(name)
         message = json.loads(line) if line.strip() else {}
         if "join" in message and self._result is not None:
             self._tell(name, {"over": self._result})
@@ -176,16 +176,14 @@ class ArbiterServer:
 
     def _tell(self, name: str, message: dict[str, Any]) -> None:
         if name in self._workers:
-            self._workers[name].writer.write(encoded(message))
+            self._workers[name].write(encoded(message))
 
     async def _look(self) -> None:
-        """Let go who is silent. Silence is counted in looks: while this process stood still, it has not looked."""
+        """Let go who is silent."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            for name, worker in list(self._workers.items()):
-                worker.quiet += 1
-                if worker.quiet > self._silent_looks:
-                    self._let_go(name)
+            for name in self._silence.look(self._membership.living):
+                self._let_go(name)
             missing, generation = self._membership.missing(), self._membership.generation
             number = generation.number if missing and generation is not None else 0
             self._slow = (number, self._slow[1] + 1 if number and number == self._slow[0] else 0)
@@ -196,10 +194,22 @@ class ArbiterServer:
 
     def _let_go(self, name: str) -> None:
         """A worker counts as lost from now on, whatever it does."""
-        worker = self._workers.pop(name, None)
-        if worker is not None:
-            worker.writer.close()
+        writer = self._forget(name)
+        if writer is not None:
+            writer.close()
             self._begin(self._membership.lose(name))
+
+    def _forget(self, name: str) -> asyncio.StreamWriter | None:
+        self._silence.forget(name)
+        return self._workers.pop(name, None)
+
+
+def _watch(peer: Any, silent_seconds: float) -> None:
+    """Have the kernel end a connection whose other host is gone or cut off; that of a stopped process answers."""
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        peer.setsockopt(socket.IPPROTO_TCP, option, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_seconds))
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,17 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
                 living[victim].kill()
             job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
         until_full(job, 3)
+        # All at once, for longer than others would wait for one: nobody does.
+        at = job.step or 0
+        all_three = workers_of(job)
+        for worker in all_three:
+            worker.send_signal(signal.SIGSTOP)
+        time.sleep(8.0)
+        for worker in all_three:
+            worker.send_signal(signal.SIGCONT)
+        job.until(lambda: (job.step or 0) >= at + 15, PATIENCE)
+        assert job.output.count("; the others go on") == 3
+        assert [worker.pid for worker in workers_of(job)] == [worker.pid for worker in all_three]
         # Beside warm workers, a process for the next group's actor and one for a controller, however many have died.
         idle, warm = job.processes("ray::IDLE"), job.processes("ray::IDLE raytf warm")
         assert len(idle) - len(warm) <= 4, [process.cmdline() for process in idle]

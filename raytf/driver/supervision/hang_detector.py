@@ -21,8 +21,14 @@ _EARLY = 0.85
 _QUIET = 0.5
 
 
-#: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed.
-_STOPPED_SECONDS = 5.0
+#: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed. The second
+#: is for those that nobody waits for, and without which steps are lost.
+_STOPPED_SECONDS, _ALL_STOPPED_SECONDS = 5.0, 12.0
+
+
+#: Seconds of silence of all ranks after which the first one that is heard speaks for the others: what held them up is
+#: over.
+_HELD_UP_SECONDS = 3.0
 
 
 #: A call may take this many times its usual length, or this many usual steps.
@@ -136,6 +142,7 @@ class HangDetector:
         self._step = 0
         self._looked_at: float | None = None
         self._forgiven_at = float("-inf")
+        self._were_all_silent = False
 
     @property
     def limit(self) -> float:
@@ -162,11 +169,17 @@ class HangDetector:
         if not self._seconds:
             return HangReport()
         self._step = max((s.beat.step for s in sightings), default=0)
-        ages = {s.beat.rank: min(s.age, now - self._forgiven_at) for s in sightings}
         there = [s for s in sightings if s.beat.activity is not Activity.DONE]
+        are_all_silent = min((s.age for s in there), default=0.0) > _HELD_UP_SECONDS
+        if self._were_all_silent and not are_all_silent:
+            self._forgiven_at = now
+        self._were_all_silent = are_all_silent
+        ages = {s.beat.rank: min(s.age, now - self._forgiven_at) for s in sightings}
         stopped = {s.beat.rank for s in there if evidence.get(s.beat.rank) is HangEvidence.STOPPED}
         quiet = self.limit * _QUIET
-        patience = {s.beat.rank: min(quiet, _STOPPED_SECONDS) if s.beat.rank in stopped else quiet for s in there}
+        nobody_waits = are_all_silent and len(stopped) == len(there)
+        most = _ALL_STOPPED_SECONDS if nobody_waits else _STOPPED_SECONDS
+        patience = {s.beat.rank: min(quiet, most) if s.beat.rank in stopped else quiet for s in there}
         silent = [s for s in there if ages[s.beat.rank] > patience[s.beat.rank]]
         if silent:
             frozen = self._frozen(silent, ages, evidence, len(silent) == len(there))

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
+from benchmarks.step.namespaces import namespaces, reason_not_possible
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
 from raytf.driver.arbiter import ArbiterServer
 from raytf.errors import WorkerLostError
@@ -22,8 +23,8 @@ from raytf.testing.processes import wait_until
 
 
 @contextmanager
-def serving(**settings: float) -> Iterator[ArbiterAddress]:
-    server = ArbiterServer("127.0.0.1", **settings)
+def serving(host: str = "127.0.0.1", **settings: float) -> Iterator[ArbiterAddress]:
+    server = ArbiterServer(host, **settings)
     try:
         yield server.address
     finally:
@@ -139,15 +140,31 @@ def test_members_that_do_not_leave_are_not_waited_for_for_ever():
             one(aside(second.leave, "h:8", 3))
 
 
+needs_namespaces = pytest.mark.skipif(bool(reason_not_possible()), reason=reason_not_possible() or "they are possible")
+
 #: A worker that joins and then does nothing.
 WORKER = """
 import sys, time
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, DismissedError, LeftBehindError, RunOverError
 link = ArbiterLink.connect(ArbiterAddress(sys.argv[1], bytes.fromhex(sys.argv[2])), "b")
-link.join("h:2", 2)
+link.join("h:2", int(sys.argv[3]))
 print("member", flush=True)
 time.sleep(600)
 """
+
+
+@contextmanager
+def member(arbiter: ArbiterAddress, wanted: int, within: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A process that becomes a member."""
+    command = [*within, sys.executable, "-c", WORKER, arbiter.address, arbiter.key.hex(), str(wanted)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "member\n"
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, 2.0), (signal.SIGSTOP, 8.0)])
@@ -155,22 +172,44 @@ def test_a_process_that_is_killed_or_stopped_is_no_member_any_more(number: signa
     with serving(silent_seconds=3) as arbiter:
         first = ArbiterLink.connect(arbiter, "a")
         joined = aside(first.join, "h:1", 2)
-        command = [sys.executable, "-c", WORKER, arbiter.address, arbiter.key.hex()]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "member\n"
-                one(joined)
-                began = time.monotonic()
-                os.kill(process.pid, number)
-                generation, _ = one(aside(first.leave, "h:3", 4))
-                assert generation.members == ("a",)
-                took = time.monotonic() - began
-                print(f"without it after {took:.2f} s")
-                assert took < seconds
-            finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
+        with member(arbiter, 2) as process:
+            one(joined)
+            began = time.monotonic()
+            os.kill(process.pid, number)
+            generation, _ = one(aside(first.leave, "h:3", 4))
+            assert generation.members == ("a",)
+            took = time.monotonic() - began
+            print(f"without it after {took:.2f} s")
+            assert took < seconds
+
+
+def test_one_that_is_stopped_alone_stays_a_member_for_longer_than_where_others_wait():
+    with serving(silent_seconds=1, all_silent_seconds=4) as arbiter, member(arbiter, 1) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(process.pid, signal.SIGCONT)
+        newcomer = ArbiterLink.connect(arbiter, "a")
+        joined = aside(newcomer.join, "h:1", 1)
+        time.sleep(2)  # it is not let go later either
+        assert not joined
+        os.kill(process.pid, signal.SIGSTOP)
+        generation, _ = one(joined)
+        assert generation.members == ("a",)
+
+
+@needs_namespaces
+def test_one_that_is_alone_is_not_kept_where_its_host_is_cut_off():
+    with namespaces(1) as ((host,), here), serving(here, silent_seconds=3, all_silent_seconds=600) as arbiter:
+        within = ("ip", "netns", "exec", host.name)
+        with member(arbiter, 1, within) as process:
+            os.kill(process.pid, signal.SIGSTOP)
+            newcomer = ArbiterLink.connect(arbiter, "a")
+            joined = aside(newcomer.join, f"{here}:1", 1)
+            time.sleep(6)
+            assert not joined  # its kernel answers
+            subprocess.run([*within, "ip", "link", "set", "eth0", "down"], check=True)
+            generation, _ = one(joined)
+            assert generation.members == ("a",)
 
 
 def test_a_worker_that_is_to_leave_alone_hands_its_state_over_first_and_is_asked_to_leave_then():

@@ -131,10 +131,10 @@ def test_who_has_left_is_not_waited_for():
     world.finds_nothing(400)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_one_that_is_known_to_be_stopped_is_blamed_within_seconds(alone):
+@pytest.mark.parametrize(("alone", "earliest", "latest"), [(False, 5, 7), (True, 12, 14)])
+def test_one_that_is_known_to_be_stopped_is_blamed_within_seconds(alone, earliest, latest):
     world = World(600.0)
-    if alone:
+    if alone:  # nobody waits for it, and without it steps are lost
         del world.beats[0]
     world.silent.add(1)
     world.finds_nothing(60)  # a slow one is not
@@ -145,7 +145,26 @@ def test_one_that_is_known_to_be_stopped_is_blamed_within_seconds(alone):
     before = world.now
     found = world.until_found()
     assert (ranks(found), found.text) == ([1], "frozen (its process was stopped)")
-    assert world.now - before <= 7
+    assert earliest <= world.now - before <= latest
+
+
+def test_where_all_are_stopped_they_get_the_time_of_one_that_is_alone():
+    world = World(600.0)
+    world.finds_nothing(10)
+    world.silent, world.evidence = {0, 1}, dict.fromkeys((0, 1), HangEvidence.STOPPED)
+    before = world.now
+    assert ranks(world.until_found()) == [0, 1]
+    assert 12 <= world.now - before <= 14
+
+
+def test_the_first_that_goes_on_after_all_were_stopped_speaks_for_the_others():
+    world = World(600.0)
+    world.finds_nothing(10)
+    world.silent, world.evidence = {0, 1}, dict.fromkeys((0, 1), HangEvidence.STOPPED)
+    world.finds_nothing(8)
+    world.silent = {1}
+    world.finds_nothing(4)
+    assert ranks(world.until_found(30)) == [1]
 
 
 def test_long_steps_may_take_as_long_as_twenty_of_them_or_three_calls():
