@@ -6,7 +6,8 @@ Each schedule trains one model on an elastic cluster of one to four nodes of thi
 at random steps: workers, nodes, the driver and Ray Train's controller are killed, nodes get notice or join, workers
 pause. Before them each model is trained by one worker without a fault. Then the records that each epoch of the
 committed history missed or saw twice are counted (see job.py), and the weights (with --exact) or the losses are
-compared.
+compared. Faults with which all died that had the state are marked `!`; steps that were computed again without one
+break the law, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,7 @@ import numpy as np
 import tyro
 
 import raytf
-from raytf.testing import ElasticCluster, Fault, FaultPlan, Kind, Report
+from raytf.testing import ElasticCluster, Fault, FaultPlan, Injection, Kind, Report
 
 JOB = Path(__file__).with_name("job.py")
 MODELS = ("mnist", "batchnorm")
@@ -34,6 +36,8 @@ MOST_NODES = 4
 LOSS_TOLERANCE, LOSS_STEPS = 1e-4, 50
 #: Seconds of sleep in each step: a run of a hundred steps would else be over before a node has joined.
 PAUSE_SECONDS = 0.3
+#: Seconds within which the status file tells of a loss.
+_STATUS_SECONDS = 5.0
 _LEAVE = (Kind.NODE, Kind.RAYLET, Kind.DRAIN)
 _KINDS = (*_LEAVE, Kind.ADD, Kind.ADD, Kind.WORKER, Kind.WORKER, Kind.DRIVER, Kind.CONTROLLER, Kind.PAUSE)
 
@@ -146,12 +150,29 @@ def redone(folder: Path) -> int:
 
 
 def agrees(outcome: Outcome, reference: Outcome, exact: bool) -> bool:
-    """Whether a run learned what the undisturbed one did."""
-    if outcome.missing or outcome.twice:
+    """Whether a run learned what the undisturbed one did, and computed no step again that somebody still had."""
+    if outcome.missing or outcome.twice or (outcome.redone and not whole_losses(outcome.report.injections)):
         return False
     if exact:
         return outcome.sha256 == reference.sha256 and outcome.losses.tobytes() == reference.losses.tobytes()
     return difference(outcome, reference) <= LOSS_TOLERANCE
+
+
+def whole_losses(injections: Sequence[Injection]) -> list[Injection]:
+    """Faults with which all died that had the state: steps may have been computed again after these alone.
+
+    With the driver or the controller all workers end. A worker or a node is all where it was the only one, or where the
+    status file did not know yet of one that had just gone.
+    """
+    found, gone = [], float("-inf")
+    for injection in (each for each in injections if each.is_done):
+        kind = injection.fault.kind
+        takes_one = kind in (Kind.WORKER, *_LEAVE)
+        left = (injection.workers or 0) - (injection.seconds - gone < _STATUS_SECONDS)
+        if kind in (Kind.DRIVER, Kind.CONTROLLER) or (takes_one and left <= 1):
+            found.append(injection)
+        gone = injection.seconds if takes_one else gone
+    return found
 
 
 def difference(outcome: Outcome, reference: Outcome) -> float:
@@ -162,10 +183,10 @@ def difference(outcome: Outcome, reference: Outcome) -> float:
 
 def describe(name: str, outcome: Outcome, reference: Outcome) -> str:
     """A run as a few lines."""
-    events = []
+    events, whole = [], whole_losses(outcome.report.injections)
     for injection in outcome.report.injections:
-        skipped = injection.done.startswith(("skipped", "not reached"))
-        events.append(f"{injection.fault.kind}@{injection.step}" if not skipped else f"({injection.fault.kind})")
+        event = f"{injection.fault.kind}@{injection.step}" + "!" * (injection in whole)
+        events.append(event if injection.is_done else f"({injection.fault.kind})")
     return (
         f"{name:>12} {outcome.model:9} workers {'-'.join(map(str, outcome.worlds)):15} "
         f"redone {outcome.redone:4} missing {outcome.missing} twice {outcome.twice} "
@@ -200,7 +221,7 @@ def main(arguments: Arguments) -> int:
             print(describe(key, outcome, reference[model]), flush=True)
             if not agrees(outcome, reference[model], arguments.exact):
                 broken.append(key)
-    faults = [i for o in outcomes.values() for i in o.report.injections if not i.done.startswith(("skipped", "not "))]
+    faults = [i for o in outcomes.values() for i in o.report.injections if i.is_done]
     worlds = sorted({world for o in outcomes.values() for world in o.worlds})
     hashes = {m: len({o.sha256 for o in [reference[m], *outcomes.values()] if o.model == m}) for m in reference}
     print(
