@@ -246,7 +246,8 @@ class ArbiterLink:
             raise DismissedError("the others go on without this worker, as planned")
         found = answer["generation"]
         self._number = found["number"]
-        generation = Generation(self._number, *(tuple(found[name]) for name in ("members", "addresses", "steps")))
+        about = {name: tuple(found[name]) for name in ("members", "addresses", "steps")}
+        generation = Generation(self._number, **about, lost=found["lost"])
         rank, number = generation.members.index(self._name), self._number
 
         def is_over() -> bool:

@@ -23,6 +23,7 @@ class Generation:
         addresses: HOST:PORT at which each listens, by rank.
         steps: the last step that each has finished, by rank; -1 for one that has joined.
         dismissed: those that have left the generation before for good.
+        lost: how many were lost of the generation before; 0 for a change that was planned.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Generation:
     addresses: tuple[str, ...]
     steps: tuple[int, ...]
     dismissed: tuple[str, ...] = ()
+    lost: int = 0
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ class Membership:
             tuple(p.address for p in places),
             tuple(p.step for p in places),
             tuple(name for name in self._ready if name not in members),
+            len(self._lost),
         )
         self._joining = {name: place for name, place in self._joining.items() if name not in members}
         for name in self.generation.dismissed:

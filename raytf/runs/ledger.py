@@ -42,7 +42,9 @@ _WORDS = untrusted_json.optional(untrusted_json.text)
 _EVENT = untrusted_json.record(
     {"time": untrusted_json.when, "kind": untrusted_json.text},
     {
-        **dict.fromkeys(("step", "of_step", "from_step", "total", "workers", "world_size", "from", "to"), _COUNT),
+        **dict.fromkeys(
+            ("step", "of_step", "from_step", "total", "workers", "world_size", "from", "to", "lost"), _COUNT
+        ),
         **dict.fromkeys(("checkpoint", "snapshot", "snapshot_bytes", "possible", "wanted"), _COUNT),
         **dict.fromkeys(("stall", "silent", "seconds", "deadline_seconds", "samples_per_second"), _SECONDS),
         **dict.fromkeys(("state", "outcome", "phase", "tier", "cause", "text"), _WORDS),

@@ -115,7 +115,7 @@ class Timeline:
         self._cut(begin, "checkpoint", self._step)
         self._cut(begin + (length - stall) * share, "redone", middle)
         self._cut(time - silent, "training", step)
-        self._cut(time, "hang" if event.get("cause") == "hang" or event["kind"] == "hang" else "restart", step)
+        self._cut(time, _pause(event), step)
         self._highest = max(self._highest, step)
 
     def _cut(self, end: float, category: str, step: int) -> None:
@@ -154,6 +154,13 @@ class Timeline:
             self._workers = int(event.get("workers") or self._workers)
         elif kind == "attempt" and event.get("tier") == HELD and self._state in ("hang", "restart"):
             self._state = "training"  # no phase begins: the ranks go on where they were
+
+
+def _pause(event: Event) -> str:
+    """The category of the time in which a group stood still before an event."""
+    if event.get("tier") == HELD and event.get("lost") == 0:
+        return "resize"
+    return "hang" if event.get("cause") == "hang" or event["kind"] == "hang" else "restart"
 
 
 def timeline(events: Sequence[Event]) -> list[Span]:

@@ -86,6 +86,7 @@ def _after_first_call(context: Context) -> None:
             world_size=attempt.workers,
             from_step=step,
             tier=tier,
+            lost=attempt.lost,
             node=ray.get_runtime_context().get_node_id(),
             phases=attempt.phases.seconds,
         )

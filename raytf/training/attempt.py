@@ -35,6 +35,7 @@ class Attempt:
         workers: number of processes that compute gradients.
         storage: the run's folder.
         reporter: sends this rank's messages, events and metrics.
+        lost: how many workers were lost before it, of a group that goes on without them.
     """
 
     job: TrainingJob
@@ -48,6 +49,7 @@ class Attempt:
     workers: int
     storage: Storage
     reporter: Reporter
+    lost: int = 0
 
     @property
     def config(self) -> TrainConfig:

@@ -111,7 +111,8 @@ def _enter(
     room: Mapping[str, np.ndarray],
 ) -> Context:
     """Begin the attempt of a generation."""
-    attempt, is_late = attempts.begin(attempt, executor), max(generation.steps) >= 0
+    attempt = dataclasses.replace(attempts.begin(attempt, executor), lost=generation.lost)
+    is_late = max(generation.steps) >= 0
     if before is not None and not is_late:
         raise WorkerLostError("no rank is left that has the whole state")
     if before is None:

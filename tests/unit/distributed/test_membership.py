@@ -159,8 +159,9 @@ def test_a_member_that_is_gone_is_known_until_the_next_generation():
     membership = begun("a", "b")
     membership.lose("b")
     assert membership.lost == {"b"}
-    membership.leave("a", 1, place("a", 3))
-    assert membership.lost == frozenset()
+    found = membership.leave("a", 1, place("a", 3))
+    assert found is not None
+    assert (found.lost, membership.lost) == (1, frozenset())
 
 
 def test_who_is_dismissed_leaves_with_the_next_generation():
@@ -171,7 +172,7 @@ def test_who_is_dismissed_leaves_with_the_next_generation():
     membership.leave("b", 1, place("b", 5))
     found = membership.leave("c", 1, place("c", 5))
     assert found is not None
-    assert (found.members, found.dismissed) == (("a", "c"), ("b",))
+    assert (found.members, found.dismissed, found.lost) == (("a", "c"), ("b",), 0)
     assert not membership.is_pause_wanted
 
 

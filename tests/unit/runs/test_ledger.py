@@ -271,6 +271,9 @@ def test_a_repair_in_place_takes_its_pause_from_training_and_a_hang_before_it_en
     found = seconds(*begin, fault, event(30.5, "attempt", silent=0.5, step=20, **held), event(40, step=30), ended(40))
     assert found["training"] == pytest.approx(29.5)
     assert found["restart"] == pytest.approx(0.5)
+    for lost, category in ((0, "resize"), (1, "restart")):
+        change = event(30.5, "attempt", silent=0.5, step=20, lost=lost, **held)
+        assert seconds(*begin, change, event(40, step=30), ended(40))[category] == pytest.approx(0.5)
     hang = event(30, "hang", step=10, silent=10.0)
     late = event(32, "attempt", silent=12.0, step=10, **held)
     found = seconds(*begin, hang, event(31, "fault", cause="hang", survived=True), late, event(40, step=30), ended(40))
