@@ -21,6 +21,7 @@ from tests.stress.law import schedules as law
 #: After each step of rank 0, so that no more steps than this allows are made in a cadence.
 PAUSE_SECONDS = 0.05
 KEEPER = "Keeper"
+GOING_ON = re.compile("restarted in |; the others go on")
 
 
 def command(folder: Path, run: str, pause: float, epochs: int) -> list[str]:
@@ -35,20 +36,20 @@ def start(folder: Path, run: str, pause: float, epochs: int, log: str) -> Job:
     return Job(command(folder, run, pause, epochs), folder / log, environment(), status_file=status)
 
 
-def trains(job: Job, restarts: int) -> bool:
-    """Whether a group makes steps after so many restarts."""
+def trains(job: Job, losses: int) -> bool:
+    """Whether a group makes steps after workers were lost so many times: the others go on, or all start again."""
     status = job.status or {}
-    return job.output.count("restarted in ") >= restarts and status.get("phase") == "training"
+    return len(GOING_ON.findall(job.output)) >= losses and status.get("phase") == "training"
 
 
-def kill_a_worker(job: Job, draw: random.Random) -> int:
-    """Kill one of those that there are; how many died."""
-    workers = job.processes(WORKER)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for worker in draw.sample(workers, min(1, len(workers))):
+def kill_workers(job: Job, draw: random.Random, most: int) -> int:
+    """Kill so many of those that there are; whether one died."""
+    workers, died = job.processes(WORKER), 0
+    for worker in draw.sample(workers, min(most, len(workers))):
+        with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
-            return 1
-    return 0
+            died = 1
+    return died
 
 
 def kill_the_keeper(job: Job) -> None:
@@ -88,13 +89,13 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
                 job.until(lambda n=n: trains(job, n))
                 kill_the_keeper(job)
                 snapshot, restored = (job.status or {})["snapshot"], job.output.count("restored step")
-                killed += kill_a_worker(job, draw)
+                killed += kill_workers(job, draw, 99)  # who is left would go on with the state
                 job.until(lambda r=restored: job.output.count("restored step") > r)
                 step, place = re.findall(r"restored step (\d+) from (\w+)", job.output)[-1]
                 assert place == "memory"
                 assert int(step) >= snapshot
             else:
-                killed += kill_a_worker(job, draw)
+                killed += kill_workers(job, draw, 1)
         job.until(lambda: time.monotonic() >= began + (faults + 1) * every)
         reached = last_step(folder / "disturbed")
         job.kill()
@@ -103,6 +104,7 @@ def disturb(folder: Path, epochs: int, faults: int, every: float, keeper_before:
     from_memory = len(re.findall(r"restored step \d+ from memory", output))
     print(
         f"{killed} of {faults} faults met a worker in {faults * every:.0f} s, "
+        f"{output.count(' go on after ') + output.count(' goes on after ')} times others went on or were joined, "
         f"{output.count('restarted in ')} restarts, {from_memory} from memory; "
         f"step {reached} was reached, {saved} is on storage, {reached - saved} lost"
     )
