@@ -119,15 +119,6 @@ class WarmProcesses:
             return int(asked.name.split("-")[1])
         return None
 
-    def is_first(self, kind: str) -> bool:
-        """Whether nobody has asked this before, for processes of a kind of this job on this node."""
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._folder.with_name(f"{self._folder.name}-{kind}").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
     def leave(self, pid: int) -> bool:
         """Remove this process, which becomes a worker; returns whether it was a warm one."""
         try:
@@ -221,23 +212,22 @@ def get_warm() -> None:
         return  # not started ahead of time: a worker waits for this process
     worker_process.set_title(TITLE)
     if nice:
-        import_beside(nice, import_all)
+        import_beside(nice)
     else:
         import_all()
 
 
-def import_beside(nice: int, imports: Callable[[], None]) -> None:
-    """Import something at a lower priority.
+def import_beside(nice: int) -> None:
+    """Import what workers need, at a lower priority.
 
     Args:
         nice: to be added to that of this process.
-        imports: it.
     """
 
     def do() -> None:
         own = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + nice)
-        imports()
+        import_all()
 
     # In a thread, as without privileges nothing gets its priority back. What imports start has that of this thread:
     # NumPy's threads, which compute, are there before, and TensorFlow starts its own in a worker.

@@ -13,7 +13,7 @@ CODE = """
 import os, sys, threading, types
 before, threads = dict(os.environ), threading.active_count()
 from raytf.training import warm_pool
-warm_pool.import_beside(10, warm_pool.import_all)
+warm_pool.import_beside(10)
 def slow():
     "Names of this process's threads that have a lower priority than others."
     found = {}

@@ -18,7 +18,7 @@ from raytf._ray.train import (
 from raytf.cluster import connect
 from raytf.config.sections import ClusterSection
 from raytf.distributed.arbiter_link import ArbiterAddress
-from raytf.driver.ray_train import controller_process, warm_supply
+from raytf.driver.ray_train import warm_supply
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
@@ -81,7 +81,7 @@ class Trainer(TensorflowTrainer):
             self._arbiter,
         )
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        controller, scaling = controller_process.variables(), self.scaling_config
+        controller, scaling = warm_supply.of_controller(), self.scaling_config
         if self._flags.warm_workers:
             workers = self.run_config.worker_runtime_env["env_vars"]
             each, most = resources_of_worker(scaling), scaling.max_workers

@@ -71,12 +71,6 @@ class TestShelf:
         shelf.ask(1, nice=10)
         assert shelf.claim(os.getpid()) == 10
 
-    def test_one_is_the_first_of_its_kind_and_counts_as_no_warm_one(self, tmp_path: Path):
-        shelf = WarmProcesses(tmp_path / "session" / "shelf")
-        assert [shelf.is_first("controller"), shelf.is_first("controller"), shelf.is_first("other")] == [1, 0, 1]
-        assert shelf.count() == 0
-        assert WarmProcesses(tmp_path / "session" / "another").is_first("controller")
-
     def test_one_that_does_not_come_is_forgotten(self, tmp_path: Path):
         now = time.time()
         shelf = WarmProcesses(tmp_path / "shelf", lambda: now)
