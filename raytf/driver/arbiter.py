@@ -26,13 +26,10 @@ from raytf.distributed import meeting, routes
 from raytf.distributed.arbiter_link import ArbiterAddress, encoded, proof
 from raytf.distributed.heartbeat_sender import SILENT_SECONDS
 from raytf.distributed.membership import Generation, Membership, Place, StaleError
-from raytf.driver.silence import Silence
+from raytf.driver.silence import ALL_SILENT_SECONDS, Silence
 
 #: Seconds between two looks at who is silent.
 _LOOK_SECONDS = 0.5
-#: Seconds for which members may be silent where all of them are. Longer than most stops of a process, which go by
-#: without a loss then; one that ends alone, as the watchdog has it, is waited for no longer than that.
-_ALL_SILENT_SECONDS = 12.0
 #: Seconds for a worker to say who it is.
 _GREETING_SECONDS = 10.0
 #: Seconds that members may take to leave a generation after the first one has: a step, a callback, or a save.
@@ -59,7 +56,7 @@ class ArbiterServer:
         self,
         host: str,
         silent_seconds: float = SILENT_SECONDS,
-        all_silent_seconds: float = _ALL_SILENT_SECONDS,
+        all_silent_seconds: float = ALL_SILENT_SECONDS,
         leave_seconds: float = _LEAVE_SECONDS,
         most: int = sys.maxsize,
     ):

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+#: Seconds for which all members of a group may be silent at once: most stops of a process are shorter, and go by
+#: without a loss then.
+ALL_SILENT_SECONDS = 12.0
 #: Looks without a sign of life up to which a member counts as heard; one comes between two looks, or a little later.
 _HEARD_LOOKS = 2
 

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from raytf.driver.silence import ALL_SILENT_SECONDS
 from raytf.training.beat import USUAL, Activity, HangFinding, HeartbeatState, LastHeartbeat
 
 #: Share of the user's limit after which a hang is found, which leaves time for heartbeat, examination and message.
@@ -21,9 +22,8 @@ _EARLY = 0.85
 _QUIET = 0.5
 
 
-#: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed. The second
-#: is for those that nobody waits for, and without which steps are lost.
-_STOPPED_SECONDS, _ALL_STOPPED_SECONDS = 5.0, 12.0
+#: Seconds of silence after which a process that is known to be stopped is blamed; a short stop is allowed.
+_STOPPED_SECONDS = 5.0
 
 
 #: Seconds of silence of all ranks after which the first one that is heard speaks for the others: what held them up is
@@ -178,7 +178,7 @@ class HangDetector:
         stopped = {s.beat.rank for s in there if evidence.get(s.beat.rank) is HangEvidence.STOPPED}
         quiet = self.limit * _QUIET
         nobody_waits = are_all_silent and len(stopped) == len(there)
-        most = _ALL_STOPPED_SECONDS if nobody_waits else _STOPPED_SECONDS
+        most = ALL_SILENT_SECONDS if nobody_waits else _STOPPED_SECONDS
         patience = {s.beat.rank: min(quiet, most) if s.beat.rank in stopped else quiet for s in there}
         silent = [s for s in there if ages[s.beat.rank] > patience[s.beat.rank]]
         if silent:
