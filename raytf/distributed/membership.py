@@ -23,7 +23,7 @@ class Generation:
         addresses: HOST:PORT at which each listens, by rank.
         steps: the last step that each has finished, by rank; -1 for one that has joined.
         dismissed: those that have left the generation before for good.
-        lost: how many were lost of the generation before; 0 for a change that was planned.
+        lost: how many were lost since the last step that was trained; 0 for a change that was planned.
     """
 
     number: int
@@ -165,13 +165,19 @@ class Membership:
             tuple(p.address for p in places),
             tuple(p.step for p in places),
             tuple(name for name in self._ready if name not in members),
-            len(self._lost),
+            self._lost_since_a_step(max(p.step for p in places)),
         )
         self._joining = {name: place for name, place in self._joining.items() if name not in members}
         for name in self.generation.dismissed:
             del self._dismissed[name]
         self._ready, self._lost = {}, set()
         return self.generation
+
+    def _lost_since_a_step(self, step: int) -> int:
+        """Also those of generations before it that have not come further."""
+        before = self.generation
+        earlier = 0 if before is None or max(before.steps) < step else before.lost
+        return earlier + len(self._lost)
 
     def _leaving(self) -> set[str]:
         """Who is to leave now: those without whom others have the state."""

@@ -35,7 +35,7 @@ class Attempt:
         workers: number of processes that compute gradients.
         storage: the run's folder.
         reporter: sends this rank's messages, events and metrics.
-        lost: how many workers were lost before it, of a group that goes on without them.
+        lost: how many workers were lost since the last step that was trained, of a group that goes on without them.
     """
 
     job: TrainingJob

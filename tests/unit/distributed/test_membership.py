@@ -164,6 +164,17 @@ def test_a_member_that_is_gone_is_known_until_the_next_generation():
     assert (found.lost, membership.lost) == (1, frozenset())
 
 
+@pytest.mark.parametrize(("step", "lost"), [(3, 1), (4, 0)])
+def test_a_loss_counts_until_a_step_is_trained(step: int, lost: int):
+    membership = begun("a", "b")
+    membership.lose("b")
+    membership.leave("a", 1, place("a", 3))
+    membership.join("c", place("c"), 2)
+    found = membership.leave("a", 2, place("a", step))
+    assert found is not None
+    assert (found.members, found.lost) == (("a", "c"), lost)
+
+
 def test_who_is_dismissed_leaves_with_the_next_generation():
     membership = begun("a", "b", "c")
     membership.dismiss(["b", "x"])
