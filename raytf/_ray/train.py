@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray._common.constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
 from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import _AutoscalingCoordinatorActor
 from ray.train._internal.utils import get_address_and_port
-from ray.train.v2._internal.constants import (
-    DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE,
-    get_env_vars_to_propagate,
-)
 from ray.train.v2._internal.exceptions import UserExceptionWithTraceback, WorkerHealthCheckFailedError
 from ray.train.v2._internal.exceptions import (
     WorkerGroupStartupFailedError as WorkerGroupStartupFailedError,
@@ -47,6 +41,8 @@ from ray.train.v2._internal.execution.scaling_policy.autoscaling_coordinator_cli
 )
 from ray.train.v2.tensorflow.tensorflow_trainer import TensorflowTrainer as TensorflowTrainer
 
+from raytf._ray import train_env
+
 _SCALING = "ray.train.v2._internal.execution.scaling_policy"
 _CLIENT = f"{_SCALING}.autoscaling_coordinator_client"
 _COORDINATOR = "ray.data._internal.cluster_autoscaler"
@@ -55,13 +51,10 @@ _CALLBACKS = "ray.train.v2._internal.callbacks"
 #: What the processes of a controller and of the actor beside each group import first of all.
 CONTROLLER_MODULES = (TrainController.__module__, "ray.train.v2._internal.execution.checkpoint.sync_actor")
 SEEN = {
-    "ray._common.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR": "2.60.0",
     "ray._raylet.RAY_NODE_ID_KEY": "2.60.0",
     f"{_COORDINATOR}.default_autoscaling_coordinator._AutoscalingCoordinatorActor": "2.60.0",
     # Of the object, where the actor is kept once it was started.
     f"{_CLIENT}.TrainAutoscalingCoordinatorClient._autoscaling_coordinator": "2.60.0",
-    "ray.train.v2._internal.constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE": "2.60.0",
-    "ray.train.v2._internal.constants.get_env_vars_to_propagate": "2.60.0",
     "ray.train.v2._internal.execution.checkpoint.sync_actor.SynchronizationActor": "2.60.0",
     "ray.train.v2._internal.execution.controller.TrainController.get_result": "2.60.0",
     "ray.train.v2._internal.execution.controller.TrainController.run": "2.60.0",
@@ -114,33 +107,12 @@ def run_controller(
     """
     raylet: Any = ray._raylet  # compiled, and mypy knows nothing of it
     here = {raylet.RAY_NODE_ID_KEY: ray.get_runtime_context().get_node_id()}
-    actor: Any = ray.remote(num_cpus=0, label_selector=here, runtime_env={"env_vars": _of_controller(env_vars)})
+    actor: Any = ray.remote(
+        num_cpus=0, label_selector=here, runtime_env={"env_vars": train_env.of_controller(env_vars)}
+    )
     controller = actor(kind).remote(**arguments)
     ray.get(controller.run.remote())
     return ray.get(controller.get_result.remote())
-
-
-def _of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
-    known = get_env_vars_to_propagate()
-    known.setdefault(RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR, DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE)
-    return {**known, **env_vars}
-
-
-def runtime_env_of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str:
-    """The runtime environment of workers, serialized, before there is one.
-
-    Ray makes it on the way from the driver to the controller and from there to a worker, where variables of an outer
-    environment are left as they are unless an inner one has them, and writes it as JSON without spaces, with sorted
-    keys.
-
-    Args:
-        controller: environment variables that `run_controller` is given.
-        workers: those of the workers.
-    """
-    env = json.loads(ray.get_runtime_context().get_runtime_env_string() or "{}")
-    propagated = get_env_vars_to_propagate()
-    env["env_vars"] = {**env.get("env_vars", {}), **_of_controller(controller), **propagated, **workers}
-    return json.dumps(env, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
 class _Coordinator:

@@ -27,6 +27,7 @@ from raytf.driver.connection import staying_connected
 from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
+from raytf.driver.ray_train.start_ahead import start_ahead
 from raytf.driver.result import Result, result_of, summary
 from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking import tracker as trackers
@@ -326,6 +327,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     resources = preflight.check_cluster(job.config, local, display.say)
     job = _for_gpus(job, sources, resources.get("GPU", 0.0))
     sending.check(job)
+    start_ahead(job.config, resources)
     with (
         monitoring(run_log.attempt_names(run)) as monitor,
         _fed(job, sources, stream) as sources,

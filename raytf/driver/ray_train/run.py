@@ -12,13 +12,13 @@ from raytf.config import strategy_rules
 from raytf.config.train_config import TrainConfig
 from raytf.driver.ray_train.backend import MwmsConfig
 from raytf.driver.ray_train.scaling_policy import remove_abandoned
+from raytf.driver.ray_train.start_ahead import env_of_workers
 from raytf.driver.ray_train.trainer import Trainer
 from raytf.driver.supervision.attempts import until_done
 from raytf.driver.supervision.diagnosis import ControllerDiedError, diagnose
 from raytf.errors import ClusterError, one_line
 from raytf.runs.notebook import in_notebook
 from raytf.storage.storage import Storage
-from raytf.training import warm_pool
 from raytf.training.job import TrainingJob
 from raytf.training.process_settings import ProcessSettings
 
@@ -69,7 +69,7 @@ def _fit(trainer: Trainer) -> Any:
 def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Trainer:
     config, verbose = job.config, job.config.run.verbose
     filesystem, path = Storage(config.storage_uri).arrow()
-    hidden = not resources.keys() & {"GPU", "TPU"}
+    env = env_of_workers(config, resources)
     return Trainer(
         _train_function(job),
         run=f"raytf {run.uri}",
@@ -91,9 +91,7 @@ def _trainer(job: TrainingJob, run: Storage, resources: dict[str, float]) -> Tra
             storage_filesystem=filesystem,
             failure_config=ray.train.FailureConfig(max_failures=config.cluster.max_failures),
             logging_config=ray.train.LoggingConfig(log_level="INFO" if verbose else "ERROR"),
-            worker_runtime_env={"env_vars": warm_pool.environment(not verbose, hidden)}
-            if config.cluster.warm_workers
-            else None,
+            worker_runtime_env={"env_vars": env} if env else None,
         ),
     )
 

@@ -12,13 +12,11 @@ from raytf._ray import partial_group
 from raytf._ray.train import (
     TensorflowTrainer,
     WorkerGroupCallback,
-    resources_of_worker,
-    runtime_env_of_workers,
 )
 from raytf.cluster import connect
 from raytf.config.sections import ClusterSection
 from raytf.distributed.arbiter_link import ArbiterAddress
-from raytf.driver.ray_train import warm_supply
+from raytf.driver.ray_train import controller_process
 from raytf.driver.ray_train.failure_policy import FailurePolicy
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
@@ -81,12 +79,7 @@ class Trainer(TensorflowTrainer):
             self._arbiter,
         )
         kwargs["scaling_policy"] = ScalingPolicy(self.scaling_config, about)
-        controller, scaling = warm_supply.of_controller(), self.scaling_config
-        if self._flags.warm_workers:
-            workers = self.run_config.worker_runtime_env["env_vars"]
-            each, most = resources_of_worker(scaling), scaling.max_workers
-            warm_supply.start_ahead(runtime_env_of_workers(controller, workers), most, each)
-        return partial_group.run(controller, kwargs, self._arbiter is not None)
+        return partial_group.run(controller_process.variables(), kwargs, self._arbiter is not None)
 
     def _create_default_callbacks(self) -> list[Any]:
         made = super()._create_default_callbacks()

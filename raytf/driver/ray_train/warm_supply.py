@@ -5,64 +5,25 @@ Ray Train has a process for its controller, and one for an actor beside each gro
 
 from __future__ import annotations
 
-import importlib
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raytf._ray import raylets, state, train, worker_process
+from raytf._ray import raylets, state, worker_process
 from raytf.config.resources import fitting
+from raytf.driver.ray_train import controller_process
 from raytf.errors import one_line
 from raytf.runs.events import short
 from raytf.training import warm_pool
 
-_log = logging.getLogger(__name__)
-
 #: Seconds between two requests to a node that lacks processes, and to one that has them.
 _SOON_SECONDS, _LATER_SECONDS = 2.0, 60.0
-#: A controller whose process imported its modules less than this many seconds ago did not find a warm one.
-_COLD_SECONDS = 1.0
-#: When this process did so.
-_imported_at = float("-inf")
 #: Seconds to wait for an answer before asking again.
 _ANSWER_SECONDS = 30.0
-
-
-def of_controller() -> dict[str, str]:
-    """The environment variables of a controller: its process, and each that is like it, imports what it needs as soon
-    as it has started."""
-    return warm_pool.calling(__name__, import_controller.__name__)
-
-
-def import_controller() -> None:
-    """Import what controllers need; this module has most of it."""
-    global _imported_at
-    for module in train.CONTROLLER_MODULES:
-        importlib.import_module(module)
-    _imported_at = time.monotonic()
-
-
-def start_ahead(runtime_env: str, workers: int, resources: dict[str, float]) -> None:
-    """Start the processes of a run's first group while its controller starts, where it is known on which node they will
-    be: on a Ray of one node. A failure costs only time.
-
-    Args:
-        runtime_env: of the workers, serialized.
-        workers: the most that the group may have.
-        resources: of each worker.
-    """
-    here = ray.get_runtime_context().get_node_id()
-    try:
-        if [node["NodeID"] for node in ray.nodes() if node["Alive"]] == [here]:
-            warm_pool.prepare(min(workers, fitting(state.free_resources().get(here, {}), resources)), runtime_env)
-    except (ray.exceptions.RayError, grpc.RpcError, OSError) as error:
-        _log.debug("no process was started ahead: %s", error)
 
 
 class Schedule:
@@ -153,7 +114,7 @@ class WarmSupply:
 
     def begin(self) -> None:
         """The controller has started."""
-        self._began_cold = time.monotonic() - _imported_at < _COLD_SECONDS
+        self._began_cold = controller_process.has_just_imported()
 
     def keep(self, workers: list[Any], staying: set[str]) -> None:
         """Supply what is missing; call this often while a group trains. Never waits; a failure is reported once.

@@ -1,0 +1,55 @@
+"""The environment of Ray Train's processes, known without `ray.train`, whose import takes longer than to connect."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import runpy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+
+SEEN = {
+    "ray.train.v2._internal.constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE": "2.60.0",
+    "ray.train.v2._internal.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR": "2.60.0",
+    "ray.train.v2._internal.constants.get_env_vars_to_propagate": "2.60.0",
+}
+
+
+def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables of a controller's process.
+
+    Args:
+        env_vars: in addition to those that Ray Train hands on.
+    """
+    constants = _constants()
+    warns = constants["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR"]
+    known = {warns: constants["DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE"]}
+    return {**known, **_handed_on(constants), **env_vars}
+
+
+def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str:
+    """The runtime environment of workers, serialized, before there is one.
+
+    Ray makes it on the way from the driver to the controller and from there to a worker, where variables of an outer
+    environment are left as they are unless an inner one has them, and writes it as JSON without spaces, with sorted
+    keys.
+
+    Args:
+        controller: environment variables that the controller gets in addition to Ray Train's own.
+        workers: those of the workers.
+    """
+    env = json.loads(ray.get_runtime_context().get_runtime_env_string() or "{}")
+    of_all = {**env.get("env_vars", {}), **of_controller(controller), **_handed_on(_constants()), **workers}
+    return json.dumps(env | {"env_vars": of_all}, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _handed_on(constants: Mapping[str, Any]) -> dict[str, str]:
+    known: Callable[[], dict[str, str]] = constants["get_env_vars_to_propagate"]
+    return known()
+
+
+def _constants() -> dict[str, Any]:
+    """What Ray Train's module of constants has, which by its name would bring all of Ray Train."""
+    return runpy.run_path(str(importlib.resources.files("ray").joinpath("train/v2/_internal/constants.py")))
