@@ -126,7 +126,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory, cluster: dict[str, str]) -
     return result_of(run.folder / "a")["weights_sha256"]
 
 
-#: Without the driver, which test_lost_ray.py and test_endings.py kill.
+#: Without the driver, which test_endings.py kills.
 OWN = ("worker", "keeper", "monitor", "warm process", "controller")
 
 

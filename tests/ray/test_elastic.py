@@ -64,6 +64,7 @@ def trains(job: Job, workers: int) -> bool:
     return status.get("workers") == workers and status["phase"] == "training" and status["samples_per_second"] > 0
 
 
+@pytest.mark.slow  # test_repair.py has workers that join, test_notices.py and test_aws.py nodes that go and come
 def test_a_node_that_joins_is_used_and_one_that_is_lost_is_done_without(elastic, run, tmp_path: Path):
     folder = tmp_path / "a"
     job = run("--workers", "1:2", "--epochs", EPOCHS, "--resize-every-seconds", 5)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from raytf.cluster.orphaned_processes import MARK, marked
 from raytf.testing import Job
@@ -67,6 +68,7 @@ def listening_outside(pids: list[int]) -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow  # test_lost_gcs.py kills GCS and raylet, test_endings.py a driver
 def test_a_run_whose_own_ray_is_killed_again_and_again(start, tmp_path: Path):
     status, home, temporary = tmp_path / "status", tmp_path / "home", tmp_path / "tmp"
     home.mkdir()

@@ -26,6 +26,7 @@ def keepers(cluster: ElasticCluster) -> list:
     return [p for p in found if KEEPER in " ".join(p.cmdline())]
 
 
+@pytest.mark.slow  # test_bad_input.py has storage that fails, test_aws.py a node that goes
 def test_a_node_dies_while_storage_is_away(tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
     status = tmp_path / "status.json"
     # All nodes need credentials, not the job alone.

@@ -22,10 +22,10 @@ LAW = Path(__file__).parents[1] / "stress" / "law" / "job.py"
 EPOCHS = 80
 
 
-def trained(tmp_path: Path, name: str, disturb: Callable[[Job], None] | None = None) -> dict:
+def trained(tmp_path: Path, name: str, workers: int, disturb: Callable[[Job], None] | None = None) -> dict:
     pause = tmp_path / f"{name}.pause"
     command = [sys.executable, str(LAW), "--epochs", str(EPOCHS), "--global-batch-size", "96", "--logical-shards", "12"]
-    command += ["--workers", "3", "--exact", "--model", "batchnorm", "--max-failures", "100"]
+    command += ["--workers", str(workers), "--exact", "--model", "batchnorm", "--max-failures", "100"]
     command += ["--pause", "0.05", "--pause-while", str(pause)]
     command += ["--storage", str(tmp_path), "--run", name, "--status-file", str(tmp_path / f"{name}.json")]
     with Job(command, tmp_path / f"{name}.log", environment(), status_file=tmp_path / f"{name}.json") as job:
@@ -75,8 +75,8 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
             if stopped.is_running():
                 stopped.send_signal(signal.SIGCONT)
 
-    reference = trained(tmp_path, "undisturbed")
-    result = trained(tmp_path, "disturbed", disturb)
+    reference = trained(tmp_path, "undisturbed", 1)
+    result = trained(tmp_path, "disturbed", 3, disturb)
     assert result["weights_sha256"] == reference["weights_sha256"]
     assert [(e["seen_0"], e["seen_1"]) for e in result["history"]] == [(0, 0)] * EPOCHS
     assert redone(tmp_path / "disturbed") == 0
