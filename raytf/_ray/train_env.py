@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
+import importlib.util
 import json
-import runpy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -24,9 +25,9 @@ def of_controller(env_vars: Mapping[str, str]) -> dict[str, str]:
         env_vars: in addition to those that Ray Train hands on.
     """
     constants = _constants()
-    warns = constants["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR"]
-    known = {warns: constants["DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE"]}
-    return {**known, **_handed_on(constants), **env_vars}
+    warns = constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
+    known = {warns: constants.DEFAULT_RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_VALUE}
+    return {**known, **constants.get_env_vars_to_propagate(), **env_vars}
 
 
 def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str:
@@ -41,15 +42,18 @@ def of_workers(controller: Mapping[str, str], workers: Mapping[str, str]) -> str
         workers: those of the workers.
     """
     env = json.loads(ray.get_runtime_context().get_runtime_env_string() or "{}")
-    of_all = {**env.get("env_vars", {}), **of_controller(controller), **_handed_on(_constants()), **workers}
+    handed_on = _constants().get_env_vars_to_propagate()
+    of_all = {**env.get("env_vars", {}), **of_controller(controller), **handed_on, **workers}
     return json.dumps(env | {"env_vars": of_all}, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-def _handed_on(constants: Mapping[str, Any]) -> dict[str, str]:
-    known: Callable[[], dict[str, str]] = constants["get_env_vars_to_propagate"]
-    return known()
-
-
-def _constants() -> dict[str, Any]:
-    """What Ray Train's module of constants has, which by its name would bring all of Ray Train."""
-    return runpy.run_path(str(importlib.resources.files("ray").joinpath("train/v2/_internal/constants.py")))
+@functools.cache
+def _constants() -> Any:
+    """Ray Train's module of constants, which by its name would bring all of Ray Train."""
+    file = importlib.resources.files("ray").joinpath("train/v2/_internal/constants.py")
+    spec = importlib.util.spec_from_file_location("constants", str(file))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

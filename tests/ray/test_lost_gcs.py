@@ -76,7 +76,7 @@ def test_a_gcs_that_comes_back(start, head: Head, tmp_path: Path):
     run.until(lambda: manifests(tmp_path / "a")[-1:] >= [100])
     head.restart_gcs(5.0)
     there = manifests(tmp_path / "a")[-1]
-    run.until(lambda: manifests(tmp_path / "a")[-1] >= there + 200)
+    run.until(lambda: manifests(tmp_path / "a")[-1] >= there + 400)
     assert "error" not in run.output
     assert "starting again" not in run.output
 

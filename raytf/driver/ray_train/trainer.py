@@ -9,10 +9,7 @@ import ray
 import ray.train
 
 from raytf._ray import partial_group
-from raytf._ray.train import (
-    TensorflowTrainer,
-    WorkerGroupCallback,
-)
+from raytf._ray.train import TensorflowTrainer, WorkerGroupCallback
 from raytf.cluster import connect
 from raytf.config.sections import ClusterSection
 from raytf.distributed.arbiter_link import ArbiterAddress
