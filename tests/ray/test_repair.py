@@ -53,8 +53,10 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
                 living[victim].kill()
             job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
         until_full(job, 3)
-        # All at once, for longer than others would wait for one: nobody does.
-        at = job.step or 0
+        # All at once, for longer than others would wait for one: nobody does. Two that die at once may be seen one by
+        # one, in two looks.
+        at, repairs = job.step or 0, job.output.count("; the others go on")
+        assert repairs in (3, 4), job.output
         all_three = workers_of(job)
         for worker in all_three:
             worker.send_signal(signal.SIGSTOP)
@@ -62,7 +64,7 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
         for worker in all_three:
             worker.send_signal(signal.SIGCONT)
         job.until(lambda: (job.step or 0) >= at + 15, PATIENCE)
-        assert job.output.count("; the others go on") == 3
+        assert job.output.count("; the others go on") == repairs, job.output
         assert [worker.pid for worker in workers_of(job)] == [worker.pid for worker in all_three]
         # Beside warm workers, a process for the next group's actor and one for a controller, however many have died.
         idle, warm = job.processes("ray::IDLE"), job.processes("ray::IDLE raytf warm")
@@ -70,7 +72,7 @@ def test_who_is_left_goes_on_at_once_and_who_comes_joins_them(tmp_path: Path):
         stopped = workers_of(job)[1]
         stopped.send_signal(signal.SIGSTOP)
         try:
-            job.until(lambda: job.output.count("; the others go on") > 3, PATIENCE)
+            job.until(lambda: job.output.count("; the others go on") > repairs, PATIENCE)
         finally:
             if stopped.is_running():
                 stopped.send_signal(signal.SIGCONT)
