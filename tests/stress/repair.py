@@ -34,8 +34,12 @@ from tests.stress.law.schedules import redone
 JOB = Path(__file__).with_name("law") / "job.py"
 #: Seconds for a run to come to its first step, and for its end.
 PATIENCE_SECONDS = 300.0
+#: A pause for which somebody will want to see the log.
+_STRANGE_SECONDS = 3.0
 #: Seconds between two kills, at least and at most: some come before what was lost is replaced.
 _BETWEEN = (2.0, 9.0)
+#: Steps after a kill from which on the status is one of those that are left: some come with each status.
+_FRESH_STEPS = 20
 #: Of the runs, in turns.
 _WORKERS = (2, 4, 3)
 
@@ -102,11 +106,12 @@ def run(arguments: Arguments, folder: Path, workers: int, kills: int, draw: rand
     command += ["--checkpoint-every-steps", "100", "--max-failures", "1000", "--pause", str(arguments.pause)]
     command += ["--storage", str(folder), "--run", "r", "--status-file", str(status)]
     killed: list[float] = []
+    holders = Holders()
     with Job(command, folder / "log", environment(), status_file=status) as job:
         job.until(lambda: (job.step or 0) > 20, PATIENCE_SECONDS)
         while len(killed) < kills and job.is_running:
             time.sleep(draw.uniform(*_BETWEEN))
-            victims = chosen(job, draw)
+            victims = holders.chosen(job, draw)
             for victim in victims:
                 with suppress(ProcessLookupError):
                     os.kill(victim.pid, signal.SIGKILL)
@@ -132,14 +137,29 @@ def workers_of(job: Job) -> list[psutil.Process]:
     return sorted(job.processes(WORKER), key=lambda process: process.create_time())
 
 
-def chosen(job: Job, draw: random.Random) -> list[psutil.Process]:
-    """One worker or two, of which at least one is left that has the state: the oldest ones train, others still come."""
-    living = workers_of(job)
-    holders = living[: (job.status or {}).get("workers") or 0]
-    if len(holders) < 2:
-        return []
-    victims = draw.sample(living, 2 if draw.random() < 0.1 else 1)
-    return victims[:1] if all(holder in victims for holder in holders) else victims
+class Holders:
+    """Which workers surely have the state: all that lived when as many trained, some steps after the latest kill.
+
+    Just after a kill the status is still that of before, and says of a process that has only begun that it trains.
+    """
+
+    def __init__(self) -> None:
+        self._sure: set[psutil.Process] = set()
+        self._killed_at = 0
+
+    def chosen(self, job: Job, draw: random.Random) -> list[psutil.Process]:
+        """One worker or two to kill, of which at least one is left that has the state; none where that is not sure."""
+        living, status = workers_of(job), job.status or {}
+        step = status.get("step") or 0
+        if status.get("workers") == len(living) and step >= self._killed_at + _FRESH_STEPS:
+            self._sure = set(living)
+        self._sure &= set(living)
+        victims = draw.sample(living, min(len(living), 2 if draw.random() < 0.1 else 1))
+        while victims and self._sure <= set(victims):
+            victims.pop()
+        if victims:
+            self._killed_at = step
+        return victims
 
 
 def pauses(times: list[float], kills: list[float]) -> list[float]:
@@ -164,7 +184,10 @@ def main(arguments: Arguments) -> int:
         except AssertionError:
             print(f"failed; its files are in {folder}")
             raise
-        shutil.rmtree(folder)
+        if found.redone or max(found.pauses, default=0.0) > _STRANGE_SECONDS:
+            print(f"kept, to be looked at: {folder}")
+        else:
+            shutil.rmtree(folder)
         outcomes.append(found)
         left -= len(found.kills)
         worst = f", pauses to {max(found.pauses):.2f} s" if found.pauses else ""
