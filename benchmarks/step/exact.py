@@ -137,9 +137,9 @@ class Run:
         reduce = reduction.reduce
 
         def counted(all_reduce: Any, compute: Any, *more: Any) -> Any:
-            def attempt(scales: tf.Tensor) -> Any:
+            def attempt(scales: tf.Tensor, early: Any) -> Any:
                 self._sums.assign_add(1)
-                return compute(scales)
+                return compute(scales, early)
 
             return reduce(all_reduce, attempt, *more)
 
