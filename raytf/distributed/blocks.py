@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from raytf.distributed.digests import multilinear
+
 #: Numbers in a block. A tensor's last block is padded with zeros, on average half a block.
 SIZE = 512
 #: Values of which a tensor's largest is found at a time.
@@ -56,6 +58,16 @@ class Blocks:
             lost = tf.reduce_max(tf.cast(tf.math.is_nan(values), tf.float32), 1)
             largest = tf.where(lost > 0, np.float32(np.nan), tf.reduce_max(values, 1))
         return largest
+
+    def digests(self, blocks: tf.Tensor) -> tf.Tensor:
+        """[tensors] int64, the multilinear digest of each tensor's words.
+
+        Args:
+            blocks: 32-bit words [blocks, SIZE].
+        """
+        words = tf.cast(tf.bitcast(blocks, tf.uint32), tf.uint64)
+        of_blocks = multilinear(words, tf.constant(0, tf.int64))
+        return tf.math.unsorted_segment_sum(of_blocks, self._owners, len(self._shapes))
 
     def spread(self, values: tf.Tensor) -> tf.Tensor:
         """[blocks, 1] the value of each block's tensor, from [tensors] values."""

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from raytf.distributed import digests
 from raytf.distributed.blocks import Blocks
 from raytf.distributed.wire import WireLayout, WireWords
 
@@ -39,6 +40,10 @@ class Encoding(Protocol):
             weight: by which all numbers are multiplied, usually a power of two.
             scales: [tensors] powers of two.
         """
+        ...
+
+    def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
+        """[tensors, 2] float32 digests of a shard's encoded tensors, see `digests.columns`."""
         ...
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
@@ -80,6 +85,9 @@ class EachTensor:
         whole = [_whole(p, i < self.small, self._most, self._words) for i, p in zip(part, products, strict=True)]
         return whole, largest
 
+    def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.stack([digests.columns(each, self._words.is_on_gpu) for each in encoded])
+
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
         each = tf.unstack(steps, len(self.shapes))
         return [self._words.real(part) * step for part, step in zip(sums, each, strict=True)]
@@ -102,6 +110,7 @@ class InBlocks:
         places = range(len(self._ranges))
         self._encoders = [tf.function(partial(self._encode, i), jit_compile=True, autograph=False) for i in places]
         self._decoders = [tf.function(partial(self._decode, i), jit_compile=True, autograph=False) for i in places]
+        self._digests = [tf.function(each.digests, jit_compile=True, autograph=False) for each in self._blocks]
 
     def encode(
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
@@ -118,6 +127,10 @@ class InBlocks:
         values = blocks.lay(tensors)
         product = values * blocks.spread(factors)
         return _whole(product, place < self.small, self._most, self._words), blocks.largest(values)
+
+    def digests(self, encoded: Sequence[tf.Tensor]) -> tf.Tensor:
+        sums = [digest(whole) for digest, whole in zip(self._digests, encoded, strict=True)]
+        return digests.of_sums(tf.concat(sums, 0))
 
     def decode(self, sums: list[tf.Tensor], steps: tf.Tensor) -> list[tf.Tensor]:
         found = []

@@ -31,7 +31,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed import buckets
+from raytf.distributed import buckets, digests
 from raytf.distributed.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
 from raytf.distributed.shard_span import Span, placed
@@ -49,7 +49,7 @@ _LEAST = -90
 _MOST = 128
 
 #: (scales, sums over workers that start meanwhile) -> (encoded tensors summed over this worker's shards, or over those
-#: of all workers if there are such sums; rows [L, M + extra]; packed slices of this worker's shards).
+#: of all workers if there are such sums; rows [L, M + digests + extra]; packed slices of this worker's shards).
 Compute = Callable[[tf.Tensor, Buckets | None], tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]]
 
 
@@ -63,6 +63,7 @@ class Reduced(NamedTuple):
         finite: whether all numbers in the tensors are finite.
         slices: packed slices of this worker's shards, as computed.
         exponents: of the next step, for `settle`; None where there are none.
+        digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
     """
 
     tensors: list[tf.Tensor]
@@ -71,6 +72,7 @@ class Reduced(NamedTuple):
     finite: tf.Tensor
     slices: Sequence[tf.Tensor] = ()
     exponents: tf.Tensor | None = None
+    digests: tf.Tensor | None = None
 
 
 class Reduction(Protocol):
@@ -96,6 +98,15 @@ class Reduction(Protocol):
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """A shard's tensors times its weight, in a form that can be added, and [extra] columns of its row."""
+        ...
+
+    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        """[digest_width] columns of a shard's row, before those of `encode`: digests of each tensor, of all packed
+        slices and of the row."""
+        ...
+
+    def digest_width(self, slices: int) -> int:
+        """How many columns `digest` appends, for so many packed slices."""
         ...
 
     def reduce(
@@ -148,6 +159,12 @@ class FloatReduction:
         self, tensors: Sequence[tf.Tensor], weight: tf.Tensor, scales: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         return [tf.cast(t, self.dtype) * tf.cast(weight, self.dtype) for t in tensors], tf.zeros([0])
+
+    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        return tf.zeros([0])  # the last bits of a shard may depend on how many its worker has
+
+    def digest_width(self, slices: int) -> int:
+        return 0
 
     def reduce(
         self,
@@ -226,6 +243,13 @@ class FixedPointReduction:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         return self._encoding.encode(tensors, weight, scales)
 
+    def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        beside = [digests.columns(each, self._words.is_on_gpu) for each in [*slices, row]]
+        return tf.concat([tf.reshape(self._encoding.digests(encoded), [-1]), *beside], 0)
+
+    def digest_width(self, slices: int) -> int:
+        return digests.COLUMNS * (self.extra + slices + 1)
+
     def reduce(
         self,
         all_reduce: AllReduce,
@@ -269,7 +293,8 @@ class FixedPointReduction:
         found, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
-        largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, : -self.extra], 0)
+        beside = self.extra + self.digest_width(len(slices))
+        largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, :-beside], 0)
         finite = tf.math.is_finite(largest)
         # A value that is not finite makes its whole tensor not finite.
         steps = tf.where(finite, power_of_two(used - self._bits), largest)
@@ -278,7 +303,8 @@ class FixedPointReduction:
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
-        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
+        digested = tf.ensure_shape(matrix[:, -beside : -self.extra], [total_shards, beside - self.extra])
+        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following, digested)
 
     def settle(self, reduced: Reduced) -> None:
         self._exponents.assign(reduced.exponents)

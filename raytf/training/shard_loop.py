@@ -55,6 +55,7 @@ class ShardSum:
         alike: whether a shard's bits must not depend on the number of shards.
         early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
             device.
+        digest: (encoded tensors, slices, row) -> what the row has before what `encode` adds.
     """
 
     encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
@@ -62,6 +63,7 @@ class ShardSum:
     shards: int
     alike: bool = True
     early: Buckets | None = None
+    digest: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], tf.Tensor], tf.Tensor] | None = None
 
 
 def loop_shards(
@@ -91,7 +93,9 @@ def loop_shards(
             weight = tf.cast(counts[i], tf.float32) / tf.cast(shards.total, tf.float32)
         tensors, row, slices = micro(batch, shards.seeds[i], weight, values, None if factors is None else factors[i])
         encoded, extra = how.encode(tensors, weight)
-        return ShardResult(encoded, tf.ensure_shape(tf.concat([row, extra], 0), like[1].shape), slices)
+        told = [] if how.digest is None else [how.digest(encoded, slices, row)]
+        row = tf.concat([row, *told, extra], 0)
+        return ShardResult(encoded, tf.ensure_shape(row, like[1].shape), slices)
 
     def nothing() -> ShardResult:
         empty = [tf.zeros([0, spec.shape[1]]) for spec in packed]

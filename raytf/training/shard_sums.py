@@ -58,10 +58,8 @@ class ShardSums:
         Returns:
             The sums, and the gradients of the update: tensors, or slices of all shards.
         """
-        like = (
-            [tf.TensorSpec(shape, reduction.dtype) for shape in reduction.shapes],
-            tf.TensorSpec([work.row_width + reduction.extra], tf.float32),
-        )
+        width = work.row_width + reduction.digest_width(len(work.slices)) + reduction.extra
+        like = [tf.TensorSpec(s, reduction.dtype) for s in reduction.shapes], tf.TensorSpec([width], tf.float32)
         is_float, of = isinstance(reduction, reductions.FloatReduction), self.plan.shards
         # If all shards have the same weight, the sum is multiplied by it once, after the shards. With overlap that is
         # too late: the sum already has the gradients of other workers.
@@ -71,7 +69,7 @@ class ShardSums:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
-            how = ShardSum(encode, like, of, alike=not is_float, early=early)
+            how = ShardSum(encode, like, of, not is_float, early, reduction.digest)
             summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
             return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
 

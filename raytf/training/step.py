@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from raytf import _keras
 from raytf.checkpoint import variables
-from raytf.checkpoint.digest import device_sum
 from raytf.data import tree
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import BatchPlan, StepPlan
@@ -24,11 +23,14 @@ from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
 from raytf.distributed.buckets import Overlap
 from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.distributed.digests import device_sum, of_step
 from raytf.distributed.shard_span import in_graph
+from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ConfigError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
 from raytf.training.fused_update import prepared
+from raytf.training.kept_gradients import KeptGradients
 from raytf.training.learning_rate import LearningRate
 from raytf.training.microbatch import MicroBatch
 from raytf.training.own_step import OwnStep
@@ -43,7 +45,7 @@ from raytf.training.shard_loop import (
 from raytf.training.shard_sums import ShardSums, results
 from raytf.training.shard_timer import ShardTimer
 from raytf.training.shard_work import ShardResult
-from raytf.training.step_journal import StepJournal, StepOutcome
+from raytf.training.step_journal import StepJournal, StepOutcome, outcome_of, row_of, width_of
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class TrainStep:
         reductions: how the gradients of each phase are added.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
         timer: measures how long this machine takes for a shard.
+        digests: what a step's digests stand for; None where there are none, for sums of floats.
     """
 
     def __init__(
@@ -106,7 +109,6 @@ class TrainStep:
         self._devices = options.devices or OneDevice()
         self._words = options.words or (wire.DEVICE if computes_on_gpu(self._devices) else wire.HOST)
         self._rate = rate or LearningRate(model.optimizer, None)
-        self._keeps_gradients = options.keeps_gradients
         self._specs = specs
         self.micro = self._make_micro(template, options)
         if isinstance(self.micro, OwnStep) and self.micro.has_other_optimizers and not self._rate.is_unchanged:
@@ -121,9 +123,13 @@ class TrainStep:
         self.reductions = [
             self._make_reduction(phase.layout(), len(phase.with_gradient), options) for phase in self.micro.phases
         ]
+        self._gradients = KeptGradients(options.keeps_gradients, self.micro.phases, self.reductions)
         #: Whether one graph serves for any shards, so that this worker can take those of a worker that is lost.
         self._is_general = self._is_general_with(options)
-        self._journal = StepJournal() if self._is_general else None
+        is_digested = all(isinstance(each, reductions.FixedPointReduction) for each in self.reductions)
+        names = [name for phase in self.micro.phases for name in phase.names()]
+        self.digests = DigestLayout(plan.shards, tuple(names), self.is_on_gpu) if is_digested else None
+        self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
         self._flags = options.flags
         self._full, self._partial = self._make_functions()
         self._lone = tf.function(self._lone_step, autograph=False)
@@ -182,6 +188,11 @@ class TrainStep:
         """Whether the step represents integers as GPUs do, which it does by default if it computes on a GPU."""
         return self._words.is_on_gpu
 
+    @property
+    def digest_bytes(self) -> int:
+        """Bytes of the digests of a step."""
+        return 0 if self.digests is None else self.digests.bytes
+
     def reduction_state(self) -> dict[str, keras.Variable]:
         """What must be saved with the weights."""
         named = {}
@@ -207,8 +218,8 @@ class TrainStep:
             out = self._full(call.leaves, call.seeds, flags, begin)
         else:
             out = self._partial(call.leaves, call.seeds, flags, begin, call.counts, np.int32(call.records))
-        losses, rates, finite, flags_sum, gradients = out
-        return StepOutcome(losses.numpy(), rates.numpy(), finite.numpy(), flags_sum.numpy(), gradients)
+        rows, flags_sum, gradients = out
+        return outcome_of(rows.numpy(), flags_sum.numpy(), gradients, self.digest_bytes)
 
     def take(self, shards: range) -> None:
         """Compute other shards, at least one, from the next call on."""
@@ -224,12 +235,11 @@ class TrainStep:
     def made(self) -> StepOutcome:
         """The steps that the last call has made although it failed; without flags, and perhaps without any step."""
         assert self._journal is not None
-        return self._journal.outcome(self._flags)
+        return outcome_of(self._journal.rows(), np.zeros(self._flags, np.float32), [], self.digest_bytes)
 
     def named_gradients(self, outcome: StepOutcome) -> dict[str, tf.Tensor]:
         """The gradients that a call returned, by the path of their weight; empty if they are not kept."""
-        paths = [phase.trainable[i].path for phase in self.micro.phases for i in phase.with_gradient]
-        return dict(zip(paths, outcome.gradients, strict=True)) if self._keeps_gradients else {}
+        return self._gradients.named(outcome.gradients)
 
     def probe(self, leaves: list[np.ndarray], seeds: np.ndarray) -> bytes:
         """The bits that this machine computes for one full micro-batch: gradients, layers' updates and its row.
@@ -307,22 +317,21 @@ class TrainStep:
 
     def _steps(self, leaves, seeds, flags, shards):
         steps = tf.shape(seeds)[0]
-        rates = tf.TensorArray(tf.float32, steps, element_shape=[])
-        losses = tf.TensorArray(tf.float32, steps, element_shape=[])
-        finite = tf.TensorArray(tf.bool, steps, element_shape=[])
+        rows = tf.TensorArray(tf.float32, steps, element_shape=[width_of(self.digest_bytes)])
         fixed = fixed_values(self._devices, self.micro)
         journal = self._journal
 
-        def body(k, losses, rates, finite, *_):
+        def body(k, rows, *_):
             rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
-            loss, ok, flags_sum, kept = self._step(rate, batch, seeds[k], flags, shards, fixed)
+            loss, ok, digests, flags_sum, kept = self._step(rate, batch, seeds[k], flags, shards, fixed)
+            row = row_of(loss, rate, ok, digests)
             if journal is not None:
-                journal.note(k, loss, rate, ok)
-            return k + 1, losses.write(k, loss), rates.write(k, rate), finite.write(k, ok), flags_sum, kept
+                journal.note(k, row)
+            return k + 1, rows.write(k, row), flags_sum, kept
 
-        start = (tf.constant(0), losses, rates, finite, tf.zeros_like(flags), self._nothing_kept())
-        _, *arrays, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
-        return *(array.stack() for array in arrays), flags_sum, kept
+        start = (tf.constant(0), rows, tf.zeros_like(flags), self._gradients.nothing())
+        _, rows, flags_sum, kept = tf.while_loop(lambda k, *_: k < steps, body, start, parallel_iterations=1)
+        return rows.stack(), flags_sum, kept
 
     def _lone_step(self, leaves, seeds):
         """A step as if this worker were the only one and had one shard.
@@ -332,31 +341,16 @@ class TrainStep:
         """
         fixed = fixed_values(self._devices, self.micro)
         flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
-        loss, ok, _, _ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
+        loss, ok, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
         return loss, ok
-
-    def _nothing_kept(self) -> list[tf.Tensor]:
-        kept = []
-        for phase, reduction in zip(self.micro.phases, self.reductions, strict=True):
-            variables = [phase.trainable[i] for i in phase.with_gradient] if self._keeps_gradients else []
-            kept += [tf.zeros(v.shape, d) for v, d in zip(variables, reduction.layout.dtypes, strict=False)]
-        return kept
-
-    def _kept(self, gradients: list[Any], optimizer: keras.optimizers.Optimizer | None) -> list[tf.Tensor]:
-        if not self._keeps_gradients:
-            return []
-        gradients = [tf.convert_to_tensor(g) for g in gradients]
-        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            scale = tf.convert_to_tensor(optimizer.dynamic_scale)
-            return [g / tf.cast(scale, g.dtype) for g in gradients]
-        return gradients
 
     def _step(
         self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
+        """Make a step: its loss, whether its gradients were finite, its digests, all flags, and what is kept."""
         all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
         sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap)
-        kept, finite = [], tf.constant(True)
+        kept, finite, digests = [], tf.constant(True), []
         with self._devices.at_home():
             factors = self._factors(leaves, seeds, shards, all_reduce)
             batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
@@ -369,7 +363,8 @@ class TrainStep:
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
                     reduced, gradients = sums(phase, reduction, batch, told, fixed)
                 done = [] if all_reduce is None else results(reduced, gradients)
-                kept += self._kept(gradients, phase.optimizer)  # before the update changes the loss scale
+                digests += [] if reduced.digests is None else [reduced.digests]
+                kept += self._gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
                 # Nothing changes before all is known, not even a count of updates: the step can be
                 # computed again when a worker is lost.
                 with tf.control_dependencies(done), self._rate.applied(rate), prepared(phase.optimizer):
@@ -382,7 +377,8 @@ class TrainStep:
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
-        return loss, finite, reduced.flags, kept
+            told = of_step(tf.concat(digests, 1)) if digests else tf.zeros([0])
+        return loss, finite, told, reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.

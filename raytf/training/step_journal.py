@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-#: Columns: the loss, the learning rate, whether all gradients were finite, and whether the step was made.
-_COLUMNS = 4
+#: Columns of a step's row before its digests: the loss, the learning rate, and whether all gradients were finite.
+_COLUMNS = 3
 
 
 class StepOutcome(NamedTuple):
@@ -19,6 +19,7 @@ class StepOutcome(NamedTuple):
         finite: [K] whether the gradients of each step were finite.
         flags: [F] summed over workers.
         gradients: the reduced gradients of the last step; empty if they are not kept.
+        digests: [K, B] uint8 of each step, as `raytf.distributed.step_digest` describes; B is 0 where there are none.
     """
 
     losses: np.ndarray
@@ -26,24 +27,51 @@ class StepOutcome(NamedTuple):
     finite: np.ndarray
     flags: np.ndarray
     gradients: list[tf.Tensor]
+    digests: np.ndarray
+
+
+def row_of(loss: tf.Tensor, rate: tf.Tensor, finite: tf.Tensor, digests: tf.Tensor) -> tf.Tensor:
+    """A step's row, float32; to be traced.
+
+    Args:
+        digests: float32 whose bits are the step's digests.
+    """
+    return tf.concat([tf.stack([loss, rate, tf.cast(finite, tf.float32)]), digests], 0)
+
+
+def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], digest_bytes: int) -> StepOutcome:
+    """The outcome of steps that have these rows, [K, n]."""
+    losses, rates, finite = rows[:, :_COLUMNS].T
+    digests = np.ascontiguousarray(rows[:, _COLUMNS:]).view(np.uint8)[:, :digest_bytes]
+    return StepOutcome(losses, rates, finite > 0, flags, gradients, digests)
 
 
 class StepJournal:
-    """The outcomes of a call's steps, which its graph keeps in a variable."""
+    """The rows of a call's steps, which its graph keeps in a variable.
 
-    def __init__(self) -> None:
-        self._rows = tf.Variable(tf.zeros([0, _COLUMNS]), shape=[None, _COLUMNS], trainable=False)
+    Args:
+        width: of a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        # The last column says whether the step was made.
+        self._rows = tf.Variable(tf.zeros([0, width + 1]), shape=[None, width + 1], trainable=False)
 
     def begin(self, steps: int) -> None:
         """A call of so many steps begins."""
-        self._rows.assign(tf.zeros([steps, _COLUMNS]))
+        self._rows.assign(tf.zeros([steps, self._width + 1]))
 
-    def note(self, k: tf.Tensor, loss: tf.Tensor, rate: tf.Tensor, finite: tf.Tensor) -> None:
+    def note(self, k: tf.Tensor, row: tf.Tensor) -> None:
         """Step k of the call is made; to be traced."""
-        self._rows.scatter_nd_update([[k]], [[loss, rate, tf.cast(finite, tf.float32), 1.0]])
+        self._rows.scatter_nd_update([[k]], [tf.concat([row, [1.0]], 0)])
 
-    def outcome(self, flags: int) -> StepOutcome:
-        """The outcome of the steps that were made, in order; with so many flags, which are not known."""
+    def rows(self) -> np.ndarray:
+        """Those of the steps that were made, in order."""
         rows = self._rows.numpy()
-        losses, rates, finite, _ = rows[rows[:, -1] > 0].T
-        return StepOutcome(losses, rates, finite > 0, np.zeros(flags, np.float32), [])
+        return rows[rows[:, -1] > 0, :-1]
+
+
+def width_of(digest_bytes: int) -> int:
+    """Columns of a step's row."""
+    return _COLUMNS + -(-digest_bytes // 4)

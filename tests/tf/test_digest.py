@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensorflow.python.framework import kernels
 
-from raytf.checkpoint.digest import Digest, device_sum
+from raytf.checkpoint.digest import Digest
+from raytf.distributed.digests import device_sum
 from raytf.distributed.replica_agreement import DEVICE_BIT
 
 MASK = (1 << 64) - 1

@@ -273,7 +273,9 @@ class ParameterServerExecutor(MeetsOnce):
     def _account(self, call: CallBatch, told: ServerStepOutcome) -> None:
         context, now, steps = self._context, time.monotonic(), call.stop - call.start
         self._step.micro.add_metrics(told.rows[:, 1:].sum(0))
-        outcome = StepOutcome(told.rows[:, 0], self._rates(call), told.finite, vector({}), list(told.gradients))
+        nothing = np.empty((len(told.rows), 0), np.uint8)
+        rates, gradients = self._rates(call), list(told.gradients)
+        outcome = StepOutcome(told.rows[:, 0], rates, told.finite, vector({}), gradients, nothing)
         check_finite(context, call, outcome)
         seconds = (now - self._accounted_at) if context.has_trained else 0.0
         self._accounted_at = now

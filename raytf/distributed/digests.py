@@ -1,0 +1,122 @@
+"""Digests: 64 bits that say whether two tensors are equal, made on the device that holds them.
+
+On a CPU a digest is FarmHash's Fingerprint64, for which TensorFlow has a kernel that reads memory once. A GPU has none;
+there it is multilinear (Carter and Wegman, Universal classes of hash functions, 1979; Lemire and Kaser, Strongly
+universal string hashing is fast, 2014): the sum, modulo 2^64, of each element's bits, at most 32 of them at a time,
+times a number that is a function of its place, by Steele, Lea and Flood's mixing (Fast splittable pseudorandom number
+generators, 2014). A sum of integers is the same in any order, and all operations have kernels for integers on the
+device. So digests of different kinds of devices cannot be compared.
+
+What travels with a step are the digests of each of its shards: they stand in the shard's row, as float32 whose bits
+are those of a digest. Nothing is computed with these numbers, so they arrive as they are. A step's digests are made of
+them: one of the step, one of each shard, and one of each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from raytf.distributed.step_digest import SHARD_BYTES, STEP_BYTES, TENSOR_BYTES
+
+#: Columns of a row that a digest takes.
+COLUMNS = 2
+_GAMMA, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+#: Integers as wide as an element; of 8 bytes there are two.
+_WORDS = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint32}
+
+
+def columns(tensor: tf.Tensor, on_device: bool) -> tf.Tensor:
+    """[COLUMNS] float32, a tensor's digest; to be traced.
+
+    Args:
+        tensor: of any shape, which need not be known.
+        on_device: make it as on a GPU.
+    """
+    if tensor.shape.num_elements() == 0:
+        return tf.zeros([COLUMNS])
+    if on_device:
+        return of_sums(multilinear(_words(tf.reshape(tensor, [-1])), tf.constant(0, tf.int64)))
+    return tf.reshape(_as_columns(_fingerprints(tf.reshape(tensor, [1, -1]))), [COLUMNS])
+
+
+def of_sums(sums: tf.Tensor) -> tf.Tensor:
+    """[..., COLUMNS] float32 of multilinear digests, int64 [...]."""
+    return tf.bitcast(sums, tf.float32)
+
+
+def of_step(rows: tf.Tensor) -> tf.Tensor:
+    """What is kept of a step, as in `step_digest`: float32 with those bits, padded with zeros; to be traced.
+
+    Args:
+        rows: [V, T * COLUMNS] float32 digests of each shard's T tensors.
+    """
+    shards, width = rows.shape
+    tensors = width // COLUMNS
+    with tf.device("CPU:0"):  # a few bytes, for which a GPU has no kernel
+        raw = tf.reshape(tf.bitcast(rows, tf.uint8), [shards, tensors, STEP_BYTES])
+        of_shards = _fingerprints(tf.reshape(raw, [shards, -1]))
+        of_tensors = _fingerprints(tf.reshape(tf.transpose(raw, [1, 0, 2]), [tensors, -1]))
+        whole = _fingerprints(tf.reshape(of_shards, [1, -1]))
+        parts = [whole, of_shards[:, :SHARD_BYTES], of_tensors[:, :TENSOR_BYTES]]
+        raw = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+        return tf.bitcast(tf.reshape(tf.pad(raw, [[0, -raw.shape[0] % 4]]), [-1, 4]), tf.float32)
+
+
+def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
+    """The multilinear digest of tensors, int64 []; may be traced.
+
+    Args:
+        most: elements at a time, for which a device takes some 40 bytes each.
+    """
+    total, start = tf.constant(0, tf.int64), 0
+    for tensor in tensors:
+        flat = tf.reshape(tensor, [-1])
+        for begin in range(0, int(flat.shape[0]), most):
+            with tf.control_dependencies([total]):  # one piece after another, or memory would be that of all
+                words = _words(flat[begin : begin + most] if flat.shape[0] > most else tf.identity(flat))
+                total += multilinear(words, tf.constant(start, tf.int64))
+            start += int(words.shape[0])
+    return total
+
+
+def multilinear(words: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    """[...] int64 sums over the last axis of uint64 words, each times the number of its place.
+
+    Args:
+        words: [..., n]; places count on from one row to the next.
+        start: the place of the first.
+    """
+    places = tf.range(start, start + tf.size(words, tf.int64), dtype=tf.int64)
+    factors = tf.reshape(_mixed(tf.bitcast(places, tf.uint64)), tf.shape(words))
+    return tf.reduce_sum(tf.bitcast(words * factors, tf.int64), -1)
+
+
+def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
+    """[N, 8] uint8, of each row of [N, ...]."""
+    found = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
+    return tf.ensure_shape(found, [rows.shape[0], STEP_BYTES])
+
+
+def _as_columns(fingerprints: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(tf.reshape(fingerprints, [-1, COLUMNS, 4]), tf.float32)
+
+
+def _words(flat: tf.Tensor) -> tf.Tensor:
+    """The elements' bits as uint64 [n], at most 32 of them in each."""
+    if flat.dtype == tf.bool:
+        flat = tf.cast(flat, tf.uint8)
+    words = tf.bitcast(flat, _WORDS[flat.dtype.size])
+    return tf.cast(tf.reshape(words, [-1]), tf.uint64)
+
+
+def _mixed(x: tf.Tensor) -> tf.Tensor:
+    def number(value: int) -> tf.Tensor:
+        return tf.constant(value, tf.uint64)
+
+    def folded(value: tf.Tensor, shift: int) -> tf.Tensor:
+        return tf.bitwise.bitwise_xor(value, tf.bitwise.right_shift(value, number(shift)))
+
+    x = (x + number(1)) * number(_GAMMA)
+    return folded(folded(folded(x, 30) * number(_FIRST), 27) * number(_SECOND), 31)

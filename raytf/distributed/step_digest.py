@@ -1,0 +1,91 @@
+"""What is kept of a step's digests, and a chain over all steps. Bytes only, without TensorFlow.
+
+A step has 8 bytes of its own, 4 of each logical shard and 1 of each tensor. With them, whoever computes the step again
+knows at once whether it is the same, and if not, which shard of which tensor differs. A tensor's byte may be equal by
+chance, once in 256 times; a step's or a shard's is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+STEP_BYTES, SHARD_BYTES, TENSOR_BYTES = 8, 4, 1
+#: The chain before the first step.
+GENESIS = bytes(32)
+
+
+@dataclass(frozen=True)
+class DigestLayout:
+    """What the bytes of a step's digests stand for.
+
+    Attributes:
+        shards: V.
+        tensors: their names; the last one of each phase of a step is the shard's loss and metrics.
+        on_device: whether they were made as on a GPU; digests of different kinds cannot be compared.
+    """
+
+    shards: int
+    tensors: tuple[str, ...]
+    on_device: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a step."""
+        return STEP_BYTES + SHARD_BYTES * self.shards + TENSOR_BYTES * len(self.tensors)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """In what two digests of a step differ.
+
+    Attributes:
+        shards: indices of logical shards.
+        tensors: names; empty where by chance no byte differs.
+    """
+
+    shards: tuple[int, ...]
+    tensors: tuple[str, ...]
+
+
+def number(digest: bytes) -> int:
+    """A step's own digest, 64 bits, out of all that is kept of it; 0 for nothing."""
+    return int.from_bytes(digest[:STEP_BYTES], "little")
+
+
+def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | None:
+    """How two digests of one step differ; None if they are equal.
+
+    Args:
+        layout: of both.
+    """
+    if one == other:
+        return None
+    begin = STEP_BYTES + SHARD_BYTES * layout.shards
+    shards = [_part(each[STEP_BYTES:begin], SHARD_BYTES) for each in (one, other)]
+    tensors = [_part(each[begin:], TENSOR_BYTES) for each in (one, other)]
+    return Difference(
+        tuple(i for i, (a, b) in enumerate(zip(*shards, strict=True)) if a != b),
+        tuple(layout.tensors[i] for i, (a, b) in enumerate(zip(*tensors, strict=True)) if a != b),
+    )
+
+
+def chained(chain: bytes, step: int, losses: Sequence[float], digests: Sequence[bytes]) -> bytes:
+    """The chain after some steps: SHA-256 of the chain before a step, its number, its loss and its digests.
+
+    Args:
+        chain: before them, 32 bytes.
+        step: the first one, from 1.
+        losses: float32 of each.
+        digests: of each; empty where steps have none.
+    """
+    for place, loss in enumerate(losses):
+        told = digests[place] if len(digests) else b""
+        chain = hashlib.sha256(chain + struct.pack("<qf", step + place, loss) + bytes(told)).digest()
+    return chain
+
+
+def _part(raw: bytes, size: int) -> list[bytes]:
+    return [raw[i : i + size] for i in range(0, len(raw), size)]
