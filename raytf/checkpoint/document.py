@@ -21,6 +21,8 @@ class CheckpointDocument:
         imbalance_seconds: that a worker waited, on average, because shards did not divide evenly.
         stopped_early: a callback has stopped the run.
         best: the metric of `--keep-best` and the best of its values; None for none yet.
+        chain: of all steps, 64 hexadecimal digits, see `raytf.distributed.step_digest.chained`; empty where a version
+            without it made the state.
         world_size: ranks that made it; None where it does not say.
         callbacks: state of the user's callbacks, without their arrays.
         durable_step: what was known to be on storage when a copy in memory was made; of memory alone.
@@ -34,6 +36,7 @@ class CheckpointDocument:
     imbalance_seconds: float = 0.0
     stopped_early: bool = False
     best: tuple[str, float] | None = None
+    chain: str = ""
     world_size: int | None = None
     callbacks: dict[str, Any] = field(default_factory=dict)
     durable_step: int | None = None
@@ -56,12 +59,13 @@ class CheckpointDocument:
             "history": self.history,
             "callbacks": self.callbacks,
             "world_size": self.world_size,
+            **self._chained(),
         }
 
     def live(self) -> dict[str, Any]:
         """JSON values for memory: what changes with each copy."""
         hashed = {} if self.weights_hash is None else {"weights_hash": self.weights_hash}
-        return {**self._totals(), "durable_step": self.durable_step, "world_size": self.world_size, **hashed}
+        return {**self._totals(), "durable_step": self.durable_step, "world_size": self.world_size, **hashed, **self._chained()}
 
     def slow(self) -> dict[str, Any]:
         """JSON values for memory: what changes when an epoch ends; see `epochs`."""
@@ -79,3 +83,6 @@ class CheckpointDocument:
             "stopped_early": self.stopped_early,
             "best": self.best,
         }
+
+    def _chained(self) -> dict[str, str]:
+        return {"chain": self.chain} if self.chain else {}

@@ -12,6 +12,7 @@ checkpoint. Each attempt (each start of a worker group) writes folders of its ow
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -112,6 +113,9 @@ class DurableTier:
         self._failed: list[str] = []
         self._failures = 0
         self._serial = 0
+        #: The newest checkpoint of this attempt, on rank 0, and the name of the one that it restored.
+        self._latest: manifest.ManifestLink | None = None
+        self._restored: str | None = None
         self.good_seconds = 0.0
         self.lingers = False
 
@@ -165,6 +169,7 @@ class DurableTier:
 
     def went_on_from(self, restored: str | None, damaged: Collection[str]) -> None:
         """What this attempt restored stays until a newer one is complete; damaged ones count for nothing."""
+        self._restored = restored
         self._cleanup.went_on_from(restored, damaged)
 
     # -- saving --------------------------------------------------------------------------------------------------------
@@ -174,7 +179,7 @@ class DurableTier:
         self._serial += 1
         name = naming.name_of(save.step, self._attempt.name, self._serial)
         writers = save.writers or self._attempt.world_size
-        writer = DurableWriter(self._run, name, self._attempt.rank, writers, save, self._fence)
+        writer = DurableWriter(self._run, name, self._attempt.rank, writers, save, self._fence, self._predecessor)
         self._writer, self._began = writer, self._clock()
         self._lingering = {name: job for name, job in self._lingering.items() if not job.done()}
         if len(self._lingering) >= _MOST_LINGERING:  # each holds a share in memory
@@ -216,6 +221,7 @@ class DurableTier:
             return
         self.good_seconds, self._failures = self._clock() - self._began, 0
         if self._attempt.rank == 0:
+            self._latest = self._writer.link
             self._cleanup.completed(self._writer.name)
 
     def abort(self) -> None:
@@ -241,6 +247,16 @@ class DurableTier:
     def settle(self, seconds: float) -> None:
         """Wait until nothing is left for retention to do, at most so long."""
         self._cleanup.settle(seconds)
+
+    def _predecessor(self, step: int) -> manifest.ManifestLink | None:
+        """The checkpoint that comes before one of a step in this run; None for none that can be read."""
+        if self._latest is not None:
+            return self._latest
+        with contextlib.suppress(StorageError, DamagedFileError):
+            earlier = [name for name in manifest.list_complete(self._run) if naming.split_name(name)[0] <= step]
+            name = self._restored or next(iter(earlier), None)
+            return None if name is None else manifest.link(self._run, name)
+        return None
 
     def _under_way(self) -> list[str]:
         """Names of the checkpoints that this rank writes, those that were given up included."""

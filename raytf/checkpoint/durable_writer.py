@@ -13,7 +13,7 @@ import numpy as np
 from raytf._process import in_thread
 from raytf.checkpoint import codec, manifest
 from raytf.checkpoint.document import CheckpointDocument
-from raytf.checkpoint.manifest import FOLDER
+from raytf.checkpoint.manifest import FOLDER, ManifestLink
 from raytf.errors import CheckpointError
 from raytf.storage.storage import Storage
 
@@ -69,18 +69,31 @@ class DurableWriter:
         writers: ranks that have a share, the first ones.
         save: what to write.
         fence: raises where the run belongs to another owner; rank 0 asks before it writes and commits.
+        before: the checkpoint before this one, as its manifest is to name it; asked on rank 0.
 
     Attributes:
+        link: this checkpoint, as the one after it will name it; None until rank 0 has written its manifest.
         given_up: set once the ranks have agreed that it failed; what is written later makes it no checkpoint.
     """
 
-    def __init__(self, run: Storage, name: str, rank: int, writers: int, save: DurableSave, fence: Callable[[], None]):
+    def __init__(
+        self,
+        run: Storage,
+        name: str,
+        rank: int,
+        writers: int,
+        save: DurableSave,
+        fence: Callable[[], None],
+        before: Callable[[int], ManifestLink | None] = lambda step: None,
+    ):
         self._run = run
         self.name = name
         self._rank = rank
         self._writers = writers
         self._save = save
         self._fence = fence
+        self._before = before
+        self.link: ManifestLink | None = None
         self.given_up = threading.Event()
 
     @property
@@ -128,9 +141,11 @@ class DurableWriter:
         files = [f"{folder}/share-{rank:05d}.json" for rank in range(self._writers)]
         with ThreadPoolExecutor(min(_READS, len(files))) as pool:
             shares = [json.loads(data) for data in pool.map(self._run.get, files)]
+        before = self._before(self.step)
         self._fence()
         self._check()
-        manifest.write(self._run, self.name, self.step, shares, self._save.document.of_manifest())
+        document = self._save.document.of_manifest()
+        self.link = manifest.write(self._run, self.name, self.step, shares, document, before)
         if self.given_up.is_set():
             manifest.delete(self._run, self.name)
         self._check()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from raytf.checkpoint import naming
 from raytf.checkpoint.document import CheckpointDocument
+from raytf.checkpoint.step_rows import StepRows
 from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError
 from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
@@ -42,6 +44,12 @@ def _best(value: Any) -> str | None:
     )
 
 
+def _hexadecimal(value: Any) -> str | None:
+    """Bytes as text."""
+    is_hex = isinstance(value, str) and len(value) % 2 == 0 and not set(value) - set("0123456789abcdef")
+    return None if is_hex else "is not a hexadecimal number"
+
+
 _DOCUMENT = untrusted_json.record(
     {},
     {
@@ -54,6 +62,7 @@ _DOCUMENT = untrusted_json.record(
         "stopped_early": untrusted_json.flag,
         "durable_step": untrusted_json.optional(untrusted_json.whole),
         "best": untrusted_json.optional(_best),
+        "chain": _hexadecimal,
         "callbacks": untrusted_json.values(untrusted_json.values(untrusted_json.anything)),
     },
 )
@@ -71,11 +80,24 @@ def _body(crc: str) -> untrusted_json.Shape:
         "shares": untrusted_json.each(untrusted_json.record(share)),
         "document": _DOCUMENT,
     }
-    return untrusted_json.record(fields)
+    before = untrusted_json.record({"name": untrusted_json.text, "sha256": _hexadecimal})
+    return untrusted_json.record(fields, {"before": untrusted_json.optional(before)})
 
 
 #: By the version of the format; what is said to be older than the first is taken for that.
 _BODIES = {0: _body("crc32"), 1: _body("crc32"), 2: _body("crc32c")}
+
+
+class ManifestLink(NamedTuple):
+    """A checkpoint, as the manifest of the one after it names it.
+
+    Attributes:
+        name: its folder.
+        sha256: of its manifest, hexadecimal.
+    """
+
+    name: str
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -88,7 +110,7 @@ class Checkpoint:
         document: what it says beside them.
         tensors: by name.
         is_in_memory: it is a snapshot of nodes' memory, not on storage.
-        rows: of the log of steps that were not on storage, [n, 4]; of memory alone.
+        rows: of the log of steps that were not on storage; of memory alone.
         files: of callbacks, packed, where they are small; of memory alone.
     """
 
@@ -97,7 +119,7 @@ class Checkpoint:
     document: CheckpointDocument
     tensors: dict[str, np.ndarray]
     is_in_memory: bool = False
-    rows: np.ndarray | None = None
+    rows: StepRows | None = None
     files: dict[str, bytes] | None = None
 
 
@@ -113,11 +135,35 @@ def dump(document: dict[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, indent=1).encode()
 
 
-def write(run: Storage, name: str, step: int, shares: list[dict[str, Any]], document: dict[str, Any]) -> None:
-    """Make a checkpoint visible; its shares must be on storage already."""
+def write(
+    run: Storage,
+    name: str,
+    step: int,
+    shares: list[dict[str, Any]],
+    document: dict[str, Any],
+    before: ManifestLink | None = None,
+) -> ManifestLink:
+    """Make a checkpoint visible; its shares must be on storage already.
+
+    Args:
+        before: the checkpoint that the run wrote or went on from before this one.
+    """
+    link = {} if before is None else {"before": before._asdict()}
     # Through JSON once, so that the checksum is over what a reader will have.
-    body = json.loads(dump({"version": VERSION, "step": step, "shares": shares, "document": document}))
-    run.put(f"{FOLDER}/{name}/{FILE}", dump({"body": body, "crc32": zlib.crc32(dump(body))}))
+    body = json.loads(dump({"version": VERSION, "step": step, "shares": shares, "document": document, **link}))
+    data = dump({"body": body, "crc32": zlib.crc32(dump(body))})
+    run.put(f"{FOLDER}/{name}/{FILE}", data)
+    return ManifestLink(name, hashlib.sha256(data).hexdigest())
+
+
+def link(run: Storage, name: str) -> ManifestLink:
+    """A checkpoint as the one after it names it.
+
+    Raises:
+        StorageError: storage refuses.
+    """
+    data = run.get(f"{FOLDER}/{name}/{FILE}", untrusted_json.LARGE)
+    return ManifestLink(name, hashlib.sha256(data).hexdigest())
 
 
 def delete(run: Storage, name: str) -> None:

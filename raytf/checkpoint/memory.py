@@ -19,12 +19,15 @@ from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.keeper_client import KeeperClient
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.state_source import Extras
+from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.tier import GroupAttempt, Phase, Votes
 from raytf.checkpoint.variables import MakeSource, TensorSource, TensorValues
 from raytf.distributed.group import Ranks
 
-#: Tensors beside those of the state: the log of steps that is not on storage, and what rank 0 alone knows.
-_LOG, _RANK_ZERO = "log/rows", "rank 0"
+#: A tensor beside those of the state: what rank 0 alone knows.
+_RANK_ZERO = "rank 0"
+#: Others beside them -> arrays of the rows of the log that are not on storage.
+_LOG = {"log/rows": "numbers", "log/digests": "digests", "log/weights": "weights"}
 
 
 #: Copies whose median tells what one costs.
@@ -38,12 +41,12 @@ class MemorySave:
     Attributes:
         step: global steps that the state has seen.
         document: of it; `callbacks` are left out, for `share_rank_zero` gives those to all ranks.
-        rows: of the log of steps that are not on storage, [n, 4].
+        rows: of the log of steps that are not on storage.
     """
 
     step: int
     document: CheckpointDocument
-    rows: np.ndarray
+    rows: StepRows
 
 
 class MemoryTier:
@@ -114,7 +117,8 @@ class MemoryTier:
         """
         loaded = memory_keeper.load(self._run_uri, candidate)
         tensors = dict(loaded.tensors)
-        rows, raw = tensors.pop(_LOG), tensors.pop(_RANK_ZERO)
+        raw = tensors.pop(_RANK_ZERO)
+        rows = StepRows.of_arrays({part: tensors.pop(name) for name, part in _LOG.items() if name in tensors})
         extras = Extras.unpack(raw.tobytes()) if raw.size else Extras()
         self._rank_zero = raw
         return dataclasses.replace(
@@ -205,7 +209,10 @@ class MemoryTier:
         document, step = save.document, save.step
         if self._share == 0 and self._slow[0] != document.epochs:
             self._slow = (document.epochs, json.dumps(document.slow()).encode())
-        own = {_LOG: save.rows, _RANK_ZERO: self._rank_zero} if self._share == 0 else {}
+        own: dict[str, np.ndarray] = {}
+        if self._share == 0:
+            rows = save.rows.arrays()
+            own = {_RANK_ZERO: self._rank_zero, **{name: rows[part] for name, part in _LOG.items()}}
         share, text = generations.MemoryShare(step, self._attempt.name, self._share, self._shares), self._slow[1]
         try:
             self._sealing.result()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 
 if TYPE_CHECKING:  # it loads TensorFlow
@@ -80,8 +81,12 @@ class StateSource(Protocol):
         """
         ...
 
-    def rows_since(self, step: int) -> np.ndarray:
-        """Rows of the log of steps after a step, [n, 4]."""
+    def rows_since(self, step: int) -> StepRows:
+        """Rows of the log of steps after a step."""
+        ...
+
+    def weighed(self, step: int, value: int) -> None:
+        """The hash of the weights after a step is known."""
         ...
 
     def records(self) -> Callable[[], None]:

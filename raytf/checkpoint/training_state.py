@@ -7,6 +7,7 @@ from typing import Any
 
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.manifest import Checkpoint
+from raytf.distributed.step_digest import GENESIS
 
 
 @dataclass
@@ -20,6 +21,7 @@ class TrainingState:
         history: logs of each epoch, with its `epoch` and the `step` after it.
         stopped_early: a callback has stopped the run.
         durable_step: of the newest checkpoint on storage; None where there is none.
+        chain: of all steps, see `raytf.distributed.step_digest.chained`.
         best: the metric of `--keep-best` and the best of its values at a checkpoint on storage; None for none yet.
     """
 
@@ -30,6 +32,7 @@ class TrainingState:
     stopped_early: bool = False
     durable_step: int | None = None
     best: tuple[str, float] | None = None
+    chain: bytes = GENESIS
 
     @classmethod
     def of(cls, chosen: Checkpoint | None, known_step: int | None = None) -> TrainingState:
@@ -52,6 +55,7 @@ class TrainingState:
             document.stopped_early,
             durable,
             document.best,
+            bytes.fromhex(document.chain),
         )
 
     def document(self, identity: dict[str, str], world_size: int) -> CheckpointDocument:
@@ -63,5 +67,6 @@ class TrainingState:
             imbalance_seconds=self.imbalance_seconds,
             stopped_early=self.stopped_early,
             best=self.best,
+            chain=self.chain.hex(),
             world_size=world_size,
         )

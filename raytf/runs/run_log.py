@@ -15,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from raytf.checkpoint.step_rows import COLUMNS, StepRows
+from raytf.distributed import step_digest
+from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import DamagedFileError, StorageError, one_line
+from raytf.runs import digest_log
 from raytf.storage import local_files, local_names, untrusted_json
 from raytf.storage.refusals import explain
 from raytf.storage.storage import Storage
@@ -27,7 +31,8 @@ STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 SEGMENT_ROWS = 20_000
 
 
-_COLUMNS = ("step", "epoch", "loss", "learning_rate")
+#: Columns of a segment after those of `step_rows.COLUMNS`: hexadecimal numbers, empty where there is none.
+_HEX = ("digest", "weights")
 
 
 _MOST_DIGITS = 15
@@ -79,64 +84,86 @@ def abort_uploads(run: Storage) -> None:
 
 
 class StepLog:
-    """Loss and learning rate of every step, in segments: steps/START-ATTEMPT.csv.
+    """Loss and learning rate of every step, in segments: steps/START-ATTEMPT.csv, with digests in .digests beside it.
 
     An attempt that restores step s begins a segment at s+1; its rows replace those of earlier segments from there on,
     so reading yields the history that the weights have seen.
+
+    Args:
+        run: the run's folder.
+        attempt: its name.
+        digests: what the steps' digests stand for; None where there are none.
     """
 
-    def __init__(self, run: Storage, attempt: str):
-        self._run, self._attempt = run, attempt
-        #: Rows of the present segment, [n, 4] each.
-        self._chunks: list[np.ndarray] = []
+    def __init__(self, run: Storage, attempt: str, digests: DigestLayout | None = None):
+        self._run, self._attempt, self._digests = run, attempt, digests
+        #: Rows of the present segment.
+        self._chunks: list[StepRows] = []
         #: Rows of the present segment that are on storage.
         self._written = 0
 
-    def add(self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray) -> None:
+    def add(
+        self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray, digests: np.ndarray | None = None
+    ) -> None:
         """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
-        rows = np.empty((len(losses), len(_COLUMNS)))
-        rows[:, 0] = np.arange(first_step, first_step + len(losses))
-        rows[:, 1], rows[:, 2], rows[:, 3] = epoch, losses, rates
-        self._chunks.append(rows)
+        numbers = np.empty((len(losses), len(COLUMNS)))
+        numbers[:, 0] = np.arange(first_step, first_step + len(losses))
+        numbers[:, 1], numbers[:, 2], numbers[:, 3] = epoch, losses, rates
+        told = np.empty((len(losses), 0), np.uint8) if digests is None else digests
+        self._chunks.append(StepRows(numbers, told))
+
+    def weigh(self, step: int, value: int) -> None:
+        """The hash of the weights after a step, which is that of the last row."""
+        if self._chunks and self._chunks[-1].numbers[-1, 0] == step:
+            self._chunks[-1] = self._chunks[-1].weighed(step, value)
 
     def renewed(self) -> StepLog:
         """A log that goes on with the same segment under another name: what is written of this one, also later than
         that, is replaced."""
-        log = StepLog(self._run, f"{self._attempt}~")
+        log = StepLog(self._run, f"{self._attempt}~", self._digests)
         log._chunks = list(self._chunks)
         return log
 
-    def restore(self, rows: np.ndarray) -> None:
-        """Begin with the rows that an attempt before this one had not written yet, [n, 4]."""
+    def restore(self, rows: StepRows) -> None:
+        """Begin with the rows that an attempt before this one had not written yet."""
         self._chunks = [rows] if len(rows) else []
 
-    def since(self, step: int) -> np.ndarray:
-        """The rows of the segment after a step, [n, 4]."""
-        late = [chunk for chunk in self._chunks if chunk[-1, 0] > step]
-        rows = np.concatenate(late) if late else np.empty((0, len(_COLUMNS)))
-        return rows[rows[:, 0] > step]
+    def since(self, step: int) -> StepRows:
+        """The rows of the segment after a step."""
+        return StepRows.joined([chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]).after(step)
 
     def forget(self, step: int) -> None:
         """Drop the rows up to a step, which somebody else has written."""
-        self._chunks = [chunk for chunk in self._chunks if chunk[-1, 0] > step]
+        self._chunks = [chunk for chunk in self._chunks if chunk.numbers[-1, 0] > step]
 
-    def take(self) -> np.ndarray:
+    def take(self) -> StepRows:
         """The rows of the segment as they are now, for `write`; a long one that was written makes room for the next."""
-        rows = np.concatenate(self._chunks) if self._chunks else np.empty((0, len(_COLUMNS)))
+        rows = StepRows.joined(self._chunks)
         if self._written >= SEGMENT_ROWS:
-            rows, self._written = rows[self._written :], 0
+            rows, self._written = rows.part(self._written), 0
         self._chunks = [rows] if len(rows) else []
         return rows
 
-    def write(self, rows: np.ndarray) -> None:
-        """Put a segment on storage, [n, 4]."""
-        if len(rows):
-            text = io.StringIO()
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(_COLUMNS)
-            writer.writerows([int(step), int(epoch), loss, rate] for step, epoch, loss, rate in rows.tolist())
-            self._run.put(f"{STEPS}/{int(rows[0, 0]):012d}-{self._attempt}.csv", text.getvalue().encode())
-            self._written = len(rows)
+    def write(self, rows: StepRows) -> None:
+        """Put a segment on storage: the digests first, so that a step that can be read has its own."""
+        if not len(rows):
+            return
+        name = f"{STEPS}/{int(rows.numbers[0, 0]):012d}-{self._attempt}"
+        if self._digests is not None:
+            self._run.put(f"{name}{digest_log.SUFFIX}", digest_log.dump(self._digests, rows))
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow((*COLUMNS, *_HEX))
+        for (step, epoch, loss, rate), digest in zip(rows.numbers.tolist(), rows.digests, strict=True):
+            weights = rows.weights.get(int(step))
+            told = step_digest.number(digest.tobytes())
+            writer.writerow([int(step), int(epoch), loss, rate, f"{told:016x}" if told else "", _hex(weights)])
+        self._run.put(f"{name}.csv", text.getvalue().encode())
+        self._written = len(rows)
+
+
+def _hex(value: int | None) -> str:
+    return "" if value is None else f"{value:016x}"
 
 
 def read_steps(uri: str) -> dict[str, np.ndarray]:
@@ -163,8 +190,8 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
         while rows and (last := next(reversed(rows))) >= start:  # rows are in the order of their steps
             del rows[last]
         rows.update((int(row[0]), row) for row in found)
-    table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(_COLUMNS))
-    columns = dict(zip(_COLUMNS, table.T, strict=True))
+    table = np.array([rows[s] for s in sorted(rows)], np.float64).reshape(-1, len(COLUMNS))
+    columns = dict(zip(COLUMNS, table.T, strict=True))
     return {**columns, "step": columns["step"].astype(int), "epoch": columns["epoch"].astype(int)}
 
 
@@ -182,9 +209,9 @@ def _segment(run: Storage, name: str) -> list[list[float]]:
     try:
         lines = csv.reader(io.StringIO(run.get(name, untrusted_json.LARGE).decode()), strict=True)
         columns = next(lines, [])
-        if not set(_COLUMNS) <= set(columns):
-            raise ValueError(f"it has no line with the columns {', '.join(_COLUMNS)}")
-        places = [columns.index(column) for column in _COLUMNS]
+        if not set(COLUMNS) <= set(columns):
+            raise ValueError(f"it has no line with the columns {', '.join(COLUMNS)}")
+        places = [columns.index(column) for column in COLUMNS]
         for line in filter(None, lines):
             row = [float(line[place]) for place in places]
             step, epoch = row[:2]

@@ -8,6 +8,7 @@ import numpy as np
 import ray
 
 from raytf.data.pipeline import CallBatch
+from raytf.distributed import step_digest
 from raytf.errors import NonFiniteLossError
 from raytf.training import warm_pool
 from raytf.training.context import BatchEnd, Context
@@ -46,7 +47,9 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     epoch = context.job.epoch_of(call.start)
     state.step = call.stop
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
-    context.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates)
+    context.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates, outcome.digests)
+    digests = [each.tobytes() for each in outcome.digests]
+    state.chain = step_digest.chained(state.chain, call.start + 1, outcome.losses.tolist(), digests)
     context.batch_end = BatchEnd(call.start, context.plan.locate(call.stop - 1)[1])
     end_batch(context)
     state.stopped_early = callbacks.stopped

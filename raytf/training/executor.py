@@ -11,6 +11,7 @@ from raytf.data.pipeline import Pipeline
 from raytf.distributed.group import Group
 from raytf.distributed.membership import Generation
 from raytf.distributed.ranks import RankInfo
+from raytf.distributed.step_digest import DigestLayout
 from raytf.training.step_journal import StepOutcome
 
 if TYPE_CHECKING:
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class CompiledStep(Protocol):
-    """The training step of an executor."""
+    """The training step of an executor.
+
+    Attributes:
+        digests: what a step's digests stand for; None where there are none.
+    """
+
+    digests: DigestLayout | None
 
     def reduction_state(self) -> dict[str, keras.Variable]:
         """What the sums of gradients keep from step to step, by name; saved with the model."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import keras
-import numpy as np
 
 from raytf.checkpoint import variables
 from raytf.checkpoint.state_source import Extras
+from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.runs.run_log import StepLog
 from raytf.training.callbacks import Callbacks
@@ -82,12 +82,15 @@ class LiveState:
         values, arrays = self.callbacks.state()
         return Extras(values, arrays, self.reporter.pack_files() if with_files else None)
 
-    def rows_since(self, step: int) -> np.ndarray:
+    def rows_since(self, step: int) -> StepRows:
         return self.log.since(step)
+
+    def weighed(self, step: int, value: int) -> None:
+        self.log.weigh(step, value)
 
     def records(self) -> Callable[[], None]:
         log, is_first = self.log, self.rank == 0
-        rows = log.take() if is_first else np.empty((0, 4))
+        rows = log.take() if is_first else StepRows()
 
         def write() -> None:
             if is_first:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed.group import Ranks
 from raytf.training.context import BatchEnd
@@ -27,7 +28,7 @@ class HeldState:
 
     Attributes:
         progress: of the run.
-        rows: of the log of steps that are not on storage, [n, 4].
+        rows: of the log of steps that are not on storage.
         identity: of the run.
         ended, ending: as in `raytf.training.context.Context`.
         is_steering: whether callbacks' hooks of batches may change something.
@@ -37,7 +38,7 @@ class HeldState:
     """
 
     progress: TrainingState
-    rows: np.ndarray
+    rows: StepRows
     identity: Mapping[str, str]
     ended: int
     ending: EpochEnd | None

@@ -97,7 +97,7 @@ class ShardWork:
         kinds = [tf.as_dtype(v.dtype) if tf.as_dtype(v.dtype).is_floating else tf.float32 for v in sent]
         return reduction.WireLayout([(0,) if i in self.slices else v.shape for i, v in enumerate(sent)], kinds)
 
-    def names(self) -> list[str]:
+    def digested(self) -> list[str]:
         """What the digests of a traced shard are of, in order: see `Reduction.digest`."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
         return [*(v.path for v in sent), *(f"rows of {sent[i].path}" for i in self.slices), "loss and metrics"]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from raytf.checkpoint import variables
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.replicas import Replicas
+from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.data.sources import Source
 from raytf.distributed import memory_needs, worker_table
@@ -324,12 +325,12 @@ def _live_state(
     program: Program,
     state: TrainingState,
     callbacks: Callbacks,
-    rows: np.ndarray | None,
+    rows: StepRows | None,
     tier: str,
     is_described: bool = False,
 ) -> LiveState:
     """Create the state that checkpoints are made from; its log starts with the rows that only memory has."""
-    log = StepLog(attempt.storage, attempt.name)
+    log = StepLog(attempt.storage, attempt.name, program.step.digests)
     if rows is not None:
         log.restore(rows)
     note = AttemptNote(attempt, program, (state.step, tier), is_described)
@@ -375,10 +376,10 @@ def _replicas(attempt: Attempt, program: Program) -> Replicas | None:
     """Create what compares the ranks' weights.
 
     Returns:
-        None if there is one rank, or if the weights are on parameter servers.
+        None if the weights are on parameter servers.
     """
     is_exact, reporter = attempt.config.compute.exact, attempt.reporter
-    if attempt.group.world_size == 1 or attempt.config.strategy.has_servers:
+    if attempt.config.strategy.has_servers:
         return None
     return Replicas(
         attempt.group,

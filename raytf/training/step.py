@@ -127,7 +127,7 @@ class TrainStep:
         #: Whether one graph serves for any shards, so that this worker can take those of a worker that is lost.
         self._is_general = self._is_general_with(options)
         is_digested = all(isinstance(each, reductions.FixedPointReduction) for each in self.reductions)
-        names = [name for phase in self.micro.phases for name in phase.names()]
+        names = [name for phase in self.micro.phases for name in phase.digested()]
         self.digests = DigestLayout(plan.shards, tuple(names), self.is_on_gpu) if is_digested else None
         self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
         self._flags = options.flags

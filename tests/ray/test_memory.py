@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import raytf
+from raytf.checkpoint.step_rows import StepRows
 from raytf.testing import ElasticCluster, Job, StorageProxy, environment
 from tests.ray.conftest import EVERYTHING, PATIENCE, Bucket
 
@@ -125,10 +126,10 @@ def test_two_copies_of_one_step_count_and_leave_the_one_before(driver, tmp_path:
     deadline = time.monotonic() + PATIENCE
     while snapshots.copied is None:
         assert time.monotonic() < deadline
-        snapshots.begin(MemorySave(0, CheckpointDocument(), np.zeros((0, 4))))
+        snapshots.begin(MemorySave(0, CheckpointDocument(), StepRows()))
     for step in (10, 20, 20, 20):
         variable.assign(np.full(1000, step, np.float32))
-        snapshots.begin(MemorySave(step, CheckpointDocument(), np.zeros((0, 4))))
+        snapshots.begin(MemorySave(step, CheckpointDocument(), StepRows()))
     snapshots.settle()
     assert snapshots.is_sealed
     there = generations.generations(memory_keeper.survey(uri, 30), {attempt})
@@ -168,7 +169,7 @@ def test_a_keeper_that_dies_or_freezes_is_noticed_and_replaced(driver, tmp_path:
 
     def copy(step: int) -> None:
         variable.assign(np.full(1000, step, np.float32))
-        snapshots.begin(MemorySave(step, CheckpointDocument(), np.zeros((0, 4))))
+        snapshots.begin(MemorySave(step, CheckpointDocument(), StepRows()))
 
     def held() -> list[generations.Generation]:
         return generations.generations(memory_keeper.survey(uri, 30), {attempt})

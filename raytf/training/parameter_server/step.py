@@ -20,6 +20,7 @@ from raytf.data.pipeline import CallBatch
 from raytf.data.plan import StepPlan, assign
 from raytf.data.sources import Spec
 from raytf.distributed.reduction import FloatReduction
+from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ModelError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
@@ -95,7 +96,10 @@ class ServerStep:
         reduction: how gradients are added.
         state: the state on the servers.
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
+        digests: None: what asynchronous workers compute depends on when they read the weights.
     """
+
+    digests: DigestLayout | None = None
 
     def __init__(
         self,

@@ -31,6 +31,13 @@ def test_a_copy_in_memory_is_read_and_written_as_before():
     assert "weights_hash" not in CheckpointDocument().live()
 
 
+def test_a_chain_is_kept_where_there_is_one():
+    document = CheckpointDocument(chain="ab")
+    for told in (document.of_manifest(), document.live()):
+        assert CheckpointDocument.parse({**SLOW, **told}).chain == "ab"
+    assert not {"chain"} & {*CheckpointDocument().of_manifest(), *CheckpointDocument().live()}
+
+
 @pytest.mark.parametrize(
     "name", ["identity", "history", "train_seconds", "imbalance_seconds", "stopped_early", "callbacks"]
 )

@@ -35,6 +35,16 @@ def test_what_is_written_is_read(run):
     }
 
 
+def test_a_manifest_names_the_one_before_it(run):
+    first = manifest.write(run, NAME, 7, SHARES, DOCUMENT)
+    assert manifest.link(run, NAME) == first
+    second = manifest.write(run, name_of(9, "a"), 9, SHARES, DOCUMENT, first)
+    assert manifest.read(run, second.name)["before"] == {"name": NAME, "sha256": first.sha256}
+    assert "before" not in manifest.read(run, NAME)
+    manifest.write(run, NAME, 7, SHARES, {**DOCUMENT, "loss": 0.2})
+    assert manifest.link(run, NAME).sha256 != first.sha256
+
+
 def test_keys_that_json_changes_do_not_break_the_checksum(run):
     manifest.write(run, NAME, 7, [], {"by class": {1: (2, 3)}, "nan": float("nan")})
     assert manifest.read(run, NAME)["document"]["by class"] == {"1": [2, 3]}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from raytf.checkpoint import naming
+from raytf.checkpoint.step_rows import StepRows
 from raytf.errors import DamagedFileError
 from raytf.runs import run_log
 from raytf.storage.storage import Storage
@@ -97,7 +98,7 @@ def test_nan_losses_survive(run):
 
 
 def test_nothing_is_written_for_no_rows(run):
-    run_log.StepLog(run, FIRST).write([])
+    run_log.StepLog(run, FIRST).write(StepRows())
     assert run.list() == []
 
 
@@ -107,9 +108,9 @@ def test_rows_that_were_not_written_go_on_in_the_next_attempt(run):
     log.write(log.take())
     log.add(3, 0, np.array([3.0, 4.0]), np.full(2, 0.5))
     left = log.since(2)
-    assert left.tolist() == [[3, 0, 3, 0.5], [4, 0, 4, 0.5]]
-    assert log.since(3).tolist() == [[4, 0, 4, 0.5]]
-    assert log.since(9).shape == (0, 4)
+    assert left.numbers.tolist() == [[3, 0, 3, 0.5], [4, 0, 4, 0.5]]
+    assert log.since(3).numbers.tolist() == [[4, 0, 4, 0.5]]
+    assert len(log.since(9)) == 0
     after = run_log.StepLog(run, SECOND)
     after.restore(left)
     after.add(5, 1, np.array([5.0]), np.array([0.5]))
@@ -122,11 +123,11 @@ def test_rows_that_somebody_else_wrote_are_forgotten(run):
     for step in (1, 3, 5):
         log.add(step, 0, np.array([0.0, 0.0]), np.zeros(2))
     log.forget(3)
-    assert log.since(-1)[:, 0].tolist() == [3, 4, 5, 6]
+    assert log.since(-1).numbers[:, 0].tolist() == [3, 4, 5, 6]
     log.forget(6)
-    assert log.since(-1).shape == (0, 4)
-    log.restore(np.empty((0, 4)))
-    assert log.take().shape == (0, 4)
+    assert len(log.since(-1)) == 0
+    log.restore(StepRows())
+    assert len(log.take()) == 0
 
 
 def test_read_steps_from_s3(s3):

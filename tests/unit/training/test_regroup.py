@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from raytf.checkpoint.step_rows import StepRows
 from raytf.checkpoint.training_state import TrainingState
 from raytf.distributed import handover, pieces
 from raytf.training.regroup import HeldState, hand_over
@@ -67,7 +68,14 @@ class Value:
 
 def held(step: int) -> HeldState:
     return HeldState(
-        TrainingState(step, durable_step=2), np.full((1, 4), step), {"seed": "0"}, 0, None, True, None, False
+        TrainingState(step, durable_step=2),
+        StepRows(np.full((1, 4), step), np.zeros((1, 0), np.uint8)),
+        {"seed": "0"},
+        0,
+        None,
+        True,
+        None,
+        False,
     )
 
 
@@ -94,7 +102,7 @@ def test_all_have_the_state_of_the_one_that_is_furthest(steps):
     furthest = max(steps)
     for own, (told, is_taken, named) in zip(steps, after(steps), strict=True):
         assert told.progress.step == furthest
-        assert told.rows[0, 0] == furthest
+        assert told.rows.numbers[0, 0] == furthest
         assert is_taken == (own < furthest)
         np.testing.assert_array_equal(named["weights"].value, np.full((3, 2), furthest, np.float32))
         assert named["count"].value == furthest

@@ -1,0 +1,134 @@
+"""Digests of a run's steps on storage: steps/START-ATTEMPT.digests, beside the segments of the log of steps.
+
+A line of JSON says what the bytes stand for; then come those of each step, as `raytf.distributed.step_digest` describes
+them. A segment replaces those of earlier attempts from its first step on, as in `run_log`.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from raytf.checkpoint.step_rows import StepRows
+from raytf.distributed.step_digest import DigestLayout
+from raytf.errors import DamagedFileError
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
+
+SUFFIX = ".digests"
+#: Bytes of a segment, at most.
+_MOST_BYTES = 1 << 30
+_HEADER = untrusted_json.record(
+    {
+        "first": untrusted_json.whole,
+        "steps": untrusted_json.whole,
+        "shards": untrusted_json.whole,
+        "tensors": untrusted_json.each(untrusted_json.text),
+        "on_device": untrusted_json.flag,
+        "crc32": untrusted_json.whole,
+    }
+)
+
+
+@dataclass(frozen=True)
+class DigestSegment:
+    """Digests of consecutive steps.
+
+    Attributes:
+        first: the first step, from 1.
+        layout: what a row stands for.
+        rows: [n, B] uint8.
+    """
+
+    first: int
+    layout: DigestLayout
+    rows: np.ndarray
+
+
+@dataclass(frozen=True)
+class RunDigests:
+    """Digests of a run's steps: those of its last attempts, as far as they reach.
+
+    Attributes:
+        segments: in the order of their steps, no step in two of them.
+    """
+
+    segments: Sequence[DigestSegment]
+
+    def of(self, step: int) -> tuple[DigestLayout, bytes] | None:
+        """What is kept of a step, and what it stands for; None where nothing is."""
+        for segment in self.segments:
+            if segment.first <= step < segment.first + len(segment.rows):
+                row = segment.rows[step - segment.first]
+                return (segment.layout, row.tobytes()) if row.any() else None
+        return None
+
+
+def dump(layout: DigestLayout, rows: StepRows) -> bytes:
+    """A segment's file."""
+    # Rows that an older raytf made have no digests, or are narrower.
+    digests = np.zeros((len(rows), layout.bytes), np.uint8)
+    if rows.digests.shape[1] == layout.bytes:
+        digests[:] = rows.digests
+    raw = digests.tobytes()
+    header = {
+        "first": int(rows.numbers[0, 0]),
+        "steps": len(rows),
+        "shards": layout.shards,
+        "tensors": list(layout.tensors),
+        "on_device": layout.on_device,
+        "crc32": zlib.crc32(raw),
+    }
+    return json.dumps(header, separators=(",", ":")).encode() + b"\n" + raw
+
+
+def parse(data: bytes, where: str) -> DigestSegment:
+    """A segment out of its file.
+
+    Args:
+        where: it comes from, as a person would look for it.
+
+    Raises:
+        DamagedFileError: it is none that raytf has written.
+    """
+    head, newline, raw = data.partition(b"\n")
+    header = untrusted_json.parse(head, where, _HEADER)
+    layout = DigestLayout(header["shards"], tuple(header["tensors"]), header["on_device"])
+    expected = layout.bytes * header["steps"]
+    if not newline or len(raw) != expected:
+        raise DamagedFileError(where, f"it has {len(raw)} bytes of digests, expected {expected}")
+    if zlib.crc32(raw) != header["crc32"]:
+        raise DamagedFileError(where, "its checksum is wrong")
+    return DigestSegment(header["first"], layout, np.frombuffer(raw, np.uint8).reshape(-1, layout.bytes))
+
+
+def read(run: Storage, folder: str) -> RunDigests:
+    """Digests of the steps of a run.
+
+    Args:
+        run: its folder.
+        folder: of the log of steps, in it.
+
+    Raises:
+        DamagedFileError: a segment is none that raytf has written.
+        StorageError: storage refuses.
+    """
+    names = [name for name in run.list(folder) if name.endswith(SUFFIX)]
+    segments: list[DigestSegment] = []
+    # Attempts sort by time, and their segments by step.
+    for name in sorted(names, key=lambda n: (n.partition("-")[2], n.partition("-")[0])):
+        where = f"{folder}/{name}"
+        later = parse(run.get(where, _MOST_BYTES), run.locate(where))
+        segments = [before for each in segments if (before := _up_to(each, later.first)) is not None]
+        segments.append(later)
+    return RunDigests(segments)
+
+
+def _up_to(segment: DigestSegment, step: int) -> DigestSegment | None:
+    """The part of a segment before a step."""
+    rows = segment.rows[: max(0, step - segment.first)]
+    return DigestSegment(segment.first, segment.layout, rows) if len(rows) else None
