@@ -292,6 +292,9 @@ class ComputeSection:
         not_with_servers("with --sync-replicas each step is a call of its own", unless=(1,), sync_replicas=True),
     ] = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
+    digests: bool = True
+    """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of
+    floats have none."""
 
 
 @dataclass(frozen=True)

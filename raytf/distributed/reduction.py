@@ -207,6 +207,7 @@ class FixedPointReduction:
         words: how the devices hold whole numbers; all choices give the same bits.
         overlap: add over workers in buckets while gradients are computed, with the same bits; by default all at once,
             after all gradients are known.
+        digests: whether rows have digests of what each shard adds.
     """
 
     def __init__(
@@ -216,7 +217,9 @@ class FixedPointReduction:
         compressed: int = 0,
         words: WireWords = HOST,
         overlap: Overlap | None = None,
+        digests: bool = False,
     ):
+        self._has_digests = digests
         self.layout, self.extra, self._overlap = layout, len(layout.sizes), overlap
         self._words, self.dtype = words, words.dtype
         spent = math.ceil(math.log2(max(2, total_shards)))
@@ -244,11 +247,13 @@ class FixedPointReduction:
         return self._encoding.encode(tensors, weight, scales)
 
     def digest(self, encoded: Sequence[tf.Tensor], slices: Sequence[tf.Tensor], row: tf.Tensor) -> tf.Tensor:
+        if not self._has_digests:
+            return tf.zeros([0])
         beside = [digests.columns(each, self._words.is_on_gpu) for each in [*slices, row]]
         return tf.concat([tf.reshape(self._encoding.digests(encoded), [-1]), *beside], 0)
 
     def digest_width(self, slices: int) -> int:
-        return digests.COLUMNS * (self.extra + slices + 1)
+        return digests.COLUMNS * (self.extra + slices + 1) * self._has_digests
 
     def reduce(
         self,
@@ -303,8 +308,11 @@ class FixedPointReduction:
         sums = [tf.ensure_shape(each, shape) for each, shape in zip(sums, self.shapes, strict=True)]
         decoded = zip(encoding.decode(sums, steps), self.layout.dtypes, strict=True)
         tensors = [tf.cast(tensor, dtype) for tensor, dtype in decoded]
+        reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
+        if not self._has_digests:
+            return reduced
         digested = tf.ensure_shape(matrix[:, -beside : -self.extra], [total_shards, beside - self.extra])
-        return Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following, digested)
+        return reduced._replace(digests=digested)
 
     def settle(self, reduced: Reduced) -> None:
         self._exponents.assign(reduced.exponents)

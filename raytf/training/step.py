@@ -61,6 +61,7 @@ class StepOptions:
         keeps_gradients: return the gradients of a call's last step.
         words: how devices represent integers, the same on all workers; by default what suits these devices best.
         overlap: all-reduce gradients in buckets, while other gradients are still computed; by default all at once.
+        digests: return digests of each step, where its sums are in fixed point.
     """
 
     flags: int = 1
@@ -71,6 +72,7 @@ class StepOptions:
     keeps_gradients: bool = False
     words: wire.WireWords | None = None
     overlap: Overlap | None = None
+    digests: bool = True
 
 
 class TrainStep:
@@ -126,7 +128,7 @@ class TrainStep:
         self._gradients = KeptGradients(options.keeps_gradients, self.micro.phases, self.reductions)
         #: Whether one graph serves for any shards, so that this worker can take those of a worker that is lost.
         self._is_general = self._is_general_with(options)
-        is_digested = all(isinstance(each, reductions.FixedPointReduction) for each in self.reductions)
+        is_digested = all(each.digest_width(0) for each in self.reductions)
         names = [name for phase in self.micro.phases for name in phase.digested()]
         self.digests = DigestLayout(plan.shards, tuple(names), self.is_on_gpu) if is_digested else None
         self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
@@ -304,7 +306,8 @@ class TrainStep:
         if not options.fixed_point:
             return reductions.FloatReduction(layout, overlap=options.overlap)
         compressed = gradients if options.compress else 0
-        return reductions.FixedPointReduction(layout, self._plan.shards, compressed, self._words, options.overlap)
+        how = self._words, options.overlap, options.digests
+        return reductions.FixedPointReduction(layout, self._plan.shards, compressed, *how)
 
     def _full_steps(self, leaves, seeds, flags, begin):
         span = in_graph(self._shards, self._is_general, begin, seeds)

@@ -166,6 +166,7 @@ class SynchronousExecutor:
             compress=compute.compress_gradients,
             devices=group.devices,
             keeps_gradients=self._config.run.histograms_every > 0,
+            digests=compute.digests,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )
         self._step = TrainStep(
