@@ -1,9 +1,9 @@
-"""What exact training costs: steps/s of the exact step against those of the float step.
+"""What exact training costs, and digests of steps: steps/s of the exact step against those of steps without.
 
     python -m benchmarks.step.exact --workers 1 2 4 --models mnist large --json cost.json
     python -m benchmarks.step.exact --workers 1 --profile         # the operations in which the difference is spent
 
-Real processes, MultiWorkerMirroredStrategy over the network of this machine, one TensorFlow thread a worker. Both
+Real processes, MultiWorkerMirroredStrategy over the network of this machine, one TensorFlow thread a worker. All
 groups of workers are there all the time, set up as `raytf.training.worker` does it for each mode, and take turns in
 blocks of steps (A B, B A, A B, ...). CPU time is rank 0's and varies less than the clock.
 """
@@ -30,7 +30,8 @@ import tyro
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, importable
 
 BATCH, SHARDS = 128, 4
-MODES = {"float": False, "exact": True}
+#: Of `StepOptions`. Exact is what a run has by default: with digests.
+MODES = {"float": {"fixed_point": False}, "exact": {}, "exact without digests": {"digests": False}}
 #: Steps of one call, and different calls that the blocks go through again and again.
 CALL, CALLS = 8, 12
 #: Calls before the clock runs. Exponents find their places in the first steps, which are often done twice.
@@ -41,6 +42,8 @@ AS_RANK = "--rank"
 FLAGS = 9
 #: Of exact against float.
 GOAL = 1 / 1.15
+#: Of exact with digests against exact without.
+DIGESTS_GOAL = 0.98
 
 
 def mnist() -> Any:
@@ -88,12 +91,12 @@ def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
     from raytf.training.worker import set_up
 
     place = Meeting(rank, tuple(addresses), bytes(32))
-    set_up(place, ProcessSettings(1, exact=MODES[mode]))
+    set_up(place, ProcessSettings(1, exact=mode != "float"))
     from raytf.distributed.multi_worker import MultiWorkerGroup
 
     group = MultiWorkerGroup(place)
     began = time.perf_counter()
-    run = Run(name, group, MODES[mode])
+    run = Run(name, group, **MODES[mode])
     run(1)
     answer: dict[str, Any] = {"weights": run.weights, "first": time.perf_counter() - began}
     run(WARM - 1)
@@ -111,7 +114,7 @@ def rank_main(addresses: list[str], rank: int, name: str, mode: str) -> None:
 class Run:
     """A model, its step, and calls that are gathered beforehand."""
 
-    def __init__(self, name: str, group: Any, exact: bool):
+    def __init__(self, name: str, group: Any, **options: bool):
         import tensorflow as tf
 
         from raytf.checkpoint.variables import seed_states
@@ -132,7 +135,7 @@ class Run:
         self._sums = tf.Variable(0)
         template, specs = pipeline.template, pipeline.leaf_specs
         all_reduce = group.all_reduce if group.world_size > 1 else None
-        self.step = TrainStep(model, plan, own, all_reduce, template, specs, StepOptions(FLAGS, fixed_point=exact))
+        self.step = TrainStep(model, plan, own, all_reduce, template, specs, StepOptions(FLAGS, **options))
         reduction = self.step.reductions[0]
         reduce = reduction.reduce
 
@@ -269,10 +272,14 @@ def measure(name: str, count: int, arguments: Arguments, report: Report) -> None
     rates = {mode: [1 / seconds for seconds in clock[mode]] for mode in MODES}
     steps = calls * CALL * arguments.pairs
     again = sum(block["repeated"] for block in blocks["exact"])
+    plain = "exact without digests"
     report.comparisons += [
         Comparison(f"{what}, exact", "float", "steps/s", rates["exact"], rates["float"], goal=GOAL),
         Comparison(f"{what}, exact", "float", "CPU ms/step of rank 0",
                    *([1000 * c for c in cpu[m]] for m in ("exact", "float")), more_is_better=False),
+        Comparison(f"{what}, exact", plain, "steps/s", rates["exact"], rates[plain], goal=DIGESTS_GOAL),
+        Comparison(f"{what}, exact", plain, "CPU ms/step of rank 0",
+                   *([1000 * c for c in cpu[m]] for m in ("exact", plain)), more_is_better=False),
     ]  # fmt: skip
     report.readings.append(Reading(what, "steps done twice", "%", [100 * again / steps]))
 
