@@ -65,7 +65,13 @@ class CheckpointDocument:
     def live(self) -> dict[str, Any]:
         """JSON values for memory: what changes with each copy."""
         hashed = {} if self.weights_hash is None else {"weights_hash": self.weights_hash}
-        return {**self._totals(), "durable_step": self.durable_step, "world_size": self.world_size, **hashed, **self._chained()}
+        return {
+            **self._totals(),
+            "durable_step": self.durable_step,
+            "world_size": self.world_size,
+            **hashed,
+            **self._chained(),
+        }
 
     def slow(self) -> dict[str, Any]:
         """JSON values for memory: what changes when an epoch ends; see `epochs`."""

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from raytf.data.pipeline import Augment
 from raytf.data.plan import BatchPlan
 from raytf.data.sources.batches import LiveBatches, plan_of
 from raytf.data.streams import Stream
-from raytf.driver import inputs, keras_arguments, preflight, sending
+from raytf.driver import inputs, keras_arguments, preflight, replaying, sending
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
 from raytf.driver.connection import staying_connected
@@ -33,7 +34,7 @@ from raytf.driver.tracking import callback_tracker, follow
 from raytf.driver.tracking import tracker as trackers
 from raytf.driver.tracking.callback_tracker import CallbackTracker
 from raytf.errors import ClusterError, ConfigError, DataError, ModelError, RaytfError, WholeBatchError, one_line
-from raytf.runs import notebook, run_log
+from raytf.runs import notebook, run_log, start_command
 from raytf.runs.display import Display
 from raytf.runs.events import Driver
 from raytf.runs.lease import Lease, check_owner
@@ -133,12 +134,13 @@ def fit(
 
     Raises:
         RaytfError: says in one line what is wrong and how to fix it.
+        SystemExit: `raytf replay` runs the program, and has what it wants.
     """
     shown = keras_arguments.verbosity(verbose)
     callbacks = callbacks if callbacks is None or callable(callbacks) else keras_arguments.several(callbacks)
     callbacks, reporting = callback_tracker.split(callbacks, model)
-    x = _one_of("x", x, "train", train)
-    validation = _one_of("validation_data", validation_data, "validation", validation)
+    x = inputs.one_of("x", x, "train", train)
+    validation = inputs.one_of("validation_data", validation_data, "validation", validation)
     is_whole = keras_arguments.is_plain(x) and steps_per_epoch is None
     config, overruled = keras_arguments.settings(config, batch_size, epochs, is_whole)
     if x is not None:
@@ -148,6 +150,8 @@ def fit(
     keras_arguments.check_epochs(initial_epoch, config)
     own = precision.of_process()
     _refuse(config, own, model, x, validation, validation_freq)
+    replay = replaying.asked(config)
+    config = config if replay is None else replaying.settings(replay, config)
     parts = x, keras_arguments.validation_data(validation), keras_arguments.validation_data(test)
     x, validation, test = keras_arguments.streams(parts, config, batch_size, steps_per_epoch, validation_steps, shuffle)
     given = inputs.RunData.of(x, validation, test)
@@ -184,6 +188,7 @@ def fit(
             validation_freq=validation_freq,
             precision=own,
             verbose=shown,
+            stop_step=None if replay is None else replay.step,
         )
         tracker = CallbackTracker(run, reporting, model, job) if reporting else None
         return _finish(job, sources, given.stream, stored, run, status_file, tracker)
@@ -195,22 +200,13 @@ def fit(
             raise
         print("train_step takes whole batches, and no parts of them: one worker computes each", flush=True)
         document = finish(config.replace(**_ONE_SHARD))
+    if replay is not None:
+        sys.exit(0)
     return result_of(run, document, model, callbacks)
 
 
 #: Settings with which nothing is divided.
 _ONE_SHARD = {"logical_shards": 1, "workers": "1"}
-
-
-def _one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
-    """The value of two arguments of which at most one may be given.
-
-    Raises:
-        DataError: both are.
-    """
-    if value is not None and other_value is not None:
-        raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
-    return value if other_value is None else other_value
 
 
 def _refuse(
@@ -301,6 +297,7 @@ def _finish(
                 display.say(f"run {name} has finished ({finished['steps']} steps); nothing to do")
                 return finished
             run_log.abort_uploads(run)
+            start_command.write(run, start_command.of_process())
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
             with follow.tracked(job.config, run, display.say, tracker), booked(run) as book:
                 session = _Session(run, display, status_file, lease, book)

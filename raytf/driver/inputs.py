@@ -100,3 +100,14 @@ def source(data: Any, name: str) -> Source | Stream | None:
         "a tuple (x, y) or (x, y, sample_weight) of arrays, a data set with len() and [i], a Ray Dataset, or batches "
         "(a tf.data.Dataset, a keras.utils.PyDataset or a generator)."
     )
+
+
+def one_of(name: str, value: Any, other: str, other_value: Any) -> Any:
+    """The value of two arguments of which at most one may be given.
+
+    Raises:
+        DataError: both are.
+    """
+    if value is not None and other_value is not None:
+        raise DataError(f"fit(...) got {name} and {other}, which are the same. Give one of them.")
+    return value if other_value is None else other_value

@@ -53,7 +53,10 @@ _FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "te
 
 
 #: Files that raytf writes in a run's folder.
-_FILES = ("architecture.json", "callbacks.safetensors", "lease.json", "model.keras", "result.json", "tracking.json")
+_FILES = (
+    *("architecture.json", "callbacks.safetensors", "command.json", "lease.json", "model.keras"),
+    *("result.json", "tracking.json"),
+)
 
 
 #: Folders that callbacks write to.

@@ -49,6 +49,7 @@ class TrainingJob:
         monitor: the driver's monitor.
         run_uri: URI of the run's folder.
         total_steps: global step at which the run ends.
+        stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
         lease: id of the process that owns the run.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
@@ -74,6 +75,12 @@ class TrainingJob:
     first_epoch: int = 0
     verbose: int = 1
     arbiter: ArbiterAddress | None = None
+    stop_step: int | None = None
+
+    @property
+    def end_step(self) -> int:
+        """Global step at which this start ends."""
+        return self.total_steps if self.stop_step is None else min(self.stop_step, self.total_steps)
 
     def epoch_of(self, step: int) -> int:
         """The number of the epoch in which a step is."""

@@ -63,7 +63,7 @@ class TrainLoop:
             epoch, inside = plan.locate(context.state.step)
             if inside == 0:
                 executor.begin_epoch(context.job.epoch_of(context.state.step))
-            executor.train_until(min(context.job.total_steps, (epoch + 1) * plan.steps_per_epoch))
+            executor.train_until(min(context.job.end_step, (epoch + 1) * plan.steps_per_epoch))
             if context.is_at_epoch_end:
                 self._end_epoch()
             executor.rest()
@@ -72,7 +72,7 @@ class TrainLoop:
         context.saving.finish()
         # If the run ends inside an epoch, the checkpoint was saved before this partial epoch end, so that the run can
         # be continued with more steps.
-        self._end_epoch(is_partial=True)
+        self._end_epoch(is_partial=context.job.stop_step is None)
         context.reporter.finish()
         context.callbacks.begin("end", context.state.step)
         result = finish(context)
@@ -91,4 +91,4 @@ class TrainLoop:
 
     def _is_over(self) -> bool:
         state = self._context.state
-        return state.step >= self._context.job.total_steps or state.stopped_early
+        return state.step >= self._context.job.end_step or state.stopped_early

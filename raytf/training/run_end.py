@@ -25,19 +25,25 @@ def finish(context: Context) -> dict[str, Any] | None:
     model.optimizer.finalize_variable_values(model.trainable_variables)
     latest = state.history[-1] if state.history else {}
     metrics = {name: value for name, value in latest.items() if name not in ("epoch", "step")}
-    # Before the test: EarlyStopping restores its best weights here.
-    context.callbacks.run("on_train_end", dict(metrics))
-    source = context.program.sources.test
+    is_all = context.job.stop_step is None
+    if is_all:
+        # Before the test: EarlyStopping restores its best weights here.
+        context.callbacks.run("on_train_end", dict(metrics))
+    source = context.program.sources.test if is_all else None
     if source is not None:
         context.show("testing")
         found = context.evaluators.evaluate("test", source, context.pulse.progress)
         metrics |= {f"test_{name}": value for name, value in found.items()}
     if not context.is_first_rank:
         return None
-    context.show("exporting")
-    context.callbacks.keep(context.attempt.storage)
     result = _result(context, metrics)
-    context.reporter.upload()
+    if is_all:
+        context.show("exporting")
+        context.callbacks.keep(context.attempt.storage)
+        say = context.reporter.say
+        where = context.attempt.storage, state.step, result["weights_sha256"], say
+        result["export"] = export.export(model, *where)
+        context.reporter.upload()
     return result
 
 
@@ -63,7 +69,6 @@ def _result(context: Context, metrics: dict[str, float]) -> dict[str, Any]:
         "weights_sha256": digest,
         "identity": context.program.identity,
         "history": state.history,
-        "export": export.export(context.program.model, storage, state.step, digest, context.reporter.say),
     }
 
 

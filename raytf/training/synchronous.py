@@ -208,7 +208,7 @@ class SynchronousExecutor:
     # -- the steps -----------------------------------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        self._calls.fill(self._context.job.total_steps)
+        self._calls.fill(self._context.job.end_step)
         self._context.callbacks.begin("epoch", self._context.state.step)
         self._context.callbacks.run("on_epoch_begin", epoch)
         self._context.saving.callbacks_ran()
@@ -238,7 +238,7 @@ class SynchronousExecutor:
 
     def _train_call(self) -> None:
         context = self._context
-        self._calls.fill(context.job.total_steps)
+        self._calls.fill(context.job.end_step)
         with context.pulse.doing(Activity.INPUT):
             call = self._calls.take()
         context.callbacks.begin("call", call.start)

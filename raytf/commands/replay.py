@@ -1,0 +1,179 @@
+"""`raytf replay RUN --step S`: computes a step of a run again, from the checkpoint before it, and compares."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from raytf.checkpoint import manifest, naming
+from raytf.config.terminal_text import say, visible
+from raytf.driver import replaying
+from raytf.errors import ConfigError, RaytfError, StorageError
+from raytf.runs import digest_log, run_log, start_command
+from raytf.runs.step_comparison import StepComparison, compare
+from raytf.storage.storage import Storage
+
+#: What callbacks keep, which they go on with.
+_OF_CALLBACKS = "files"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Compute a step of a run again on this machine, from the nearest checkpoint before it, and compare every step on
+    the way with what the run has noted: raytf replay ~/raytf-runs/default --step 1234
+
+    The program that started the run is started again, in this folder; give another command after `--`. The run itself
+    is only read, and may still train. The exit code is 1 where a step differs or nothing can be compared.
+    """  # noqa: D415
+
+    run: tyro.conf.Positional[str]
+    """The run's folder: STORAGE/NAME, e.g. ~/raytf-runs/default or s3://bucket/runs/default."""
+    step: int
+    """The step to compute again, counted from 1."""
+    workers: int = 1
+    """How many workers compute it; the result is the same."""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """The command of the program, as one text for a shell; by default that of the run's latest start."""
+
+
+def arguments(args: Sequence[str]) -> list[str]:
+    """What follows `--` is the program."""
+    own = list(args)
+    if "--" not in own:
+        return own
+    at = own.index("--")
+    return [*own[:at], f"--program={shlex.join(own[at + 1 :])}"]
+
+
+def main(flags: Replay) -> None:
+    """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
+    run = Storage(flags.run)
+    noted = digest_log.read(run, run_log.STEPS)
+    _check(run, noted, flags)
+    with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
+        again = Storage(folder).child(replaying.RUN)
+        begin = _seed(run, again, flags.step)
+        where = "the first step" if begin == 0 else f"the checkpoint of step {begin}"
+        workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
+        say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
+        _compute(_words(run, flags), replaying.ReplayPlan(run.uri, flags.step, flags.workers, folder))
+        found = compare(noted, digest_log.read(again, run_log.STEPS), range(begin + 1, flags.step + 1))
+    for line in told(found, begin, flags.step):
+        say(line)
+    sys.exit(0 if found.differs is None and found.same else 1)
+
+
+def told(found: StepComparison, begin: int, end: int) -> list[str]:
+    """What was found, for people.
+
+    Args:
+        begin: the step of the checkpoint.
+        end: the last step that was computed again.
+    """
+    lines = []
+    if found.differs is None and found.same:
+        steps = f"step {end} is" if found.same == 1 else f"{found.same} steps, up to step {end}, are"
+        lines.append(f"{steps} the same, bit for bit")
+    elif found.differs is not None:
+        difference = found.difference
+        before = f"{found.same} steps after step {begin} are the same; " if found.same else ""
+        assert difference is not None
+        shards = ", ".join(map(str, difference.shards[:8])) or "none by its own digest"
+        tensors = ", ".join(difference.tensors[:8]) or "not known"
+        lines.append(f"{before}step {found.differs} differs from what the run has noted")
+        lines.append(f"  shards: {shards}{' ...' * (len(difference.shards) > 8)}")
+        lines.append(f"  tensors: {tensors}{' ...' * (len(difference.tensors) > 8)}")
+    if found.unknown:
+        steps = "1 step" if found.unknown == 1 else f"{found.unknown} steps"
+        lines.append(f"{steps} cannot be compared: {found.why}")
+    return lines
+
+
+def _check(run: Storage, noted: digest_log.RunDigests, flags: Replay) -> None:
+    """Refuse what cannot be compared before anything is started.
+
+    Raises:
+        ConfigError: says why.
+    """
+    if flags.step < 1 or flags.workers < 1:
+        name, value = ("--step", flags.step) if flags.step < 1 else ("--workers", flags.workers)
+        raise ConfigError(f"{name} {value}: expected 1 or more.")
+    steps = run_log.read_steps(run.uri)["step"]
+    if not len(steps):
+        raise ConfigError(f"{run.locate('')} has noted no step yet. Expected the folder of a run, STORAGE/NAME.")
+    if flags.step > steps[-1]:
+        raise ConfigError(
+            f"--step {flags.step}: {run.locate('')} has noted {steps[-1]} steps. They are noted with each checkpoint."
+        )
+    if noted.of(flags.step) is None:
+        raise ConfigError(
+            f"--step {flags.step}: the run has no digest of it. Sums of floats, parameter servers and --no-digests "
+            "have none, nor had raytf before it had `raytf replay`."
+        )
+
+
+def _seed(run: Storage, again: Storage, step: int) -> int:
+    """Copy the newest whole checkpoint before a step; returns its step, 0 where there is none."""
+    os.makedirs(again.root, exist_ok=True)
+    for name in manifest.list_complete(run):
+        at = naming.split_name(name)[0]
+        if at >= step:
+            continue
+        try:
+            manifest.read(run, name)
+            place = f"{manifest.FOLDER}/{name}"
+            run.get_tree(place, os.path.join(again.root, place))
+        except (RaytfError, StorageError):  # damaged, or deleted meanwhile: the one before
+            again.delete(f"{manifest.FOLDER}/{name}")
+            continue
+        if run.list(_OF_CALLBACKS):
+            run.get_tree(_OF_CALLBACKS, os.path.join(again.root, _OF_CALLBACKS))
+        return at
+    return 0
+
+
+def _words(run: Storage, flags: Replay) -> list[str]:
+    """The command of the program.
+
+    Raises:
+        ConfigError: it is not known, or not here.
+    """
+    if flags.program:
+        words = shlex.split(flags.program)
+        return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
+    command = start_command.read(run)
+    if command is None:
+        raise ConfigError(
+            f"{run.locate('')} does not say which program started it: it was a notebook, or an older raytf. Give the "
+            "command: raytf replay RUN --step S -- python jobs/mnist.py ..."
+        )
+    words = start_command.here(command)
+    program = next((word for word in words[1:] if not word.startswith("-")), "")
+    if program.endswith(".py") and not os.path.exists(program):
+        raise ConfigError(
+            f"{visible(program)} is not in this folder. The run was started in {visible(command.folder)}: change to "
+            "the program's folder, or give its command after `--`."
+        )
+    return words
+
+
+def _compute(words: list[str], plan: replaying.ReplayPlan) -> None:
+    """Run the program.
+
+    Raises:
+        ConfigError: it did not come to the call that trains the run.
+    """
+    done = subprocess.run(words, env={**os.environ, **plan.told()}, check=False)
+    if not os.path.exists(os.path.join(plan.folder, replaying.RUN, run_log.RESULT)):
+        raise ConfigError(
+            f"the program has not computed the step (exit code {done.returncode}): {visible(shlex.join(words))}. What "
+            "it has printed says why; if nothing does, it has not called fit for this run."
+        )

@@ -1,0 +1,68 @@
+"""A start of a program that computes some steps of a run again, beside the run, because `raytf replay` asks for it.
+
+The program is the run's own. Its call of `fit` for that run trains in another folder, from a copy of a checkpoint up to
+the step that is wanted, and ends the process: what comes after it in the program belongs to the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from raytf.config.train_config import TrainConfig
+from raytf.storage.storage import Storage
+
+#: Environment variable with which `raytf replay` tells the program, which need not know of it.
+VARIABLE = "RAYTF_REPLAY"
+#: Name of the run that computes again.
+RUN = "replay"
+#: Settings that only write elsewhere, or end a run early.
+_WITHOUT: dict[str, Any] = {
+    "track": None,
+    "keep_best": None,
+    "status_file": None,
+    "histograms_every": 0,
+    "warm_workers": False,
+}
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What to compute again.
+
+    Attributes:
+        run: URI of the run's folder.
+        step: the last step.
+        workers: how many compute.
+        folder: where the run that computes again is kept, as `RUN`.
+    """
+
+    run: str
+    step: int
+    workers: int
+    folder: str
+
+    def told(self) -> dict[str, str]:
+        """The environment of the program."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def asked(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> ReplayPlan | None:
+    """What this process is to compute again of the run that a configuration names; None where that is to be trained."""
+    text = environment.get(VARIABLE)
+    if not text:
+        return None
+    plan = ReplayPlan(**json.loads(text))
+    run = Storage(config.storage_uri).child(config.run.run)
+    return plan if run.locate("") == Storage(plan.run).locate("") else None
+
+
+def settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
+    """The settings with which steps are computed again: what is learned is the same."""
+    changed = {name: value for name, value in _WITHOUT.items() if name in config.settings}
+    if config.strategy.strategy == "multi-worker-mirrored":
+        changed["workers"] = str(plan.workers)
+    return config.replace(storage=plan.folder, run=RUN, **changed)
