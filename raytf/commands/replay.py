@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -40,6 +41,11 @@ class Replay:
     """The step to compute again, counted from 1."""
     workers: int = 1
     """How many workers compute it; the result is the same."""
+    dump: Path | None = None
+    """Write what there is to see of the step to this folder: its records with their losses, as pictures where they are
+    pictures, norms of gradients, and weights before and after it."""
+    notebook: bool = False
+    """Print the lines of Python that load what --dump has written."""
     program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
     """The command of the program, as one text for a shell; by default that of the run's latest start."""
 
@@ -55,7 +61,7 @@ def arguments(args: Sequence[str]) -> list[str]:
 
 def main(flags: Replay) -> None:
     """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
-    run = Storage(flags.run)
+    run, dump = Storage(flags.run), _folder(flags)
     noted = digest_log.read(run, run_log.STEPS)
     _check(run, noted, flags)
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
@@ -64,11 +70,39 @@ def main(flags: Replay) -> None:
         where = "the first step" if begin == 0 else f"the checkpoint of step {begin}"
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
-        _compute(_words(run, flags), replaying.ReplayPlan(run.uri, flags.step, flags.workers, folder))
+        _compute(_words(run, flags), replaying.ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
         found = compare(noted, digest_log.read(again, run_log.STEPS), range(begin + 1, flags.step + 1))
     for line in told(found, begin, flags.step):
         say(line)
+    for line in loaded(dump, flags.notebook) if dump else ():
+        say(line)
     sys.exit(0 if found.differs is None and found.same else 1)
+
+
+def loaded(dump: str, notebook: bool) -> list[str]:
+    """Where a dump is, and how to load it, for people."""
+    if not notebook:
+        return [f"what there is to see of the step is in {dump}; records.csv has the highest loss first"]
+    return [
+        "import numpy, pandas",
+        f"records, batch = pandas.read_csv({dump + '/records.csv'!r}), numpy.load({dump + '/batch.npz'!r})",
+        f"before, after = numpy.load({dump + '/before.npz'!r}), numpy.load({dump + '/after.npz'!r})",
+    ]
+
+
+def _folder(flags: Replay) -> str:
+    """The folder of the dump, empty for none.
+
+    Raises:
+        ConfigError: it cannot take one.
+    """
+    if flags.dump is None:
+        return ""
+    if flags.workers != 1:
+        raise ConfigError(f"--dump with --workers {flags.workers}: one worker sees all records. Leave out --workers.")
+    if flags.dump.exists() and (not flags.dump.is_dir() or any(flags.dump.iterdir())):
+        raise ConfigError(f"--dump {flags.dump}: expected a folder that is empty or not there yet.")
+    return str(flags.dump.absolute())
 
 
 def told(found: StepComparison, begin: int, end: int) -> list[str]:

@@ -126,6 +126,18 @@ class Pipeline:
         """Begin to gather global steps [start, stop), all of one epoch."""
         return self._pool.submit(self._gather, start, stop)
 
+    def numbers(self, step: int) -> np.ndarray | None:
+        """[n] which records of the source this pipeline's shards have in a step, one shard after another.
+
+        Returns:
+            None where the source makes its records while the run trains.
+        """
+        if isinstance(self.source, LiveBatches):
+            return None
+        epoch, inside = self.plan.locate(step)
+        order = self._make_order(epoch)  # another one than the thread's that gathers
+        return np.concatenate([order.of_steps(v, inside, inside + 1) for v in self.shards])
+
     def of(self, shards: range) -> Pipeline:
         """A pipeline of other shards, in place of this one, which is closed."""
         self.close()

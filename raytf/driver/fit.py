@@ -189,6 +189,7 @@ def fit(
             precision=own,
             verbose=shown,
             stop_step=None if replay is None else replay.step,
+            dump="" if replay is None else replay.dump,
         )
         tracker = CallbackTracker(run, reporting, model, job) if reporting else None
         return _finish(job, sources, given.stream, stored, run, status_file, tracker)

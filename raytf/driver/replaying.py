@@ -38,12 +38,14 @@ class ReplayPlan:
         step: the last step.
         workers: how many compute.
         folder: where the run that computes again is kept, as `RUN`.
+        dump: folder for what there is to see of the step; empty for none.
     """
 
     run: str
     step: int
     workers: int
     folder: str
+    dump: str = ""
 
     def told(self) -> dict[str, str]:
         """The environment of the program."""

@@ -50,6 +50,7 @@ class TrainingJob:
         run_uri: URI of the run's folder.
         total_steps: global step at which the run ends.
         stop_step: global step at which this start ends, without what follows a run's end; None for the run's own.
+        dump: folder on the machine of the one worker that gets what there is to see of that step; empty for none.
         lease: id of the process that owns the run.
         identity: what the driver knows about settings and data; a resumed run must have the same.
         precision: what the job has set in the driver's Keras.
@@ -76,6 +77,7 @@ class TrainingJob:
     verbose: int = 1
     arbiter: ArbiterAddress | None = None
     stop_step: int | None = None
+    dump: str = ""
 
     @property
     def end_step(self) -> int:

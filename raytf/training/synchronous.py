@@ -38,6 +38,7 @@ from raytf.training.heartbeat import Activity
 from raytf.training.parking import park
 from raytf.training.regroup import RegroupError
 from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step_dump import StepDump
 from raytf.training.step_journal import StepOutcome
 
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
@@ -165,7 +166,7 @@ class SynchronousExecutor:
             fixed_point=compute.reduction == "fixed",
             compress=compute.compress_gradients,
             devices=group.devices,
-            keeps_gradients=self._config.run.histograms_every > 0,
+            keeps_gradients=self._config.run.histograms_every > 0 or bool(attempt.job.dump),
             digests=compute.digests,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )
@@ -282,12 +283,19 @@ class SynchronousExecutor:
         activity = Activity.STEP if call.full in self._traced else Activity.TRACE
         is_placement_wanted = self._config.strategy.log_device_placement and not context.has_trained
         with context.pulse.doing(activity), self._placement.read(is_placement_wanted):
+            dump = StepDump(context.job.dump) if context.job.dump and call.stop == context.job.end_step else None
+            if dump is not None:
+                dump.before(context, call)
             outcome = self._step(call, self._votes(call.stop))
+            if dump is not None:
+                dump.after(context, call, outcome)
         self._traced.add(call.full)
         return outcome
 
     def _call_end(self, step: int, stop: int) -> int:
         """The step at which a call that begins at `step` ends, so that no save or histogram is due inside a call."""
+        if self._context.job.dump and step < self._context.job.end_step - 1:
+            stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
         due = self._context.saving.cadence.every_steps, self._config.run.histograms_every
         return min(self._context.plan.call_end(step, self._call_steps, stop, boundary) for boundary in due)
 
