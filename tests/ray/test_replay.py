@@ -1,0 +1,91 @@
+"""Steps of a run are computed again: the same bits, whatever became of the run; and what there is to see of one."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import raytf
+from raytf.runs import digest_log, run_log
+from raytf.storage.storage import Storage
+from raytf.testing import Job, environment
+from tests.ray.conftest import PATIENCE, ROOT, result_of
+from tests.ray.jobs import poisoned
+from tests.stress.repair import workers_of
+
+LAW = ROOT / "tests" / "stress" / "law" / "job.py"
+POISONED = ROOT / "tests" / "ray" / "jobs" / "poisoned.py"
+
+
+def replay(*flags: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from raytf.commands.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "replay", *map(str, flags)]
+    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+
+
+def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path: Path):
+    status = tmp_path / "status.json"
+    command = [sys.executable, str(LAW), "--data", "digits", "--steps", "150", "--global-batch-size", "64"]
+    command += ["--workers", "1:3", "--model", "batchnorm", "--pause", "0.05", "--checkpoint-every-steps", "40"]
+    command += ["--keep", "9", "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
+    with Job(command, tmp_path / "log", environment(), cwd=ROOT, status_file=status) as job:
+        for number in range(3):
+            at = job.step or 0
+            job.until(lambda at=at: (job.step or 0) >= at + 15 and len(workers_of(job)) > 1, PATIENCE)
+            workers_of(job)[number % 2].kill()
+            job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
+        job.wait(PATIENCE)
+    noted = digest_log.read(Storage(str(tmp_path / "a")), run_log.STEPS)
+    assert all(noted.of(step) is not None for step in range(1, 151))
+    for workers in (1, 3):
+        done = replay(tmp_path / "a", "--step", 70, "--workers", workers)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "30 steps, up to step 70, are the same, bit for bit" in done.stdout
+    # Nothing of the run has changed.
+    assert result_of(tmp_path / "a")["steps"] == 150
+    assert raytf.read_steps(str(tmp_path / "a"))["step"].tolist() == list(range(1, 151))
+
+
+def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path):
+    flags = ["--workers", "1", "--steps", "30", "--global-batch-size", "32", "--no-warm-workers"]
+    command = [sys.executable, str(POISONED), *flags, "--storage", str(tmp_path), "--run", "a"]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
+    losses = raytf.read_steps(str(tmp_path / "a"))["loss"]
+    step = int(np.argmax(losses[:10])) + 1  # of the first epoch
+    done = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen", "--notebook")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the program went on" not in done.stdout
+    rows = list(csv.DictReader((tmp_path / "seen" / "records.csv").open()))
+    assert (int(rows[0]["record"]), len(rows)) == (poisoned.RECORD, 32)
+    assert float(rows[0]["loss"]) > 3 * float(rows[1]["loss"])
+    with np.load(tmp_path / "seen" / "before.npz") as before, np.load(tmp_path / "seen" / "after.npz") as after:
+        assert any((before[name] != after[name]).any() for name in before.files)
+    # The last lines are a program that loads it.
+    program = "\n".join(line for line in done.stdout.splitlines() if "numpy" in line)
+    subprocess.run([sys.executable, "-c", program.replace(", pandas", "").partition("\n")[0]], check=True)
+    again = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen")
+    assert again.returncode == 2
+    assert "is empty or not there yet" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--step", 0), "--step 0: expected 1 or more"),
+        (("--step", 400), "has noted 3 steps"),
+        (("--step", 2), "the run has no digest of it"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_anything_is_started(tmp_path: Path, flags, says: str):
+    log = run_log.StepLog(Storage(str(tmp_path / "a")), run_log.new_attempt())
+    log.add(1, 0, np.zeros(3), np.zeros(3))
+    log.write(log.take())
+    done = replay(tmp_path / "a", *flags)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

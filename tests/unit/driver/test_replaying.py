@@ -1,0 +1,51 @@
+"""A program that is started to compute steps again: which of its runs, and with which settings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import raytf
+from raytf.driver import replaying
+from raytf.driver.replaying import ReplayPlan
+from raytf.runs import start_command
+from raytf.runs.start_command import StartCommand
+from raytf.storage.storage import Storage
+
+
+def test_only_the_run_that_is_asked_for_is_computed_again(tmp_path: Path):
+    plan = ReplayPlan(str(tmp_path / "a"), 70, 3, "/scratch")
+    config = raytf.TrainConfig.of(storage=str(tmp_path), run="a")
+    assert replaying.asked(config, plan.told()) == plan
+    assert replaying.asked(config.replace(run="b"), plan.told()) is None
+    assert replaying.asked(config, {}) is None
+
+
+def test_what_is_learned_is_not_changed_by_the_settings():
+    config = raytf.TrainConfig.of(track="x.jsonl", keep_best="loss", workers="2:8", exact=True, seed=3, epochs=7)
+    found = replaying.settings(ReplayPlan("r", 70, 3, "/scratch"), config)
+    changed = {name for name, value in found.values.items() if value != config.values[name]}
+    assert changed == {"storage", "run", "workers", "track", "keep_best", "warm_workers"}
+    mirrored = raytf.TrainConfig.of(strategy="mirrored")
+    assert replaying.settings(ReplayPlan("r", 70, 1, "/s"), mirrored).cluster.workers is None
+
+
+def test_the_command_of_a_process_is_kept_and_found(tmp_path: Path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import json, sys\nfrom raytf.runs import start_command\n"
+        "found = start_command.of_process()\nprint(json.dumps([found.words, found.folder]))\n"
+    )
+    told = subprocess.run([sys.executable, "job.py", "--x", "1 2"], cwd=tmp_path, capture_output=True, check=True)
+    assert json.loads(told.stdout) == [["job.py", "--x", "1 2"], str(tmp_path)]
+    run = Storage(str(tmp_path / "run"))
+    assert start_command.read(run) is None
+    command = StartCommand(("job.py", "--x", "1 2"), str(tmp_path))
+    start_command.write(run, command)
+    assert start_command.read(run) == command
+    assert start_command.here(command) == [sys.executable, "job.py", "--x", "1 2"]
+    script = Path(sys.executable).with_name("raytf")
+    if script.exists():
+        assert start_command.here(StartCommand(("/elsewhere/bin/raytf", "run", "a.py"), "/"))[1] == str(script)

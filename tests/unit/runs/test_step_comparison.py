@@ -1,0 +1,66 @@
+"""Steps that were computed again beside those that a run has noted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from raytf.commands import replay
+from raytf.distributed.step_digest import Difference, DigestLayout
+from raytf.runs.digest_log import DigestSegment, RunDigests
+from raytf.runs.step_comparison import StepComparison, compare
+
+LAYOUT = DigestLayout(2, ("kernel", "bias"))
+
+
+def digests(steps: int, layout: DigestLayout = LAYOUT, first: int = 1) -> RunDigests:
+    rows = 1 + np.arange(steps * layout.bytes, dtype=np.uint8).reshape(steps, layout.bytes) % 200
+    return RunDigests([DigestSegment(first, layout, rows)])
+
+
+def changed(step: int, at: int) -> RunDigests:
+    found = digests(9)
+    found.segments[0].rows[step - 1, at] ^= 1
+    return found
+
+
+def test_equal_steps_are_the_same():
+    assert compare(digests(9), digests(9), range(4, 8)) == StepComparison(4, 0)
+
+
+@pytest.mark.parametrize(("at", "difference"), [(8, Difference((0,), ())), (17, Difference((), ("bias",)))])
+def test_the_first_step_that_differs_is_named(at: int, difference: Difference):
+    assert compare(digests(9), changed(6, at), range(4, 9)) == StepComparison(2, 0, 6, difference)
+
+
+def test_what_cannot_be_compared_is_said():
+    found = compare(digests(5), digests(9), range(4, 8))
+    assert found == StepComparison(2, 2, why="step 6 has no digest")
+    device = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "bias"), True)), range(1, 3))
+    assert "computed on CPUs and this machine computes on GPUs" in device.why
+    shards = compare(digests(9), digests(9, DigestLayout(4, ("kernel", "bias"))), range(1, 3))
+    assert "2 logical shards, and the program asks for 4" in shards.why
+    model = compare(digests(9), digests(9, DigestLayout(2, ("kernel", "more"))), range(1, 3))
+    assert model.why.endswith("other weights than that of the run: more")
+
+
+@pytest.mark.parametrize(
+    ("found", "lines"),
+    [
+        (StepComparison(1, 0), ["step 8 is the same, bit for bit"]),
+        (StepComparison(4, 0), ["4 steps, up to step 8, are the same, bit for bit"]),
+        (
+            StepComparison(2, 0, 7, Difference((1,), ("kernel",))),
+            ["2 steps after step 4 are the same; step 7 differs from what the run has noted"]
+            + ["  shards: 1", "  tensors: kernel"],
+        ),
+        (
+            StepComparison(0, 0, 5, Difference(tuple(range(9)), ())),
+            ["step 5 differs from what the run has noted", "  shards: 0, 1, 2, 3, 4, 5, 6, 7 ..."]
+            + ["  tensors: not known"],
+        ),
+        (StepComparison(0, 4, why="x"), ["4 steps cannot be compared: x"]),
+    ],
+)
+def test_what_was_found_is_told(found: StepComparison, lines: list[str]):
+    assert replay.told(found, 4, 8) == lines
