@@ -44,10 +44,17 @@ class Difference:
     Attributes:
         shards: indices of logical shards.
         tensors: names; empty where by chance no byte differs.
+        of: how many shards there are.
     """
 
     shards: tuple[int, ...]
     tensors: tuple[str, ...]
+    of: int = 0
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether all shards differ."""
+        return len(self.shards) == self.of > 0
 
 
 def number(digest: bytes) -> int:
@@ -69,6 +76,7 @@ def difference(layout: DigestLayout, one: bytes, other: bytes) -> Difference | N
     return Difference(
         tuple(i for i, (a, b) in enumerate(zip(*shards, strict=True)) if a != b),
         tuple(layout.tensors[i] for i, (a, b) in enumerate(zip(*tensors, strict=True)) if a != b),
+        layout.shards,
     )
 
 

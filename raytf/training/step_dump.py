@@ -70,7 +70,7 @@ class StepDump:
 
     def _batch(self, numbers: np.ndarray, losses: np.ndarray, batch: Any) -> None:
         x, y, weights = batch
-        arrays = {"numbers": numbers, "losses": losses}
+        arrays: dict[str, Any] = {"numbers": numbers, "losses": losses}
         for name, part in (("x", x), ("y", y), ("weights", weights)):
             leaves = tree.flatten(part)
             arrays |= {"/".join([name, *map(str, path)]): leaf for path, leaf in leaves if leaf is not None}

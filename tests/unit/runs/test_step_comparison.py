@@ -28,7 +28,7 @@ def test_equal_steps_are_the_same():
     assert compare(digests(9), digests(9), range(4, 8)) == StepComparison(4, 0)
 
 
-@pytest.mark.parametrize(("at", "difference"), [(8, Difference((0,), ())), (17, Difference((), ("bias",)))])
+@pytest.mark.parametrize(("at", "difference"), [(8, Difference((0,), (), 2)), (17, Difference((), ("bias",), 2))])
 def test_the_first_step_that_differs_is_named(at: int, difference: Difference):
     assert compare(digests(9), changed(6, at), range(4, 9)) == StepComparison(2, 0, 6, difference)
 

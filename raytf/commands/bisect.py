@@ -1,0 +1,62 @@
+"""`raytf bisect RUN_A RUN_B`: the first step at which two runs part, and why as far as their folders tell."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+import tyro
+
+from raytf.config.terminal_text import say
+from raytf.errors import ConfigError
+from raytf.runs import parting
+from raytf.storage.storage import Storage
+
+
+@dataclass(frozen=True)
+class Bisect:
+    """Find the first step at which two runs part, and why: settings, data, model, records of the batch, gradients of a
+    shard, or an update. Both runs are only read. The exit code is 1 where they part."""
+
+    one: tyro.conf.Positional[str]
+    """Folder of a run: STORAGE/NAME."""
+    other: tyro.conf.Positional[str]
+    """Folder of another one."""
+    json: bool = False
+    """Print JSON instead of lines."""
+
+
+def main(flags: Bisect) -> None:
+    """Print what was found; exits with 1 where the runs part."""
+    traces = [parting.load(Storage(uri)) for uri in (flags.one, flags.other)]
+    for trace in traces:
+        if not len(trace.steps["step"]):
+            raise ConfigError(f"{trace.place} has noted no step. Expected the folder of a run, STORAGE/NAME.")
+    found = parting.part(*traces)
+    reasons = parting.why(found)
+    if flags.json:
+        differs = found.difference
+        shards = None if differs is None else {"shards": differs.shards, "tensors": differs.tensors}
+        document = {"same_steps": found.same, "step": found.step, "differs": shards, "why": reasons}
+        print(json.dumps(document, indent=1))
+    else:
+        for line in told(found, reasons, [len(trace.steps["step"]) for trace in traces]):
+            say(line)
+    sys.exit(0 if found.step is None else 1)
+
+
+def told(found: parting.Parting, reasons: list[str], lengths: list[int]) -> list[str]:
+    """What was found, for people.
+
+    Args:
+        reasons: result of `parting.why`.
+        lengths: steps of each run.
+    """
+    if found.step is None:
+        has = f"{lengths[0]} steps" if lengths[0] == lengths[1] else f"the {found.same} steps that both have"
+        lines = [f"{has} are the same"]
+    else:
+        before = f"{found.same} steps are the same; " if found.same else ""
+        lines = [f"{before}the runs part at step {found.step}"]
+    return [*lines, *(f"  {reason}" for reason in reasons)]
