@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tune": ("tune", "try values of a job's flags, each in a run of its own, and keep the best"),
     "replay": ("replay", "compute a step of a run again, and compare it bit for bit"),
     "bisect": ("bisect", "find the first step at which two runs part, and why"),
+    "prove": ("prove", "check that a run's records fit together, and compute a share of its steps again"),
     "verify": ("verify", "check every byte of a run's checkpoints, and say what a resume restores"),
     "data": ("data", "convert data to TFRecord or Parquet, and find what is damaged in them"),
     "export": ("export", "make a checkpoint a version for TensorFlow Serving, a .keras file or ONNX"),

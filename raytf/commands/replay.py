@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,16 +12,13 @@ from typing import Annotated
 
 import tyro
 
-from raytf.checkpoint import manifest, naming
-from raytf.config.terminal_text import say, visible
-from raytf.driver import replaying
-from raytf.errors import ConfigError, RaytfError, StorageError
-from raytf.runs import digest_log, run_log, start_command
+from raytf.config.terminal_text import say
+from raytf.driver import recomputing
+from raytf.driver.replaying import ReplayPlan
+from raytf.errors import ConfigError
+from raytf.runs import digest_log, run_log
 from raytf.runs.step_comparison import StepComparison, compare
 from raytf.storage.storage import Storage
-
-#: What callbacks keep, which they go on with.
-_OF_CALLBACKS = "files"
 
 
 @dataclass(frozen=True)
@@ -65,12 +60,11 @@ def main(flags: Replay) -> None:
     noted = digest_log.read(run, run_log.STEPS)
     _check(run, noted, flags)
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
-        again = Storage(folder).child(replaying.RUN)
-        begin = _seed(run, again, flags.step)
+        words, begin = recomputing.words_of(run, flags.program), recomputing.seed_before(run, folder, flags.step)
         where = "the first step" if begin == 0 else f"the checkpoint of step {begin}"
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
-        _compute(_words(run, flags), replaying.ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
+        again = recomputing.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
         found = compare(noted, digest_log.read(again, run_log.STEPS), range(begin + 1, flags.step + 1))
     for line in told(found, begin, flags.step):
         say(line)
@@ -151,63 +145,4 @@ def _check(run: Storage, noted: digest_log.RunDigests, flags: Replay) -> None:
         raise ConfigError(
             f"--step {flags.step}: the run has no digest of it. Sums of floats, parameter servers and --no-digests "
             "have none, nor had raytf before it had `raytf replay`."
-        )
-
-
-def _seed(run: Storage, again: Storage, step: int) -> int:
-    """Copy the newest whole checkpoint before a step; returns its step, 0 where there is none."""
-    os.makedirs(again.root, exist_ok=True)
-    for name in manifest.list_complete(run):
-        at = naming.split_name(name)[0]
-        if at >= step:
-            continue
-        try:
-            manifest.read(run, name)
-            place = f"{manifest.FOLDER}/{name}"
-            run.get_tree(place, os.path.join(again.root, place))
-        except (RaytfError, StorageError):  # damaged, or deleted meanwhile: the one before
-            again.delete(f"{manifest.FOLDER}/{name}")
-            continue
-        if run.list(_OF_CALLBACKS):
-            run.get_tree(_OF_CALLBACKS, os.path.join(again.root, _OF_CALLBACKS))
-        return at
-    return 0
-
-
-def _words(run: Storage, flags: Replay) -> list[str]:
-    """The command of the program.
-
-    Raises:
-        ConfigError: it is not known, or not here.
-    """
-    if flags.program:
-        words = shlex.split(flags.program)
-        return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
-    command = start_command.read(run)
-    if command is None:
-        raise ConfigError(
-            f"{run.locate('')} does not say which program started it: it was a notebook, or an older raytf. Give the "
-            "command: raytf replay RUN --step S -- python jobs/mnist.py ..."
-        )
-    words = start_command.here(command)
-    program = next((word for word in words[1:] if not word.startswith("-")), "")
-    if program.endswith(".py") and not os.path.exists(program):
-        raise ConfigError(
-            f"{visible(program)} is not in this folder. The run was started in {visible(command.folder)}: change to "
-            "the program's folder, or give its command after `--`."
-        )
-    return words
-
-
-def _compute(words: list[str], plan: replaying.ReplayPlan) -> None:
-    """Run the program.
-
-    Raises:
-        ConfigError: it did not come to the call that trains the run.
-    """
-    done = subprocess.run(words, env={**os.environ, **plan.told()}, check=False)
-    if not os.path.exists(os.path.join(plan.folder, replaying.RUN, run_log.RESULT)):
-        raise ConfigError(
-            f"the program has not computed the step (exit code {done.returncode}): {visible(shlex.join(words))}. What "
-            "it has printed says why; if nothing does, it has not called fit for this run."
         )

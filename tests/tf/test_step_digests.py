@@ -158,7 +158,7 @@ def test_what_differs_is_named(place: int):
 
 
 def test_a_chain_tells_every_step_from_every_other():
-    losses, told = [0.5, 0.25, 0.125], [b"a" * 21, b"b" * 21, b"c" * 21]
+    losses, told = [(0.5, 1.0), (0.25, 1.0), (0.125, 1.0)], [b"a" * 21, b"b" * 21, b"c" * 21]
     whole = step_digest.chained(step_digest.GENESIS, 1, losses, told)
     begin = step_digest.chained(step_digest.GENESIS, 1, losses[:1], told[:1])
     assert step_digest.chained(begin, 2, losses[1:], told[1:]) == whole
@@ -168,5 +168,6 @@ def test_a_chain_tells_every_step_from_every_other():
         step_digest.chained(step_digest.GENESIS, 1, losses, told[::-1]),
         step_digest.chained(step_digest.GENESIS, 1, losses[:2], told[:2]),
         step_digest.chained(step_digest.GENESIS, 1, losses, []),
+        step_digest.chained(step_digest.GENESIS, 1, [*losses[:2], (0.125, 2.0)], told),
     }
-    assert len(others | {whole}) == 6
+    assert len(others | {whole}) == 7

@@ -1,0 +1,109 @@
+"""`raytf prove RUN`: whether a run's records fit together, and whether a share of its steps can be computed again."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from raytf.checkpoint import durable, manifest, naming
+from raytf.commands import replay
+from raytf.config.terminal_text import say
+from raytf.driver import recomputing
+from raytf.driver.replaying import ReplayPlan
+from raytf.errors import ConfigError
+from raytf.runs import digest_log, proof, run_log
+from raytf.runs.proof import Interval
+from raytf.runs.step_comparison import compare
+from raytf.storage.storage import Storage
+
+#: What of a checkpoint's tensors is computed; what else there is belongs to callbacks.
+_COMPUTED = ("model/", "optimizer/", "reduction/")
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Check that a run's log of steps, its checkpoints and what they say of each other fit together, then compute a
+    random share of its steps again and compare every bit: raytf prove s3://bucket/runs/default --share 0.05
+
+    The program that started the run is started again, in this folder; give another command after `--`. The run itself
+    is only read. The exit code is 1 where something does not fit. `raytf verify` checks the checkpoints alone.
+    """  # noqa: D415
+
+    run: tyro.conf.Positional[str]
+    """The run's folder: STORAGE/NAME, e.g. ~/raytf-runs/default or s3://bucket/runs/default."""
+    share: float = 0.01
+    """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
+    computes nothing."""
+    workers: int = 1
+    """How many workers compute them; the result is the same."""
+    program: Annotated[str, tyro.conf.arg(metavar="TEXT")] = ""
+    """The command of the program, as one text for a shell; by default that of the run's latest start."""
+
+
+def arguments(args: Sequence[str]) -> list[str]:
+    """What follows `--` is the program."""
+    return replay.arguments(args)
+
+
+def main(flags: Prove) -> None:
+    """Print what was found; exits with 1 where something does not fit."""
+    if not 0 <= flags.share <= 1:
+        raise ConfigError(f"--share {flags.share}: expected a number from 0 to 1.")
+    if flags.workers < 1:
+        raise ConfigError(f"--workers {flags.workers}: expected 1 or more.")
+    run = Storage(flags.run)
+    if not run.list(run_log.STEPS):
+        raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
+    found = proof.check(run)
+    for line in (*found.problems, *found.notes):
+        say(line)
+    if found.problems:
+        sys.exit(1)
+    say(f"the records of {found.steps} steps and {len(found.checkpoints)} checkpoints fit together")
+    if not flags.share:
+        return
+    every = proof.intervals(found.checkpoints)
+    chosen, words = proof.draw(every, flags.share), recomputing.words_of(run, flags.program)
+    problems = [line for each in chosen for line in _computed_again(run, words, each, flags.workers)]
+    for line in problems:
+        say(line)
+    if problems:
+        sys.exit(1)
+    computed = sum(len(each.steps) for each in chosen)
+    say(
+        f"{computed} of {found.steps} steps were computed again, and all of their bits are the same. One forged or "
+        f"skipped step would have been found with a probability of {proof.chance(computed, found.steps):.1%}, one of "
+        f"ten with {proof.chance(computed, found.steps, 10):.1%}"
+    )
+
+
+def _computed_again(run: Storage, words: list[str], interval: Interval, workers: int) -> list[str]:
+    """What differs when the steps between two checkpoints are computed again."""
+    steps = interval.steps
+    with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
+        if interval.begin is not None and not recomputing.seed(run, folder, interval.begin):
+            return [f"checkpoint {interval.begin} was deleted meanwhile"]
+        say(f"computing steps {steps[0]} to {steps[-1]} again")
+        again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
+        found = compare(digest_log.read(run, run_log.STEPS), digest_log.read(again, run_log.STEPS), steps)
+        if found.differs is not None:
+            return replay.told(found, steps[0] - 1, steps[-1])
+        last = next(n for n in manifest.list_complete(again) if naming.split_name(n)[0] == steps[-1])
+        ours, theirs = (durable.load(place, name).tensors for place, name in ((again, last), (run, interval.end)))
+    names = sorted(name for name in ours.keys() | theirs.keys() if name.startswith(_COMPUTED))
+    wrong = [name for name in names if not _are_equal(ours.get(name), theirs.get(name))]
+    if not wrong:
+        return []
+    return [f"checkpoint {interval.end} is not what its steps compute: {', '.join(wrong[:5])}"]
+
+
+def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())

@@ -1,0 +1,95 @@
+"""Steps of a run, computed again by the run's own program in another folder, which is compared afterwards."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+from raytf.checkpoint import manifest, naming
+from raytf.config.terminal_text import visible
+from raytf.driver import replaying
+from raytf.errors import ConfigError, RaytfError, StorageError
+from raytf.runs import run_log, start_command
+from raytf.storage.storage import Storage
+
+#: What callbacks keep, which they go on with.
+_OF_CALLBACKS = "files"
+
+
+def words_of(run: Storage, program: str) -> list[str]:
+    """The command of the program that trains a run.
+
+    Args:
+        run: its folder.
+        program: the command, as one text for a shell; empty for that of the run's latest start.
+
+    Raises:
+        ConfigError: it is not known, or not here.
+    """
+    if program:
+        words = shlex.split(program)
+        return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
+    command = start_command.read(run)
+    if command is None:
+        raise ConfigError(
+            f"{run.locate('')} does not say which program started it: it was a notebook, or an older raytf. Give the "
+            "command after `--`, such as `-- python jobs/mnist.py`."
+        )
+    words = start_command.here(command)
+    script = next((word for word in words[1:] if not word.startswith("-")), "")
+    if script.endswith(".py") and not os.path.exists(script):
+        raise ConfigError(
+            f"{visible(script)} is not in this folder. The run was started in {visible(command.folder)}: change to "
+            "the program's folder, or give its command after `--`."
+        )
+    return words
+
+
+def seed_before(run: Storage, folder: str, step: int) -> int:
+    """Let the run that computes again begin with the newest whole checkpoint before a step.
+
+    Args:
+        run: folder of the run.
+        folder: in which steps are computed again.
+
+    Returns:
+        The checkpoint's step, 0 where there is none: then it begins anew.
+    """
+    for name in manifest.list_complete(run):
+        if naming.split_name(name)[0] < step and seed(run, folder, name):
+            return naming.split_name(name)[0]
+    return 0
+
+
+def seed(run: Storage, folder: str, name: str) -> bool:
+    """Let the run that computes again begin with a checkpoint; False where that is damaged, or deleted meanwhile."""
+    again = Storage(folder).child(replaying.RUN)
+    place = f"{manifest.FOLDER}/{name}"
+    try:
+        manifest.read(run, name)
+        os.makedirs(os.path.join(again.root, place))
+        run.get_tree(place, os.path.join(again.root, place))
+    except (RaytfError, StorageError):
+        again.delete(place)
+        return False
+    if run.list(_OF_CALLBACKS):
+        run.get_tree(_OF_CALLBACKS, os.path.join(again.root, _OF_CALLBACKS))
+    return True
+
+
+def compute(words: list[str], plan: replaying.ReplayPlan) -> Storage:
+    """Run the program; returns the folder of the run that computed again.
+
+    Raises:
+        ConfigError: it did not come to the call that trains the run.
+    """
+    done = subprocess.run(words, env={**os.environ, **plan.told()}, check=False)
+    again = Storage(plan.folder).child(replaying.RUN)
+    if not again.exists(run_log.RESULT):
+        raise ConfigError(
+            f"the program has not computed the steps (exit code {done.returncode}): {visible(shlex.join(words))}. What "
+            "it has printed says why; if nothing does, it has not called fit for this run."
+        )
+    return again
