@@ -86,7 +86,8 @@ def by_raytf(arguments: Arguments) -> dict[str, Any]:
     from raytf.distributed.devices import OneDevice, computes_on_gpu
     from raytf.testing.gpu_placement import findings
     from raytf.training.model import build as built
-    from raytf.training.step import StepOptions, TrainStep
+    from raytf.training.step import TrainStep
+    from raytf.training.step_options import StepOptions
 
     if arguments.way == "exact":
         tf.config.experimental.enable_op_determinism()

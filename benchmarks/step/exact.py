@@ -123,7 +123,8 @@ class Run:
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
         from raytf.training.model import build
-        from raytf.training.step import StepOptions, TrainStep
+        from raytf.training.step import TrainStep
+        from raytf.training.step_options import StepOptions
 
         source = ArraySource(*images(BATCH * CALL * CALLS))
         plan = StepPlan(source.records, BATCH, SHARDS)

@@ -14,6 +14,7 @@ from raytf.checkpoint import generations
 from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.tier import Tier
+from raytf.checkpoint.void import VoidStates
 from raytf.distributed import replica_agreement
 from raytf.errors import CheckpointError
 
@@ -33,6 +34,7 @@ class Restorer:
         durable: storage; told what was restored, and what is damaged.
         group: of ranks.
         say: told what is skipped.
+        void: states that do not count; those on storage are gone.
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
@@ -44,7 +46,9 @@ class Restorer:
         durable: DurableTier,
         group: Ranks,
         say: Callable[[str], None],
+        void: VoidStates | None = None,
     ):
+        self._void = void or VoidStates()
         self._memory = memory
         self._durable = durable
         self._group = group
@@ -63,7 +67,7 @@ class Restorer:
         Args:
             known_step: of the newest checkpoint on storage, where the driver knows it.
         """
-        snapshots = self._shared(self._memory.candidates)
+        snapshots = self._shared(lambda: [s for s in self._memory.candidates() if not self._void.holds(s.step, s.attempt)])
         # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
         newer = [] if known_step is None else [s for s in snapshots if s.step >= known_step]
         self._candidates, self._rest = [*newer], [snapshot for snapshot in snapshots if snapshot not in newer]

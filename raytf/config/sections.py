@@ -292,6 +292,10 @@ class ComputeSection:
         not_with_servers("with --sync-replicas each step is a call of its own", unless=(1,), sync_replicas=True),
     ] = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
+    audit_every: Annotated[int | None, Ge(0)] = None
+    """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
+    wrongly is named, and the run goes back to before it came. 0 never does; the default costs less than 1 % of the
+    time."""
     digests: bool = True
     """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of
     floats have none."""

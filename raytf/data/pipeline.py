@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -122,9 +123,13 @@ class Pipeline:
         ids = np.arange(min(records, self.source.records))
         return self._finish(self.source.take(ids), np.zeros(2, np.int32))
 
-    def submit(self, start: int, stop: int) -> Future[CallBatch]:
-        """Begin to gather global steps [start, stop), all of one epoch."""
-        return self._pool.submit(self._gather, start, stop)
+    def submit(self, start: int, stop: int, beside: int | None = None) -> Future[CallBatch]:
+        """Begin to gather global steps [start, stop), all of one epoch.
+
+        Args:
+            beside: another worker's shard of the one step, to come after this pipeline's.
+        """
+        return self._pool.submit(self._gather, start, stop, beside)
 
     def numbers(self, step: int) -> np.ndarray | None:
         """[n] which records of the source this pipeline's shards have in a step, one shard after another.
@@ -180,7 +185,9 @@ class Pipeline:
         blocks = source.block_sizes if self._shuffle else None
         return EpochOrder(self.plan, blocks, self._seed, epoch, source.window, self._shuffle)
 
-    def _gather(self, start: int, stop: int) -> CallBatch:
+    def _gather(self, start: int, stop: int, beside: int | None = None) -> CallBatch:
+        if beside is not None:
+            return self._gather_beside(start, beside)
         if isinstance(self.source, LiveBatches):
             return self._gather_live(self.source, start)
         epoch, inside = self.plan.locate(start)
@@ -203,6 +210,28 @@ class Pipeline:
             shaped = self._by_shard(flat, [len(i) for i in ids], steps, model_seeds[:, :, -1])
         self._read_ahead(order, inside + steps)
         return CallBatch(start, stop, self.send(shaped), local, full, model_seeds[:, :, :-1], records)
+
+    def _gather_beside(self, step: int, shard: int) -> CallBatch:
+        """One step with another worker's shard after one's own: two calls that are joined."""
+        send, self.send = self.send, list
+        try:
+            own = self._gather(step, step + 1)
+        finally:
+            self.send = send
+        other = self.alone(shard, step)
+        leaves = [np.concatenate(pair, 1) for pair in zip(own.leaves, other.leaves, strict=True)]
+        counts, seeds = np.concatenate([own.counts, other.counts]), np.concatenate([own.seeds, other.seeds], 1)
+        return dataclasses.replace(own, leaves=self.send(leaves), counts=counts, seeds=seeds)
+
+    def alone(self, shard: int, step: int) -> CallBatch:
+        """One step of any shard, as arrays; may be called from any thread."""
+        other = copy.copy(self)
+        other._begin(range(shard, shard + 1))
+        other.send, other._expect = list, None
+        try:
+            return other._gather(step, step + 1)
+        finally:
+            other.close()
 
     def _gather_live(self, source: LiveBatches, step: int) -> CallBatch:
         """A batch that the program has made: one step, of as many records as it has."""

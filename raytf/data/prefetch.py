@@ -19,10 +19,17 @@ class Prefetch:
         pipeline: gathers them.
         start: the step at which the first one begins.
         call_end: (start of a call, step at which all end) -> where it ends.
+        beside: (start of a call) -> another worker's shard that it has, too; None for none.
     """
 
-    def __init__(self, pipeline: Pipeline, start: int, call_end: Callable[[int, int], int]):
-        self._pipeline, self._asked, self._call_end = pipeline, start, call_end
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start: int,
+        call_end: Callable[[int, int], int],
+        beside: Callable[[int], int | None] = lambda start: None,
+    ):
+        self._pipeline, self._asked, self._call_end, self._beside = pipeline, start, call_end, beside
         self._ahead: deque[Future[CallBatch]] = deque()
 
     @property
@@ -34,7 +41,7 @@ class Prefetch:
         """Ask for calls, as many as may be ahead, up to step `stop`; whether there is one to take."""
         while self._asked < stop and len(self._ahead) < DEPTH:
             end = self._call_end(self._asked, stop)
-            self._ahead.append(self._pipeline.submit(self._asked, end))
+            self._ahead.append(self._pipeline.submit(self._asked, end, self._beside(self._asked)))
             self._asked = end
         return bool(self._ahead)
 

@@ -31,7 +31,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from raytf.distributed import buckets, digests
+from raytf.distributed import audit_rows, buckets, digests
 from raytf.distributed.buckets import Buckets, Overlap, after
 from raytf.distributed.encoding import EachTensor, Encoding, InBlocks
 from raytf.distributed.shard_span import Span, placed
@@ -64,6 +64,7 @@ class Reduced(NamedTuple):
         slices: packed slices of this worker's shards, as computed.
         exponents: of the next step, for `settle`; None where there are none.
         digests: [V, D * 2] float32, of what each shard adds, see `Reduction.digest`; None where there are none.
+        audit: None where no step is audited.
     """
 
     tensors: list[tf.Tensor]
@@ -73,6 +74,7 @@ class Reduced(NamedTuple):
     slices: Sequence[tf.Tensor] = ()
     exponents: tf.Tensor | None = None
     digests: tf.Tensor | None = None
+    audit: audit_rows.AuditRow | None = None
 
 
 class Reduction(Protocol):
@@ -117,6 +119,7 @@ class Reduction(Protocol):
         shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
+        audit: tf.Tensor | None = None,
     ) -> Reduced:
         """Compute this worker's shards and add them over all workers.
 
@@ -127,6 +130,8 @@ class Reduction(Protocol):
             shards: of this worker.
             total_shards: V.
             slices: specs of the packed slices that `compute` returns.
+            audit: int32 [2]: the shard that another worker computes, too, or -1, and how many rows `compute` returns
+                for it after those of this worker's shards; None where no step is audited.
         """
         ...
 
@@ -174,6 +179,7 @@ class FloatReduction:
         shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
+        audit: tf.Tensor | None = None,
     ) -> Reduced:
         if all_reduce is None:
             summed, rows, found = compute(tf.zeros([0]), None)
@@ -263,6 +269,7 @@ class FixedPointReduction:
         shards: Span,
         total_shards: int,
         slices: Sequence[tf.TensorSpec] = (),
+        audit: tf.Tensor | None = None,
     ) -> Reduced:
         before, words = tf.convert_to_tensor(self._exponents.value), self._words
         early = None
@@ -271,22 +278,23 @@ class FixedPointReduction:
 
         def attempt(_: tf.Tensor, used: tf.Tensor, needed: tf.Tensor, *__: tf.Tensor) -> tuple[tf.Tensor, ...]:
             used = tf.maximum(used, needed)
-            summed, matrix, found = compute(power_of_two(self._bits - used), early)
+            summed, matrix, found = compute(self.scales(used), early)
             flags_sum = words.whole(flags)
             if all_reduce is not None:
-                beside = [words.of_bits(placed(matrix, shards, total_shards)), flags_sum]
+                beside = [words.of_bits(audit_rows.place(matrix, shards, total_shards, audit)), flags_sum]
                 if early is None:
                     summed, (bits, flags_sum) = words.add(all_reduce, summed, self._encoding.small, beside)
                 else:
                     _, (bits, flags_sum) = words.add(all_reduce, [], 0, after(summed, beside))
                 matrix = words.bits(bits)
-            largest = _largest(matrix, self.extra)
+            largest = _largest(matrix[:total_shards], self.extra)
             needed = tf.where(tf.math.is_finite(largest), exponent(largest), used)
             return (tf.reduce_any(needed > used), used, needed, matrix, flags_sum, *found, *summed)
 
         # A loop instead of a branch, which would be a second copy of the gradients' graph to trace and optimize.
-        start = tf.constant(True), before, before, tf.zeros([total_shards, 0]), zeros(flags.shape, self.dtype)
-        invariants = [*(t.shape for t in start[:3]), tf.TensorShape([total_shards, None]), flags.shape]
+        rows = total_shards if audit is None else total_shards + 1
+        start = tf.constant(True), before, before, tf.zeros([rows, 0]), zeros(flags.shape, self.dtype)
+        invariants = [*(t.shape for t in start[:3]), tf.TensorShape([rows, None]), flags.shape]
         encoding, travel = self._encoding, len(self.shapes)
         is_packed = all_reduce is not None and early is None
         if is_packed:
@@ -298,7 +306,7 @@ class FixedPointReduction:
         found, sums = sums[: len(slices)], sums[len(slices) :]
         lowered = tf.where(used - needed > self._slack, used - 1, used)
         following = tf.clip_by_value(tf.maximum(needed + self._headroom, lowered), _LEAST, _MOST)
-        beside = self.extra + self.digest_width(len(slices))
+        beside, every, matrix = self.extra + self.digest_width(len(slices)), matrix, matrix[:total_shards]
         largest, row = _largest(matrix, self.extra), tf.reduce_sum(matrix[:, :-beside], 0)
         finite = tf.math.is_finite(largest)
         # A value that is not finite makes its whole tensor not finite.
@@ -311,11 +319,16 @@ class FixedPointReduction:
         reduced = Reduced(tensors, row, words.real(flags_sum), tf.reduce_all(finite), found, following)
         if not self._has_digests:
             return reduced
-        digested = tf.ensure_shape(matrix[:, -beside : -self.extra], [total_shards, beside - self.extra])
-        return reduced._replace(digests=digested)
+        digested = tf.ensure_shape(every[:, -beside : -self.extra], [rows, beside - self.extra])
+        audited = None if audit is None else audit_rows.compare(digested, audit[0], used)
+        return reduced._replace(digests=digested[:total_shards], audit=audited)
 
     def settle(self, reduced: Reduced) -> None:
         self._exponents.assign(reduced.exponents)
+
+    def scales(self, exponents: tf.Tensor) -> tf.Tensor:
+        """[extra] by which values are multiplied before they are rounded."""
+        return power_of_two(self._bits - exponents)
 
     def _add_bucket(self, all_reduce: AllReduce, place: int, own: list[tf.Tensor]) -> list[tf.Tensor]:
         if all_reduce is None:

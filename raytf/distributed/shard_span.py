@@ -18,7 +18,9 @@ class ShardSpan(NamedTuple):
 Span = range | ShardSpan
 
 
-def in_graph(shards: range, is_general: bool, begin: tf.Tensor, seeds: tf.Tensor) -> Span:
+def in_graph(
+    shards: range, is_general: bool, begin: tf.Tensor, seeds: tf.Tensor, audit: tf.Tensor | None = None
+) -> Span:
     """A worker's shards in a graph.
 
     Args:
@@ -26,8 +28,12 @@ def in_graph(shards: range, is_general: bool, begin: tf.Tensor, seeds: tf.Tensor
         is_general: whether the graph serves for any shards, which are told by its arguments.
         begin: the first one.
         seeds: [K, L, S, 2] of all of them.
+        audit: int32 [2]: a shard, and how many of the seeds, the last ones, are of that one; None for none.
     """
-    return ShardSpan(begin, begin + tf.shape(seeds)[1]) if is_general else shards
+    if not is_general:
+        return shards
+    count = tf.shape(seeds)[1]
+    return ShardSpan(begin, begin + (count if audit is None else count - audit[1]))
 
 
 def placed(rows: tf.Tensor, shards: Span, total_shards: int) -> tf.Tensor:

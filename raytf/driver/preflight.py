@@ -55,7 +55,7 @@ _FOLDERS = ("attempts", "checkpoints", "export", "files", "ledger", "steps", "te
 #: Files that raytf writes in a run's folder.
 _FILES = (
     *("architecture.json", "callbacks.safetensors", "command.json", "lease.json", "model.keras"),
-    *("result.json", "tracking.json"),
+    *("result.json", "tracking.json", "void.json"),
 )
 
 

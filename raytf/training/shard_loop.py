@@ -56,6 +56,7 @@ class ShardSum:
         early: all-reduces the tensors in buckets, each as soon as this worker has computed it; for a worker with one
             device.
         digest: (encoded tensors, slices, row) -> what the row has before what `encode` adds.
+        counted: how many shards are summed, of which the others come after them; None for all.
     """
 
     encode: Callable[[list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor]]
@@ -64,6 +65,7 @@ class ShardSum:
     alike: bool = True
     early: Buckets | None = None
     digest: Callable[[Sequence[tf.Tensor], Sequence[tf.Tensor], tf.Tensor], tf.Tensor] | None = None
+    counted: tf.Tensor | None = None
 
 
 def loop_shards(
@@ -114,7 +116,14 @@ def loop_shards(
         i = tf.maximum(k - idle, 0) if early else k
         conditions = [*([k >= idle] if early else []), *([] if counts is None else [counts[i] > 0])]
         more, row, found = tf.cond(tf.reduce_all(conditions), lambda: one(i), nothing) if conditions else one(i)
-        summed = [a + b for a, b in zip(summed, more, strict=True)]
+        if how.counted is None:
+            summed = [a + b for a, b in zip(summed, more, strict=True)]
+        else:
+            summed, found = tf.cond(
+                k < how.counted,
+                lambda: ([a + b for a, b in zip(summed, more, strict=True)], found),
+                lambda: (summed, nothing().slices),
+            )
         if early is not None:
             summed = early(tf.equal(k, rounds - 1), summed)
         return k + 1, summed, rows.write(k, row), [a.write(k, f) for a, f in zip(slices, found, strict=True)]
@@ -123,7 +132,8 @@ def loop_shards(
     arrays = [tf.TensorArray(tf.float32, rounds, element_shape=s.shape, infer_shape=False) for s in packed]
     start = (tf.constant(0), nothing().tensors, rows, arrays)
     _, summed, rows, arrays = tf.while_loop(lambda k, *_: k < rounds, body, start, parallel_iterations=1)
-    slices = [_joined(a, layout, bool(idle) or counts is not None) for a, layout in zip(arrays, layouts, strict=True)]
+    has_gaps = bool(idle) or counts is not None or how.counted is not None
+    slices = [_joined(a, layout, has_gaps) for a, layout in zip(arrays, layouts, strict=True)]
     return summed, tf.ensure_shape(rows.stack()[idle:], [size, *like[1].shape]), slices
 
 
@@ -165,18 +175,24 @@ class StepShards(NamedTuple):
         span: their numbers.
         counts: [L] records in each, or None if all are full.
         total: records in all shards of the step, if not all are full.
+        audit: as for `Reduction.reduce`.
     """
 
     span: Span
     counts: tf.Tensor | None
     total: tf.Tensor | int
+    audit: tf.Tensor | None = None
 
 
-def full_counts(plan: StepPlan, shards: Span) -> tuple[tf.Tensor | None, int]:
-    """What `ShardBatch` has as counts and total for a full step of some shards."""
+def full_counts(plan: StepPlan, shards: Span, audit: tf.Tensor | None = None) -> tuple[tf.Tensor | None, int]:
+    """What `ShardBatch` has as counts and total for a full step of some shards, and of one that is audited."""
     if plan.is_even:
         return None, 0
-    return tf.constant(plan.sizes, tf.int32)[shards.start : shards.stop], plan.global_batch_size
+    sizes = tf.constant(plan.sizes, tf.int32)
+    own = sizes[shards.start : shards.stop]
+    if audit is not None:
+        own = tf.concat([own, sizes[audit[0] : audit[0] + audit[1]]], 0)
+    return own, plan.global_batch_size
 
 
 def shard_divisors(

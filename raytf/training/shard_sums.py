@@ -29,6 +29,7 @@ class ShardSums:
         shards: of this worker.
         total_shards: V.
         has_overlap: whether sums over workers start while gradients are computed.
+        audit: as for `Reduction.reduce`.
     """
 
     devices: Devices
@@ -37,6 +38,7 @@ class ShardSums:
     shards: Span
     total_shards: int
     has_overlap: bool
+    audit: tf.Tensor | None = None
 
     def __call__(
         self,
@@ -65,17 +67,19 @@ class ShardSums:
         # too late: the sum already has the gradients of other workers.
         is_even = is_float and batch.counts is None and not self.has_overlap
 
+        counted = None if self.audit is None else tf.shape(batch.seeds)[0] - self.audit[1]
+
         def compute(scales: tf.Tensor, early: Buckets | None) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
             def encode(tensors: list[tf.Tensor], weight: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
                 return reduction.encode(tensors, tf.constant(1.0) if is_even else weight, scales)
 
-            how = ShardSum(encode, like, of, not is_float, early, reduction.digest)
+            how = ShardSum(encode, like, of, not is_float, early, reduction.digest, counted)
             summed, rows, found = spread_shards(self.devices, work, how, batch, fixed)
             return [s / of for s in summed] if is_even and of > 1 else summed, rows, found
 
         all_reduce, layouts = self.all_reduce, list(work.slices.values())
         specs = [layout.spec for layout in layouts]
-        reduced = reduction.reduce(all_reduce, compute, flags, self.shards, self.total_shards, specs)
+        reduced = reduction.reduce(all_reduce, compute, flags, self.shards, self.total_shards, specs, self.audit)
         known = [layout.count if batch.counts is None else None for layout in layouts]
         own = reduced.slices
         if all_reduce is not None and own:

@@ -6,7 +6,6 @@ Shapes in this module: K steps of a call, F flags, L shards of this worker, b re
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -21,8 +20,7 @@ from raytf.data.plan import BatchPlan, StepPlan
 from raytf.data.sources import Spec
 from raytf.distributed import reduction as reductions
 from raytf.distributed import wire
-from raytf.distributed.buckets import Overlap
-from raytf.distributed.devices import Devices, OneDevice, computes_on_gpu
+from raytf.distributed.devices import OneDevice, computes_on_gpu
 from raytf.distributed.digests import device_sum, of_step
 from raytf.distributed.shard_span import in_graph
 from raytf.distributed.step_digest import DigestLayout
@@ -45,34 +43,9 @@ from raytf.training.shard_loop import (
 from raytf.training.shard_sums import ShardSums, results
 from raytf.training.shard_timer import ShardTimer
 from raytf.training.shard_work import ShardResult
+from raytf.training.step_audit import StepAudit
 from raytf.training.step_journal import StepJournal, StepOutcome, outcome_of, row_of, width_of
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """How a step is computed.
-
-    Attributes:
-        flags: number of flags that are summed over workers with each step.
-        jit: compile gradients with XLA.
-        fixed_point: add gradients in fixed point, so that the sum is the same for every number of workers.
-        compress: send gradients as 16 bits.
-        devices: this process's devices; by default one.
-        keeps_gradients: return the gradients of a call's last step.
-        words: how devices represent integers, the same on all workers; by default what suits these devices best.
-        overlap: all-reduce gradients in buckets, while other gradients are still computed; by default all at once.
-        digests: return digests of each step, where its sums are in fixed point.
-    """
-
-    flags: int = 1
-    jit: bool = False
-    fixed_point: bool = True
-    compress: bool = False
-    devices: Devices | None = None
-    keeps_gradients: bool = False
-    words: wire.WireWords | None = None
-    overlap: Overlap | None = None
-    digests: bool = True
+from raytf.training.step_options import StepOptions
 
 
 class TrainStep:
@@ -93,6 +66,7 @@ class TrainStep:
         probe_function: the traced micro-batch, a concrete function whose graph has all operations.
         timer: measures how long this machine takes for a shard.
         digests: what a step's digests stand for; None where there are none, for sums of floats.
+        audit: checks steps of which another worker computes a shard, too; None where none can be.
     """
 
     def __init__(
@@ -132,6 +106,7 @@ class TrainStep:
         names = [name for phase in self.micro.phases for name in phase.digested()]
         self.digests = DigestLayout(plan.shards, tuple(names), self.is_on_gpu) if is_digested else None
         self._journal = StepJournal(width_of(self.digest_bytes)) if self._is_general else None
+        self.audit = self._make_audit(options.audits)
         self._flags = options.flags
         self._full, self._partial = self._make_functions()
         self._lone = tf.function(self._lone_step, autograph=False)
@@ -154,7 +129,8 @@ class TrainStep:
             tf.TensorSpec([self._flags], tf.float32),
             tf.TensorSpec([], tf.int32),
         ]
-        full = [leaves(plan.micro_batch_size), *others]
+        audit = [] if self.audit is None else [tf.TensorSpec([2], tf.int32)]
+        full = [leaves(plan.micro_batch_size), *others, *audit]
         # A program's batches may be larger than the first one, so only full calls know how many records a shard has.
         most = None if isinstance(plan, BatchPlan) else plan.micro_batch_size
         partial = [leaves(most), *others, tf.TensorSpec([count], tf.int32), tf.TensorSpec([], tf.int32)]
@@ -206,18 +182,24 @@ class TrainStep:
         """The `tf.function` of full steps and that of a partial step, for inspection of their graphs."""
         return self._full, self._partial
 
-    def __call__(self, call: CallBatch, flags: np.ndarray) -> StepOutcome:
+    def __call__(self, call: CallBatch, flags: np.ndarray, audited: int = -1, is_auditor: bool = False) -> StepOutcome:
         """Run the steps of a call. All workers must make the same calls.
 
         Args:
             call: this worker's input.
             flags: [F] float, this worker's flags; the outcome has their sum over all workers.
+            audited: shard of the call's one step that two workers compute; -1 for none.
+            is_auditor: whether this worker does so beside its own: the call has that shard after them.
+
+        Raises:
+            tf.errors.OpError: they have computed other bits; `audit.take` has them, and nothing has changed.
         """
         begin = np.int32(self._shards.start)
         if self._journal is not None:
             self._journal.begin(len(call.seeds))
         if call.full:
-            out = self._full(call.leaves, call.seeds, flags, begin)
+            audit = [] if self.audit is None else [np.array([audited, is_auditor], np.int32)]
+            out = self._full(call.leaves, call.seeds, flags, begin, *audit)
         else:
             out = self._partial(call.leaves, call.seeds, flags, begin, call.counts, np.int32(call.records))
         rows, flags_sum, gradients = out
@@ -282,6 +264,15 @@ class TrainStep:
     def _shard_specs(self) -> list[tf.TensorSpec]:
         return [tf.TensorSpec([self._plan.micro_batch_size, *s.signature], s.dtype) for s in self._specs]
 
+    def _make_audit(self, is_wanted: bool) -> StepAudit | None:
+        # A loss that is divided by data has divisors of all shards, of which each is known to its worker alone.
+        is_simple = self.digests is not None and self._is_general and not getattr(self.micro, "divided", ())
+        if not (is_wanted and is_simple):
+            return None
+        (reduction,) = self.reductions
+        assert isinstance(reduction, reductions.FixedPointReduction)
+        return StepAudit(self.micro.phases[0], reduction, self._plan.shards)
+
     def _trace_probe(self) -> Any:
         # Which weights have gradients and which states change is known only after a trace, and loops need it before.
         phases, seeds = self.micro.phases, tf.TensorSpec([len(self.micro.seeds), 2], tf.int32)
@@ -309,9 +300,9 @@ class TrainStep:
         how = self._words, options.overlap, options.digests
         return reductions.FixedPointReduction(layout, self._plan.shards, compressed, *how)
 
-    def _full_steps(self, leaves, seeds, flags, begin):
-        span = in_graph(self._shards, self._is_general, begin, seeds)
-        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span)))
+    def _full_steps(self, leaves, seeds, flags, begin, audit=None):
+        span = in_graph(self._shards, self._is_general, begin, seeds, audit)
+        return self._steps(leaves, seeds, flags, StepShards(span, *full_counts(self._plan, span, audit), audit))
 
     def _partial_steps(self, leaves, seeds, flags, begin, counts, total):
         return self._steps(
@@ -352,7 +343,8 @@ class TrainStep:
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
         """Make a step: its loss, whether its gradients were finite, its digests, all flags, and what is kept."""
         all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
-        sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap)
+        audit = None if is_alone else shards.audit
+        sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap, audit)
         kept, finite, digests = [], tf.constant(True), []
         with self._devices.at_home():
             factors = self._factors(leaves, seeds, shards, all_reduce)
@@ -366,6 +358,9 @@ class TrainStep:
                 with tf.control_dependencies(done):  # phases may not depend on each other, and sums need one order
                     reduced, gradients = sums(phase, reduction, batch, told, fixed)
                 done = [] if all_reduce is None else results(reduced, gradients)
+                if self.audit is not None and reduced.audit is not None:
+                    with tf.control_dependencies(done):
+                        done = [*done, self.audit.check(reduced.audit)]
                 digests += [] if reduced.digests is None else [reduced.digests]
                 kept += self._gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
                 # Nothing changes before all is known, not even a count of updates: the step can be

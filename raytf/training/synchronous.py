@@ -32,14 +32,16 @@ from raytf.errors import WorkerLostError
 from raytf.training import exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
+from raytf.training.auditing import EVERY, Audits
 from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
 from raytf.training.parking import park
 from raytf.training.regroup import RegroupError
-from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step import TrainStep
 from raytf.training.step_dump import StepDump
 from raytf.training.step_journal import StepOutcome
+from raytf.training.step_options import StepOptions
 
 #: Target duration of a call: long enough that its overhead is negligible, short enough to save and stop soon.
 _CALL_SECONDS = 0.1
@@ -68,6 +70,8 @@ class SynchronousExecutor:
     _context: Context
     _calls: Prefetch
     _placement: Placement
+    #: Which steps two ranks compute a shard of.
+    _audits: Audits
 
     def __init__(
         self, config: TrainConfig, arbiter: ArbiterAddress | None = None, waits: Callable[[], None] = lambda: None
@@ -80,6 +84,8 @@ class SynchronousExecutor:
         self._call_steps = config.compute.steps_per_call or 1
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
+        #: Step at which this process began to train.
+        self._joined: int | None = None
         #: Flags of the newest call, summed over the ranks.
         self._flags = vector({})
 
@@ -168,6 +174,7 @@ class SynchronousExecutor:
             devices=group.devices,
             keeps_gradients=self._config.run.histograms_every > 0 or bool(attempt.job.dump),
             digests=compute.digests,
+            audits=compute.audit_every != 0,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )
         self._step = TrainStep(
@@ -203,7 +210,10 @@ class SynchronousExecutor:
         self._context, attempt = context, context.attempt
         # As those who have come do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
-        self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end)
+        self._joined = context.state.step if self._joined is None else self._joined
+        every = self._config.compute.audit_every
+        self._audits = Audits(context, self._step, EVERY if every is None else every, self._joined)
+        self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
         self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
     # -- the steps -----------------------------------------------------------------------------------------------------
@@ -250,6 +260,9 @@ class SynchronousExecutor:
         try:
             outcome = self._compute(call)
         except tf.errors.OpError:
+            differing = None if self._step.audit is None else self._step.audit.take()
+            if differing is not None:
+                self._audits.settle(call, differing)
             if not context.attempt.group.loss:
                 raise
             if not self._step.can_go_on:
@@ -286,7 +299,9 @@ class SynchronousExecutor:
             dump = StepDump(context.job.dump) if context.job.dump and call.stop == context.job.end_step else None
             if dump is not None:
                 dump.before(context, call)
-            outcome = self._step(call, self._votes(call.stop))
+            choice = self._audits.choice(call.start) if call.stop == call.start + 1 else None
+            audited = () if choice is None else (choice.shard, choice.auditor == self._group.rank)
+            outcome = self._step(call, self._votes(call.stop), *audited)
             if dump is not None:
                 dump.after(context, call, outcome)
         self._traced.add(call.full)
@@ -296,6 +311,7 @@ class SynchronousExecutor:
         """The step at which a call that begins at `step` ends, so that no save or histogram is due inside a call."""
         if self._context.job.dump and step < self._context.job.end_step - 1:
             stop = min(stop, self._context.job.end_step - 1)  # a call of its own for the step that is looked at
+        stop = self._audits.call_end(step, stop)
         due = self._context.saving.cadence.every_steps, self._config.run.histograms_every
         return min(self._context.plan.call_end(step, self._call_steps, stop, boundary) for boundary in due)
 

@@ -21,8 +21,9 @@ from raytf.distributed.devices import Devices, OneDevice
 from raytf.distributed.reduction import packed
 from raytf.distributed.wire import AllReduce, WireWords
 from raytf.training.model import build
-from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step import TrainStep
 from raytf.training.step_journal import StepOutcome
+from raytf.training.step_options import StepOptions
 
 
 class Alone:
@@ -116,6 +117,7 @@ class Rank:
         compress: bool = False,
         words: WireWords | None = None,
         overlap: Overlap | None = None,
+        audits: bool = False,
         **pipeline_options: Any,
     ):
         compute, devices, self._plan = compute or ComputeSection(), devices or OneDevice(), plan
@@ -124,9 +126,8 @@ class Rank:
             self.model = build(factory, self._pipeline.sample(), [source], compute, seed=0)
         self._pipeline.prepare(len(seed_states(self.model)), None)
         leaves = self._pipeline.template, self._pipeline.leaf_specs
-        options = StepOptions(
-            jit=compute.jit, fixed_point=exact, compress=compress, devices=devices, words=words, overlap=overlap
-        )
+        how = {"fixed_point": exact, "compress": compress, "words": words, "overlap": overlap, "audits": audits}
+        options = StepOptions(jit=compute.jit, devices=devices, **how)
         self.step = TrainStep(self.model, plan, own, all_reduce, *leaves, options)
 
     def call(self, begin: int, stop: int) -> StepOutcome:

@@ -26,7 +26,8 @@ from raytf.training.learning_rate import LearningRate, RateLaw
 from raytf.training.model import build
 from raytf.training.parameter_server import state
 from raytf.training.parameter_server.step import AsyncStep, Servers, SyncStep
-from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step import TrainStep
+from raytf.training.step_options import StepOptions
 
 SERVER = """
 import json, os, sys, time

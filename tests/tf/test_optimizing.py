@@ -21,7 +21,8 @@ from raytf.data.sources import ArraySource
 from raytf.training.fused_update import fused
 from raytf.training.learning_rate import LearningRate, RateLaw
 from raytf.training.model import build
-from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step import TrainStep
+from raytf.training.step_options import StepOptions
 from tests.tf.ranks import World
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has

@@ -25,7 +25,8 @@ from raytf.training import model as models
 from raytf.training.callbacks import Callbacks
 from raytf.training.evaluation import Evaluator
 from raytf.training.learning_rate import LearningRate, RateLaw
-from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step import TrainStep
+from raytf.training.step_options import StepOptions
 from tests.tf import own_steps
 from tests.tf.ranks import Alone, Rank, train
 

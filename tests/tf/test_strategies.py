@@ -23,7 +23,8 @@ from raytf.training.callbacks import Callbacks
 from raytf.training.device_placement import collected
 from raytf.training.evaluation import Evaluator
 from raytf.training.model import build
-from raytf.training.step import StepOptions, TrainStep
+from raytf.training.step import TrainStep
+from raytf.training.step_options import StepOptions
 from tests.tf.ranks import World, train
 
 pytestmark = pytest.mark.gate  # minutes, which .ci/run has

@@ -1,0 +1,75 @@
+"""States of a run that count no more, since a machine that took part in them computed wrongly.
+
+A note in the run's folder says which: those after a step, of the attempts until then. Copies in memory are passed over;
+checkpoints on storage are deleted by rank 0 of the next attempt, when those who wrote them are gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from raytf.checkpoint import manifest, naming
+from raytf.storage import untrusted_json
+from raytf.storage.storage import Storage
+
+FILE = "void.json"
+_SHAPE = untrusted_json.record(
+    {
+        "states": untrusted_json.each(
+            untrusted_json.record(
+                {"after": untrusted_json.whole, "attempts": untrusted_json.each(untrusted_json.text)}
+            )
+        )
+    }
+)
+
+
+@dataclass(frozen=True)
+class VoidStates:
+    """Which states count no more.
+
+    Attributes:
+        entries: steps, and names of the attempts whose states after that step are void.
+    """
+
+    entries: tuple[tuple[int, frozenset[str]], ...] = ()
+
+    def holds(self, step: int, attempt: str) -> bool:
+        """Whether the state of a step, as an attempt made it, is void."""
+        return any(step > after and attempt in attempts for after, attempts in self.entries)
+
+    def and_after(self, step: int, attempts: Collection[str]) -> VoidStates:
+        """These and more."""
+        return VoidStates((*self.entries, (step, frozenset(attempts))))
+
+
+def read(run: Storage) -> VoidStates:
+    """The note of a run.
+
+    Raises:
+        DamagedFileError: it cannot be read.
+        StorageError: storage refuses.
+    """
+    found = untrusted_json.read(run, FILE, _SHAPE)
+    states = [] if found is None else found["states"]
+    return VoidStates(tuple((entry["after"], frozenset(entry["attempts"])) for entry in states))
+
+
+def write(run: Storage, states: VoidStates) -> None:
+    """Replace the note of a run."""
+    entries = [{"after": after, "attempts": sorted(attempts)} for after, attempts in states.entries]
+    run.put(FILE, json.dumps({"states": entries}).encode())
+
+
+def sweep(run: Storage, states: VoidStates) -> list[str]:
+    """Delete the checkpoints that are void; returns their names."""
+    gone = [
+        name
+        for name in manifest.list_complete(run)
+        if states.holds(naming.split_name(name)[0], naming.attempt_of(name))
+    ]
+    for name in gone:
+        manifest.delete(run, name)
+    return gone

@@ -1,0 +1,82 @@
+"""Audits: a shard that is computed once more by another rank, and who computed wrongly where the two differ.
+
+Decisions only. Which shard and which rank is a function of seed, step and spans, so all ranks know it without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class AuditChoice(NamedTuple):
+    """What is audited in a step.
+
+    Attributes:
+        shard: that is computed twice.
+        owner: rank that has it.
+        auditor: rank that computes it once more.
+    """
+
+    shard: int
+    owner: int
+    auditor: int
+
+
+@dataclass(frozen=True)
+class AuditVerdict:
+    """Who computed wrongly.
+
+    Attributes:
+        culprits: ranks; none where nobody can say.
+        why: for people.
+    """
+
+    culprits: tuple[int, ...]
+    why: str
+
+
+def is_due(step: int, every: int) -> bool:
+    """Whether a step, counted from 1, is audited."""
+    return every > 0 and step % every == 0
+
+
+def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
+    """A shard at random, and one of the other ranks.
+
+    Args:
+        seed: of the run.
+        step: counted from 1.
+        spans: shards of each rank, of at least two ranks.
+    """
+    shards = sum(map(len, spans))
+    drawn = int.from_bytes(hashlib.sha256(f"audit {seed} {step}".encode()).digest()[:16])
+    shard = drawn % shards
+    owner = next(rank for rank, span in enumerate(spans) if shard in span)
+    return AuditChoice(shard, owner, (owner + 1 + drawn // shards % (len(spans) - 1)) % len(spans))
+
+
+def judge(choice: AuditChoice, told: tuple[bytes, bytes], again: Sequence[Sequence[bytes]]) -> AuditVerdict:
+    """Who computed a shard wrongly, after all ranks have computed it again, several times each.
+
+    Args:
+        choice: of the audit.
+        told: digests of the owner and of the auditor, which differ.
+        again: by rank, the digests of each time; from the same weights and records.
+    """
+    shaky = tuple(rank for rank, digests in enumerate(again) if len(set(digests)) > 1)
+    if shaky:
+        return AuditVerdict(shaky, "does not compute the same bits twice")
+    (truth, count), *others = Counter(digests[0] for digests in again).most_common()
+    if 2 * count <= len(again):
+        return AuditVerdict((), "every rank computes the same bits again and again, and they differ")
+    if others:
+        apart = tuple(rank for rank, digests in enumerate(again) if digests[0] != truth)
+        return AuditVerdict(apart, f"computes other bits than the other {count} ranks")
+    wrong = tuple(rank for rank, digest in zip((choice.owner, choice.auditor), told, strict=True) if digest != truth)
+    if len(wrong) != 1:  # neither told what all compute now: perhaps it is the weights or the records that have changed
+        return AuditVerdict((), "no rank told what all ranks compute when they do it again")
+    return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again")

@@ -1,0 +1,78 @@
+"""Who computed wrongly, decided from digests: tables and properties."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raytf.data.plan import assign
+from raytf.distributed.audit import AuditChoice, choose, is_due, judge
+
+GOOD, BAD, ODD = b"good", b"bad", b"odd"
+CHOICE = AuditChoice(5, 1, 2)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 10**9), st.integers(2, 9), st.integers(0, 3))
+def test_a_shard_has_another_rank_as_its_auditor(seed: int, step: int, ranks: int, more: int):
+    spans = assign(ranks + more, ranks)
+    shard, owner, auditor = choose(seed, step, spans)
+    assert shard in spans[owner]
+    assert auditor != owner
+    assert 0 <= auditor < ranks
+    assert choose(seed, step, spans) == (shard, owner, auditor)
+
+
+def test_all_shards_and_all_pairs_come_up():
+    spans = assign(8, 3)
+    drawn = {choose(0, step, spans) for step in range(1, 2000)}
+    assert {each.shard for each in drawn} == set(range(8))
+    assert len({(each.owner, each.auditor) for each in drawn}) == 6
+
+
+def test_every_so_many_steps_there_is_one():
+    assert [step for step in range(1, 13) if is_due(step, 4)] == [4, 8, 12]
+    assert not any(is_due(step, 0) for step in range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("told", "again", "culprits", "why"),
+    [
+        # One that was wrong once: all compute the same when they do it again.
+        ((BAD, GOOD), [[GOOD] * 3] * 3, (1,), "when they compute it again"),
+        ((GOOD, BAD), [[GOOD] * 3] * 3, (2,), "when they compute it again"),
+        ((GOOD, BAD), [[GOOD] * 3] * 2, (2,), "when they compute it again"),
+        # One that always is: the third one votes.
+        ((BAD, GOOD), [[GOOD] * 3, [BAD] * 3, [GOOD] * 3], (1,), "other bits than the other 2 ranks"),
+        # One that is now and then.
+        ((BAD, GOOD), [[GOOD] * 3, [GOOD, ODD, GOOD], [GOOD] * 3], (1,), "the same bits twice"),
+        ((BAD, GOOD), [[GOOD, BAD, GOOD], [GOOD] * 3], (0,), "the same bits twice"),
+        # Two that differ for ever, and one who told what nobody computes.
+        ((BAD, GOOD), [[GOOD] * 3, [BAD] * 3], (), "and they differ"),
+        ((BAD, ODD), [[GOOD] * 3] * 3, (), "no rank told"),
+        ((BAD, GOOD), [[GOOD] * 3, [GOOD] * 3, [BAD] * 3, [BAD] * 3], (), "and they differ"),
+    ],
+)
+def test_the_culprit_is_named(told, again, culprits, why):
+    choice = AuditChoice(5, 0, 1) if len(again) == 2 and told[0] is BAD else CHOICE
+    if len(again) == 2 and told[0] is GOOD:
+        choice = AuditChoice(5, 0, 1)
+        culprits = (1,)
+    verdict = judge(choice, told, again)
+    assert verdict.culprits == culprits
+    assert why in verdict.why
+
+
+@given(st.integers(2, 6), st.data())
+def test_one_bad_rank_of_three_or_more_is_always_found(ranks: int, data: st.DataObject):
+    bad = data.draw(st.integers(0, ranks - 1))
+    other = data.draw(st.integers(0, ranks - 1).filter(lambda rank: rank != bad))
+    choice = data.draw(st.sampled_from([AuditChoice(0, bad, other), AuditChoice(0, other, bad)]))
+    told = (BAD, GOOD) if choice.owner == bad else (GOOD, BAD)
+    of_bad = data.draw(st.lists(st.sampled_from([GOOD, BAD, ODD]), min_size=4, max_size=4))
+    again = [of_bad if rank == bad else [GOOD] * 4 for rank in range(ranks)]
+    verdict = judge(choice, told, again)
+    if ranks > 2 or len(set(of_bad)) > 1 or of_bad[0] == GOOD:
+        assert verdict.culprits == (bad,)
+    else:
+        assert verdict.culprits == ()
