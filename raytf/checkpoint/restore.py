@@ -67,7 +67,9 @@ class Restorer:
         Args:
             known_step: of the newest checkpoint on storage, where the driver knows it.
         """
-        snapshots = self._shared(lambda: [s for s in self._memory.candidates() if not self._void.holds(s.step, s.attempt)])
+        snapshots = self._shared(
+            lambda: [s for s in self._memory.candidates() if not self._void.holds(s.step, s.attempt)]
+        )
         # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
         newer = [] if known_step is None else [s for s in snapshots if s.step >= known_step]
         self._candidates, self._rest = [*newer], [snapshot for snapshot in snapshots if snapshot not in newer]
@@ -99,6 +101,10 @@ class Restorer:
             )
         self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
         return found
+
+    def _counting(self) -> list[generations.Generation]:
+        """Snapshots that are not void."""
+        return [each for each in self._memory.candidates() if not self._void.holds(each.step, each.attempt)]
 
     def _ask_storage(self) -> None:
         self._names = self._shared(self._durable.candidates)

@@ -18,9 +18,7 @@ FILE = "void.json"
 _SHAPE = untrusted_json.record(
     {
         "states": untrusted_json.each(
-            untrusted_json.record(
-                {"after": untrusted_json.whole, "attempts": untrusted_json.each(untrusted_json.text)}
-            )
+            untrusted_json.record({"after": untrusted_json.whole, "attempts": untrusted_json.each(untrusted_json.text)})
         )
     }
 )
