@@ -33,7 +33,7 @@ def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path:
     command = [sys.executable, str(LAW), "--data", "digits", "--steps", "150", "--global-batch-size", "64"]
     command += ["--workers", "1:3", "--model", "batchnorm", "--pause", "0.05", "--checkpoint-every-steps", "40"]
     command += ["--keep", "9", "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
-    with Job(command, tmp_path / "log", environment(), cwd=ROOT, status_file=status) as job:
+    with Job(command, tmp_path / "log", environment(), status_file=status) as job:
         for number in range(3):
             at = job.step or 0
             job.until(lambda at=at: (job.step or 0) >= at + 15 and len(workers_of(job)) > 1, PATIENCE)
