@@ -29,9 +29,21 @@ def replay(*flags: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]
 
 
 def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path: Path):
-    status = tmp_path / "status.json"
+    status, slow = tmp_path / "status.json", tmp_path / "slow"
+    slow.touch()
     command = [sys.executable, str(LAW), "--data", "digits", "--steps", "150", "--global-batch-size", "64"]
-    command += ["--workers", "1:3", "--model", "batchnorm", "--pause", "0.05", "--checkpoint-every-steps", "40"]
+    command += [
+        "--workers",
+        "1:3",
+        "--model",
+        "batchnorm",
+        "--pause",
+        "0.4",
+        "--pause-while",
+        str(slow),
+        "--checkpoint-every-steps",
+        "40",
+    ]
     command += ["--keep", "9", "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
     with Job(command, tmp_path / "log", environment(), status_file=status) as job:
         for number in range(3):
@@ -39,6 +51,7 @@ def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path:
             job.until(lambda at=at: (job.step or 0) >= at + 15 and len(workers_of(job)) > 1, PATIENCE)
             workers_of(job)[number % 2].kill()
             job.until(lambda n=number: job.output.count("; the others go on") > n, PATIENCE)
+        slow.unlink()
         job.wait(PATIENCE)
     noted = digest_log.read(Storage(str(tmp_path / "a")), run_log.STEPS)
     assert all(noted.of(step) is not None for step in range(1, 151))
