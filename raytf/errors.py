@@ -183,15 +183,16 @@ class ReplicaError(RaytfError):
     """The workers' weights are not equal any more; a new group goes on from where they were.
 
     Attributes:
-        ranks: whose weights are wrong; none where nobody can say.
+        ranks: whose weights are wrong, or that compute wrongly; none where nobody can say.
         rank: which of them raised it; None if that is not known.
+        computes_wrongly: whether an audit has seen that those ranks compute wrongly.
     """
 
     retryable = True
 
-    def __init__(self, message: str, ranks: list[int], rank: int | None = None):
+    def __init__(self, message: str, ranks: list[int], rank: int | None = None, computes_wrongly: bool = False):
         super().__init__(message)
-        self.ranks, self.rank = ranks, rank
+        self.ranks, self.rank, self.computes_wrongly = ranks, rank, computes_wrongly
 
 
 class HangError(RaytfError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 #: Of the numbers.
-COLUMNS = ("step", "epoch", "loss", "learning_rate")
+COLUMNS = ("step", "epoch", "loss", "learning_rate", "gradient_norm")
 
 
 def _no_numbers() -> np.ndarray:
@@ -24,7 +24,7 @@ class StepRows:
     """Consecutive steps, in order.
 
     Attributes:
-        numbers: [n, 4] float64, see `COLUMNS`; steps count from 1.
+        numbers: [n, 5] float64, see `COLUMNS`; steps count from 1; NaN for a norm that is not known.
         digests: [n, B] uint8, see `raytf.distributed.step_digest`; all 0 where a step has none.
         weights: the hash of the weights after some of the steps.
     """
@@ -70,7 +70,8 @@ class StepRows:
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StepRows:
         """From what `arrays` returned, perhaps of a version that knew less."""
-        numbers = arrays["numbers"].reshape(-1, len(COLUMNS))
+        known = arrays["numbers"]
+        numbers = np.pad(known, ((0, 0), (0, len(COLUMNS) - known.shape[1])), constant_values=np.nan)
         digests = arrays.get("digests", np.empty((len(numbers), 0), np.uint8)).reshape(len(numbers), -1)
         pairs = arrays.get("weights", np.empty((0, 2), np.uint64)).reshape(-1, 2)
         return cls(numbers, digests, {int(step): int(value) for step, value in pairs.tolist()})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import tyro
@@ -14,22 +14,26 @@ from rich.text import Text
 
 from raytf.commands._table import strict
 from raytf.config.terminal_text import visible
-from raytf.runs import history, restart_phases
+from raytf.errors import StorageError
+from raytf.runs import history, restart_phases, run_log, spikes
 from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent
+from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text
 from raytf.runs.timeline import CATEGORIES
 
 #: Saves of this number in a row are told one by one; more become one line.
 _SAVES_IN_A_ROW = 2
 _STYLES = {"fault": "red", "notice": "yellow", "resize": "magenta", "start": "green"}
+#: Spikes that are shown: the latest ones.
+_SPIKES = 10
 #: Where the output is not a terminal: wide enough for what is said of an event.
 _PLAIN_WIDTH = 160
 
 
 @dataclass(frozen=True)
 class Show:
-    """Show the state of a run, where its time went, and what happened."""
+    """Show the state of a run, where its time went, what happened, and the steps that stand out."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default."""
@@ -39,16 +43,24 @@ class Show:
 
 def main(flags: Show) -> None:
     """Run the command."""
-    run = history.load(flags.run)
+    run, found = history.load(flags.run), list[Spike]()
+    try:
+        found = spikes.find(run_log.read_steps(flags.run))
+    except StorageError as error:  # the rest is worth showing
+        run = replace(run, problems=(*run.problems, str(error)))
     if flags.json:
-        print(strict(document(run)))
+        print(strict(document(run, found)))
         return
     console = Console(highlight=False)
-    show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH))
+    show(run, console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH), found)
 
 
-def document(run: History) -> dict[str, Any]:
-    """A history as JSON; times in seconds since the run's first event."""
+def document(run: History, found: Sequence[Spike] = ()) -> dict[str, Any]:
+    """A history as JSON; times in seconds since the run's first event.
+
+    Args:
+        found: steps that stand out.
+    """
     return {
         "name": run.name,
         "place": run.place,
@@ -69,11 +81,12 @@ def document(run: History) -> dict[str, Any]:
         ],
         "problems": list(run.problems),
         "events": [{**asdict(h), "time": h.time - run.begin} for h in run.happenings],
+        "spikes": [{**asdict(spike), "command": spike.replayed(run.place)} for spike in found],
     }
 
 
-def show(run: History, console: Console) -> None:
-    """Print a history as tables."""
+def show(run: History, console: Console, found: Sequence[Spike] = ()) -> None:
+    """Print a history, and steps that stand out, as tables."""
     console.print(_text(f"run {run.name} in {run.place}"), soft_wrap=True)
     for line in headline(run):
         console.print(_text(line), soft_wrap=True)
@@ -83,6 +96,8 @@ def show(run: History, console: Console) -> None:
         console.print(_restarts(run))
     if run.happenings:
         console.print(_events(run))
+    if found:
+        _print_spikes(run, found, console)
     for problem in run.problems:
         console.print(Text(f"damaged: {problem}"), soft_wrap=True)
     if not run.events and not run.problems:
@@ -162,6 +177,21 @@ def _events(run: History) -> Table:
             at = f"+{clock_text(h.time - run.begin)}"
             table.add_row(at, step, _text(h.kind, _STYLES.get(h.sort, "")), _text(h.text))
     return table
+
+
+def _print_spikes(run: History, found: Sequence[Spike], console: Console) -> None:
+    shown = found[-_SPIKES:]
+    table = _table("steps that stand out")
+    for name in ("steps", *QUANTITIES):
+        table.add_column(name.replace("_", " "), justify="right")
+    for spike in shown:
+        steps = str(spike.first) if spike.first == spike.last else f"{spike.first} to {spike.last}"
+        table.add_row(steps, *(_text(spike.told(name)) for name in QUANTITIES))
+    console.print(table)
+    if len(found) > len(shown):
+        console.print(f"the latest {len(shown)} of {len(found)}; --json has all")
+    worst = max(shown, key=lambda spike: spike.height)
+    console.print("what was in the highest one:", _text(worst.replayed(run.place)), soft_wrap=True)
 
 
 def _in_groups(happenings: list[HistoryEvent]) -> Iterator[list[HistoryEvent]]:

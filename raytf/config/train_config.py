@@ -14,10 +14,10 @@ from typing import Any, get_type_hints
 import tyro
 
 from raytf.config import setting, strategy_rules
+from raytf.config.checkpoints import CheckpointSection
 from raytf.config.objective import MetricObjective
 from raytf.config.sections import (
     BatchSection,
-    CheckpointSection,
     ClusterSection,
     ComputeSection,
     LengthSection,

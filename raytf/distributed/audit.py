@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raytf.distributed.replica_agreement import ReplicaVerdict
+
 
 class AuditChoice(NamedTuple):
     """What is audited in a step.
@@ -33,10 +35,12 @@ class AuditVerdict:
     Attributes:
         culprits: ranks; none where nobody can say.
         why: for people.
+        has_other_weights: it is their weights that are wrong, and not what they compute from them.
     """
 
     culprits: tuple[int, ...]
     why: str
+    has_other_weights: bool = False
 
 
 def is_due(step: int, every: int) -> bool:
@@ -57,6 +61,13 @@ def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
     shard = drawn % shards
     owner = next(rank for rank, span in enumerate(spans) if shard in span)
     return AuditChoice(shard, owner, (owner + 1 + drawn // shards % (len(spans) - 1)) % len(spans))
+
+
+def of_weights(found: ReplicaVerdict) -> AuditVerdict:
+    """Whose weights are wrong, where they are not all equal."""
+    if found.donor is None:
+        return AuditVerdict((), "their weights differ", True)
+    return AuditVerdict(found.apart, "are not those of the other workers", True)
 
 
 def judge(choice: AuditChoice, told: tuple[bytes, bytes], again: Sequence[Sequence[bytes]]) -> AuditVerdict:

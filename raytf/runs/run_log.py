@@ -31,6 +31,10 @@ STEPS, ATTEMPTS, RESULT = "steps", "attempts", "result.json"
 SEGMENT_ROWS = 20_000
 
 
+#: Columns that each segment has; those of earlier versions have no others.
+_NEEDED, _NORM = COLUMNS[:4], COLUMNS[4]
+
+
 #: Columns of a segment after those of `step_rows.COLUMNS`: hexadecimal numbers, empty where there is none.
 _HEX = ("digest", "weights")
 
@@ -103,12 +107,20 @@ class StepLog:
         self._written = 0
 
     def add(
-        self, first_step: int, epoch: int, losses: np.ndarray, rates: np.ndarray, digests: np.ndarray | None = None
+        self,
+        first_step: int,
+        epoch: int,
+        losses: np.ndarray,
+        rates: np.ndarray,
+        digests: np.ndarray | None = None,
+        norms: np.ndarray | None = None,
     ) -> None:
         """Add steps `first_step`, `first_step` + 1, ... (counted from 1)."""
-        numbers = np.empty((len(losses), len(COLUMNS)))
+        numbers = np.full((len(losses), len(COLUMNS)), np.nan)
         numbers[:, 0] = np.arange(first_step, first_step + len(losses))
         numbers[:, 1], numbers[:, 2], numbers[:, 3] = epoch, losses, rates
+        if norms is not None:
+            numbers[:, 4] = norms
         told = np.empty((len(losses), 0), np.uint8) if digests is None else digests
         self._chunks.append(StepRows(numbers, told))
 
@@ -154,10 +166,12 @@ class StepLog:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow((*COLUMNS, *_HEX))
-        for (step, epoch, loss, rate), digest in zip(rows.numbers.tolist(), rows.digests, strict=True):
+        for (step, epoch, loss, rate, norm), digest in zip(rows.numbers.tolist(), rows.digests, strict=True):
             weights = rows.weights.get(int(step))
             told = step_digest.number(digest.tobytes())
-            writer.writerow([int(step), int(epoch), loss, rate, f"{told:016x}" if told else "", _hex(weights)])
+            # Of a sum in no order; so many digits are the same on every machine.
+            short = "" if math.isnan(norm) else f"{norm:.4g}"
+            writer.writerow([int(step), int(epoch), loss, rate, short, f"{told:016x}" if told else "", _hex(weights)])
         self._run.put(f"{name}.csv", text.getvalue().encode())
         self._written = len(rows)
 
@@ -173,7 +187,7 @@ def read_steps(uri: str) -> dict[str, np.ndarray]:
         uri: the run's folder, e.g. `~/raytf-runs/default`.
 
     Returns:
-        Columns step (from 1), epoch (from 0), loss, learning_rate.
+        Columns step (from 1), epoch (from 0), loss, learning_rate, gradient_norm (NaN where it is not known).
 
     Raises:
         DamagedFileError: a segment is none that raytf has written.
@@ -209,17 +223,18 @@ def _segment(run: Storage, name: str) -> list[list[float]]:
     try:
         lines = csv.reader(io.StringIO(run.get(name, untrusted_json.LARGE).decode()), strict=True)
         columns = next(lines, [])
-        if not set(COLUMNS) <= set(columns):
-            raise ValueError(f"it has no line with the columns {', '.join(COLUMNS)}")
-        places = [columns.index(column) for column in COLUMNS]
+        if not set(_NEEDED) <= set(columns):
+            raise ValueError(f"it has no line with the columns {', '.join(_NEEDED)}")
+        places = [columns.index(column) for column in _NEEDED]
+        norm = columns.index(_NORM) if _NORM in columns else None
         for line in filter(None, lines):
             row = [float(line[place]) for place in places]
-            step, epoch = row[:2]
+            step, epoch, *_ = row
             if not (last < step == math.floor(step) <= untrusted_json.MOST and int(first) <= step):
                 raise ValueError(f"step {line[places[0]][:20]!r} comes after step {last}")
             if not 0 <= epoch == math.floor(epoch) <= untrusted_json.MOST:
                 raise ValueError(f"epoch {line[places[1]][:20]!r} is not a whole number")
-            found.append(row)
+            found.append([*row, math.nan if norm is None else float(line[norm] or "nan")])
             last = int(step)
     except UnicodeDecodeError:
         raise DamagedFileError(where, "it is not text in UTF-8") from None

@@ -47,10 +47,11 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     epoch = context.job.epoch_of(call.start)
     state.step = call.stop
     state.imbalance_seconds += (call.stop - call.start) * context.imbalance_seconds
-    context.live.log.add(call.start + 1, epoch, outcome.losses, outcome.learning_rates, outcome.digests)
+    told = outcome.losses, outcome.learning_rates, outcome.digests, outcome.norms
+    context.live.log.add(call.start + 1, epoch, *told)
     digests = [each.tobytes() for each in outcome.digests]
-    told = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
-    state.chain = step_digest.chained(state.chain, call.start + 1, told, digests)
+    values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
+    state.chain = step_digest.chained(state.chain, call.start + 1, values, digests)
     context.batch_end = BatchEnd(call.start, context.plan.locate(call.stop - 1)[1])
     end_batch(context)
     state.stopped_early = callbacks.stopped

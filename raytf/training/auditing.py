@@ -14,7 +14,7 @@ from raytf.checkpoint import void
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches
-from raytf.distributed import audit, worker_table
+from raytf.distributed import audit, replica_agreement, worker_table
 from raytf.distributed.audit import AuditChoice, AuditVerdict
 from raytf.errors import ReplicaError
 from raytf.training.context import Context
@@ -24,18 +24,40 @@ from raytf.training.step import TrainStep
 EVERY = 128
 
 
+@dataclass
+class Standing:
+    """From when on this process has trained, and how long it was right for all that is known.
+
+    Attributes:
+        joined: step at which it began; None before that.
+        vouched: step of the latest audit that has agreed with it; as `joined` where there was none.
+    """
+
+    joined: int | None = None
+    vouched: int = 0
+
+    def joins(self, step: int) -> None:
+        """It begins to train with other ranks."""
+        if self.joined is None:
+            self.joined = self.vouched = step
+
+
 @dataclass(frozen=True)
 class _Witness:
     """What a rank has to say about a step.
 
     Attributes:
         again: hashes of the digests that it computes.
-        joined: step at which its process began to train.
+        weights: the hash of its weights.
+        copied: step of the latest copy of which all ranks had the same weights; None for none.
+        standing: of its process.
         about: its host and device, for people.
     """
 
     again: tuple[bytes, ...]
-    joined: int
+    weights: int
+    copied: int | None
+    standing: Standing
     about: str
 
 
@@ -46,11 +68,11 @@ class Audits:
         context: of the rank.
         step: of training.
         every: steps between two audits; 0 for none.
-        joined: step at which this process began to train.
+        standing: of this process; kept up to date.
     """
 
-    def __init__(self, context: Context, step: TrainStep, every: int, joined: int):
-        self._context, self._step, self._joined = context, step, joined
+    def __init__(self, context: Context, step: TrainStep, every: int, standing: Standing):
+        self._context, self._step, self._standing = context, step, standing
         group, plan, source = context.attempt.group, context.plan, context.program.sources.train
         can_be = step.audit is not None and group.world_size > 1 and not isinstance(source, LiveBatches)
         self._every = every if can_be else 0
@@ -75,6 +97,12 @@ class Audits:
         choice = self.choice(start)
         return choice.shard if choice is not None and choice.auditor == self._context.attempt.group.rank else None
 
+    def agreed(self, call: CallBatch) -> None:
+        """A call is made, and if it had an audit, that agreed."""
+        choice = self.choice(call.start)
+        if choice is not None and self._context.attempt.group.rank in (choice.owner, choice.auditor):
+            self._standing.vouched = call.stop
+
     def settle(self, call: CallBatch, told: tuple[bytes, bytes]) -> NoReturn:
         """Find who computed a step wrongly, and have the run go back to a state in which that had no part; every rank
         must call it. The model is as before the step.
@@ -88,11 +116,15 @@ class Audits:
         """
         choice, group = self.choice(call.start), self._context.attempt.group
         assert choice is not None
-        own = _Witness(self._again(choice.shard, call.start), self._joined, worker_table.whereabouts())
+        own = self._witness(choice.shard, call.start)
         witnesses: list[_Witness] = [pickle.loads(each) for each in worker_table.gather(group, pickle.dumps(own))]
         hashes = _hash(told[0]), _hash(told[1])
-        verdict = audit.judge(choice, hashes, [witness.again for witness in witnesses])
-        back = self._back_to(call.start, verdict, witnesses)
+        weights = replica_agreement.judge([witness.weights for witness in witnesses])
+        if weights is None:
+            verdict = audit.judge(choice, hashes, [witness.again for witness in witnesses])
+        else:
+            verdict = audit.of_weights(weights)
+        back = self._back_to(choice, verdict, witnesses)
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         if group.rank == honest:
@@ -103,7 +135,7 @@ class Audits:
             self._context.reporter.event("audit", text=text, **fields)
         group.sum(np.zeros(1, np.float32))  # nobody ends before that is written
         where = f"the run goes back to step {back}" if back else "the run begins again"
-        raise ReplicaError(f"{text}; {where}", list(verdict.culprits), group.rank)
+        raise ReplicaError(f"{text}; {where}", list(verdict.culprits), group.rank, weights is None)
 
     def _again(self, shard: int, start: int) -> tuple[bytes, ...]:
         plan, pipeline = self._context.plan, self._context.program.pipeline
@@ -113,11 +145,26 @@ class Audits:
         leaves = [leaf[0] for leaf in call.leaves]
         return tuple(map(_hash, self._step.audit.again(leaves, call.seeds[0], count, plan.global_batch_size)))
 
-    def _back_to(self, step: int, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> int:
-        """The step up to which states count: before the culprits came; without one, the latest audit that agreed."""
-        if verdict.culprits:
-            return min(witnesses[rank].joined for rank in verdict.culprits)
-        return max(0, step // self._every * self._every)
+    def _witness(self, shard: int, start: int) -> _Witness:
+        context = self._context
+        weights = context.program.digest(with_optimizer=context.config.compute.exact).value()
+        replicas, again = context.saving.replicas, self._again(shard, start)
+        copied = None if replicas is None else replicas.agreed
+        return _Witness(again, weights, copied, self._standing, worker_table.whereabouts())
+
+    def _back_to(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> int:
+        """The step up to which states count.
+
+        Weights that differ were equal in an earlier copy. A rank that computes wrongly was right in its latest audit;
+        exact mode takes nothing from it that was not audited.
+        """
+        parties = verdict.culprits or (choice.owner, choice.auditor)
+        copied = [witness.copied for witness in witnesses]
+        if verdict.has_other_weights and None not in copied:
+            return min(step for step in copied if step is not None)
+        if verdict.culprits and self._context.config.compute.exact:
+            return min(witnesses[rank].standing.joined or 0 for rank in parties)
+        return min(witnesses[rank].standing.vouched for rank in parties)
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:
@@ -128,6 +175,8 @@ def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Seque
     """
     ranks = " and ".join(f"rank {rank} ({about[rank]})" for rank in verdict.culprits)
     where = f"step {step}, shard {choice.shard}"
+    if verdict.has_other_weights and verdict.culprits:
+        return f"{where}: the weights of {ranks} {verdict.why}"
     if not verdict.culprits:
         pair = f"rank {choice.owner} ({about[choice.owner]}) and rank {choice.auditor} ({about[choice.auditor]})"
         return f"{where}: {pair} have computed other bits, and nobody can say who is right: {verdict.why}"

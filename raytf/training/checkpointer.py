@@ -71,7 +71,7 @@ class Checkpointer:
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        cadence: how often to save.
+        cadence, replicas: how often to save; as given.
         stall_seconds: total time for which training stood still to save or copy the state.
     """
 
@@ -88,7 +88,7 @@ class Checkpointer:
     ):
         self._source, self._state = source, source.progress
         self._memory, self._durable = memory, durable
-        self._group, self._replicas, self._clock = group, replicas, clock
+        self._group, self.replicas, self._clock = group, replicas, clock
         self._policy, self.cadence = policy, policy.cadence
         self._reporter, self._pulse, self._logs = listener.reporter, listener.pulse, listener.logs
         self._saves: Commit[PreparedSave] = Commit(durable, group.world_size, self._report_failure)
@@ -196,7 +196,7 @@ class Checkpointer:
 
     def tell(self) -> int:
         """The hash of this rank's weights, to send with its votes; 0 for none."""
-        return 0 if self._replicas is None else self._replicas.tell()
+        return 0 if self.replicas is None else self.replicas.tell()
 
     def _compare(self, flags: np.ndarray) -> None:
         """Compare the hashes of the weights that the ranks copied; fix a rank that differs, and copy and save again.
@@ -204,7 +204,7 @@ class Checkpointer:
         Raises:
             ReplicaError: it is not clear which ranks are right, or the run is in exact mode.
         """
-        replicas = self._replicas
+        replicas = self.replicas
         if replicas is None or not replicas.hear(flags, self._state.step):
             return
         step = replicas.told

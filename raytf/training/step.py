@@ -27,6 +27,7 @@ from raytf.distributed.step_digest import DigestLayout
 from raytf.errors import ConfigError
 from raytf.inference import user_model
 from raytf.inference.own_run import overrides_step
+from raytf.training import gradient_norm
 from raytf.training.fused_update import prepared
 from raytf.training.kept_gradients import KeptGradients
 from raytf.training.learning_rate import LearningRate
@@ -44,7 +45,7 @@ from raytf.training.shard_sums import ShardSums, results
 from raytf.training.shard_timer import ShardTimer
 from raytf.training.shard_work import ShardResult
 from raytf.training.step_audit import StepAudit
-from raytf.training.step_journal import StepJournal, StepOutcome, outcome_of, row_of, width_of
+from raytf.training.step_journal import StepJournal, StepOutcome, StepRow, outcome_of, row_of, width_of
 from raytf.training.step_options import StepOptions
 
 
@@ -317,8 +318,8 @@ class TrainStep:
 
         def body(k, rows, *_):
             rate, batch = self._rate.value(), [leaf[k] for leaf in leaves]
-            loss, ok, digests, flags_sum, kept = self._step(rate, batch, seeds[k], flags, shards, fixed)
-            row = row_of(loss, rate, ok, digests)
+            made, flags_sum, kept = self._step(rate, batch, seeds[k], flags, shards, fixed)
+            row = row_of(made, rate)
             if journal is not None:
                 journal.note(k, row)
             return k + 1, rows.write(k, row), flags_sum, kept
@@ -335,17 +336,17 @@ class TrainStep:
         """
         fixed = fixed_values(self._devices, self.micro)
         flags, shards = tf.zeros([1]), StepShards(range(1), None, 0)
-        loss, ok, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
-        return loss, ok
+        made, *_ = self._step(self._rate.value(), leaves, seeds, flags, shards, fixed, is_alone=True)
+        return made.loss, made.finite
 
     def _step(
         self, rate, leaves, seeds, flags, shards, fixed, is_alone: bool = False
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, list[tf.Tensor]]:
-        """Make a step: its loss, whether its gradients were finite, its digests, all flags, and what is kept."""
+    ) -> tuple[StepRow, tf.Tensor, list[tf.Tensor]]:
+        """Make a step: what is noted of it, all flags, and the gradients that are kept."""
         all_reduce, total_shards = (None, 1) if is_alone else (self._all_reduce, self._plan.shards)
         audit = None if is_alone else shards.audit
         sums = ShardSums(self._devices, self._plan, all_reduce, shards.span, total_shards, self._has_overlap, audit)
-        kept, finite, digests = [], tf.constant(True), []
+        kept, finite, digests, square = [], tf.constant(True), [], tf.constant(0.0)
         with self._devices.at_home():
             factors = self._factors(leaves, seeds, shards, all_reduce)
             batch = ShardBatch(leaves, seeds, shards.counts, shards.total, factors)
@@ -363,6 +364,7 @@ class TrainStep:
                         done = [*done, self.audit.check(reduced.audit)]
                 digests += [] if reduced.digests is None else [reduced.digests]
                 kept += self._gradients.of(gradients, phase.optimizer)  # before the update changes the loss scale
+                square += gradient_norm.square(gradients, phase.optimizer)
                 # Nothing changes before all is known, not even a count of updates: the step can be
                 # computed again when a worker is lost.
                 with tf.control_dependencies(done), self._rate.applied(rate), prepared(phase.optimizer):
@@ -376,7 +378,7 @@ class TrainStep:
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
             told = of_step(tf.concat(digests, 1)) if digests else tf.zeros([0])
-        return loss, finite, told, reduced.flags, kept
+        return StepRow(loss, finite, tf.sqrt(square), told), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:
         """Factors for losses that are divided by data, after all workers have exchanged their divisors.

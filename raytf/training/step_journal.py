@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-#: Columns of a step's row before its digests: the loss, the learning rate, and whether all gradients were finite.
-_COLUMNS = 3
+#: Columns of a step's row before its digests: the loss, the learning rate, whether all gradients were finite, and their
+#: norm.
+_COLUMNS = 4
 
 
 class StepOutcome(NamedTuple):
@@ -20,6 +21,7 @@ class StepOutcome(NamedTuple):
         flags: [F] summed over workers.
         gradients: the reduced gradients of the last step; empty if they are not kept.
         digests: [K, B] uint8 of each step, as `raytf.distributed.step_digest` describes; B is 0 where there are none.
+        norms: [K] global norms of the gradients, before they are clipped; NaN where they are not known.
     """
 
     losses: np.ndarray
@@ -28,22 +30,39 @@ class StepOutcome(NamedTuple):
     flags: np.ndarray
     gradients: list[tf.Tensor]
     digests: np.ndarray
+    norms: np.ndarray
 
 
-def row_of(loss: tf.Tensor, rate: tf.Tensor, finite: tf.Tensor, digests: tf.Tensor) -> tf.Tensor:
+class StepRow(NamedTuple):
+    """What is noted of a step, in its graph.
+
+    Attributes:
+        loss: float32.
+        finite: bool, whether its gradients were.
+        norm: float32, of all its gradients.
+        digests: [n] float32 whose bits are the step's digests.
+    """
+
+    loss: tf.Tensor
+    finite: tf.Tensor
+    norm: tf.Tensor
+    digests: tf.Tensor
+
+
+def row_of(step: StepRow, rate: tf.Tensor) -> tf.Tensor:
     """A step's row, float32; to be traced.
 
     Args:
-        digests: float32 whose bits are the step's digests.
+        rate: the learning rate of the step.
     """
-    return tf.concat([tf.stack([loss, rate, tf.cast(finite, tf.float32)]), digests], 0)
+    return tf.concat([tf.stack([step.loss, rate, tf.cast(step.finite, tf.float32), step.norm]), step.digests], 0)
 
 
 def outcome_of(rows: np.ndarray, flags: np.ndarray, gradients: list[tf.Tensor], digest_bytes: int) -> StepOutcome:
     """The outcome of steps that have these rows, [K, n]."""
-    losses, rates, finite = rows[:, :_COLUMNS].T
+    losses, rates, finite, norms = rows[:, :_COLUMNS].T
     digests = np.ascontiguousarray(rows[:, _COLUMNS:]).view(np.uint8)[:, :digest_bytes]
-    return StepOutcome(losses, rates, finite > 0, flags, gradients, digests)
+    return StepOutcome(losses, rates, finite > 0, flags, gradients, digests, norms)
 
 
 class StepJournal:

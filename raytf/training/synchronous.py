@@ -32,7 +32,7 @@ from raytf.errors import WorkerLostError
 from raytf.training import exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
-from raytf.training.auditing import EVERY, Audits
+from raytf.training.auditing import EVERY, Audits, Standing
 from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
@@ -66,12 +66,11 @@ class SynchronousExecutor:
 
     #: Set by `make_step`.
     _step: TrainStep
-    #: Set by `begin`: this rank, its prefetched calls, and the placement of its operations.
+    #: Set by `begin`: this rank, its prefetched calls, which of them are audited, and the placement of its operations.
     _context: Context
     _calls: Prefetch
-    _placement: Placement
-    #: Which steps two ranks compute a shard of.
     _audits: Audits
+    _placement: Placement
 
     def __init__(
         self, config: TrainConfig, arbiter: ArbiterAddress | None = None, waits: Callable[[], None] = lambda: None
@@ -84,8 +83,7 @@ class SynchronousExecutor:
         self._call_steps = config.compute.steps_per_call or 1
         #: Kinds of calls that TensorFlow has traced: True for full calls, False for partial ones.
         self._traced: set[bool] = set()
-        #: Step at which this process began to train.
-        self._joined: int | None = None
+        self._standing = Standing()
         #: Flags of the newest call, summed over the ranks.
         self._flags = vector({})
 
@@ -210,9 +208,9 @@ class SynchronousExecutor:
         self._context, attempt = context, context.attempt
         # As those who have come do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
-        self._joined = context.state.step if self._joined is None else self._joined
         every = self._config.compute.audit_every
-        self._audits = Audits(context, self._step, EVERY if every is None else every, self._joined)
+        self._standing.joins(context.state.step)
+        self._audits = Audits(context, self._step, EVERY if every is None else every, self._standing)
         self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
         self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 
@@ -272,6 +270,7 @@ class SynchronousExecutor:
                 made = dataclasses.replace(call, stop=call.start + len(outcome.losses), full=True)
                 self._note(made, outcome, time.perf_counter() - began)
             raise RegroupError(context.attempt.group.loss) from None
+        self._audits.agreed(call)
         self._note(call, outcome, time.perf_counter() - began)
         self._flags = outcome.flags
         if is_first and self.meets_again and False not in self._traced:

@@ -319,8 +319,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
 
         chosen = without(usable, unwanted, self.scaling_config.min_workers, lambda some: count(of_kind(some)))
         for node in set(usable) - chosen - self._excluded:
-            faults = self._run.supervisor.exclusion.count(node, time.monotonic())
-            why = f"workers failed on it {faults} times within an hour"
+            why = self._run.supervisor.exclusion.why(node, time.monotonic())
             self._run_monitor.say(f"node {events.short(node)} is left out: {why}")
             self._run_monitor.book(events.Exclude(node, why))
         self._excluded = frozenset(set(usable) - chosen)

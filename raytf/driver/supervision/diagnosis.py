@@ -101,7 +101,8 @@ def _replicas(errors: _Errors, dead: list[int]) -> Failure | None:
         return None
     # Ray's ranks, which are not those of a group that has met again.
     wrong = tuple(rank for rank, error in apart.items() if error.rank in error.ranks)
-    return Failure(Cause.REPLICAS, one_line(next(iter(apart.values())), 400), ranks=wrong)
+    first = next(iter(apart.values()))
+    return Failure(Cause.REPLICAS, one_line(first, 400), ranks=wrong, computes_wrongly=first.computes_wrongly)
 
 
 def _death(dead: list[BaseException], died_with_node: DiedWithNode) -> Failure | None:

@@ -37,6 +37,7 @@ class Failure:
         is_wait: nothing failed, Ray has only found no place for the workers in time.
         is_launch: a GPU failed to run a kernel: the node's fault, or the code's if it fails on another node, too.
         ranks: to blame.
+        computes_wrongly: an audit has seen that the ranks to blame do: once is enough to avoid their nodes.
         gpu_nodes: Ray's ids of nodes whose GPUs failed, if that is the cause.
         dead: ranks whose processes Ray knows to be dead.
         is_peer_missed: the ranks that report anything only report the loss of a peer.
@@ -51,6 +52,7 @@ class Failure:
     is_wait: bool = False
     is_launch: bool = False
     ranks: tuple[int, ...] = ()
+    computes_wrongly: bool = False
     gpu_nodes: frozenset[str] = frozenset()
     dead: frozenset[int] = frozenset()
     is_peer_missed: bool = False

@@ -15,16 +15,28 @@ class NodeExclusion:
     """Counts the faults of nodes.
 
     A node is excluded after three faults within an hour, unless the other nodes have faults too: then the node is not
-    the reason. It comes back when its faults are an hour old.
+    the reason. It comes back when its faults are an hour old. A node that computes wrongly is excluded at once and for
+    the whole run.
     """
 
     def __init__(self) -> None:
         self._faults: dict[str, list[float]] = {}
+        self._wrong: set[str] = set()
 
     def fault(self, nodes: Collection[str], now: float) -> None:
         """Workers failed on these nodes, at a time of a clock that only goes forward."""
         for node in nodes:
             self._faults.setdefault(node, []).append(now)
+
+    def computes_wrongly(self, nodes: Collection[str]) -> None:
+        """An audit has seen that workers on these nodes compute wrongly."""
+        self._wrong.update(nodes)
+
+    def why(self, node: str, now: float) -> str:
+        """Why a node is excluded, for people."""
+        if node in self._wrong:
+            return "a worker on it computed wrongly"
+        return f"workers failed on it {self.count(node, now)} times within an hour"
 
     def count(self, node: str, now: float) -> int:
         """Faults of a node within the last hour."""
@@ -33,14 +45,14 @@ class NodeExclusion:
     def excluded(self, nodes: Collection[str], now: float) -> list[str]:
         """The nodes to avoid, the worst first."""
         counts = {node: self.count(node, now) for node in nodes}
-        out = []
+        out = [node for node in counts if node in self._wrong]
         for node, count in counts.items():
-            if count < FAULTS:
+            if count < FAULTS or node in self._wrong:
                 continue
             others = [c for other, c in counts.items() if other != node]
             if not others or count >= _MORE * statistics.median(others):
                 out.append(node)
-        return sorted(out, key=lambda node: (-counts[node], node))
+        return sorted(out, key=lambda node: (node not in self._wrong, -counts[node], node))
 
 
 class KernelFailures:

@@ -91,6 +91,8 @@ class Supervisor:
         goes_on = verdict.retry and has_budget()
         fault = FaultEvent(failure.cause, failure.ranks, nodes, failure.text, goes_on)
         if goes_on:
+            if failure.computes_wrongly:
+                self.exclusion.computes_wrongly(nodes)
             return self._go_on(verdict.pause, fault, failure.cause, verdict.why)
         said = ""
         if verdict.retry:

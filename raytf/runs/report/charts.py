@@ -169,11 +169,12 @@ def _bridged(changes: Sequence[tuple[float, int]], seconds: float) -> list[tuple
     return kept
 
 
-def loss(frame: Frame, curve: Curve, breaks: Sequence[float]) -> str:
+def loss(frame: Frame, curve: Curve, breaks: Sequence[float], marks: Sequence[float] = ()) -> str:
     """The loss curve; the shade is the least and the greatest loss of the steps that a point stands for.
 
     Args:
         breaks: times at which a curve is interrupted.
+        marks: times of steps that stand out.
     """
     low, high = float(curve.low.min()), float(curve.high.max())
     is_log = low > 0 and high / low >= _LOGARITHMIC
@@ -191,7 +192,11 @@ def loss(frame: Frame, curve: Curve, breaks: Sequence[float]) -> str:
             shade = "M" + "L".join([*above, *reversed(below)]) + "Z"
             drawing.append(f'<path class="fill" fill="var(--loss)" d="{shade}"/>')
         drawing.append(f'<path class="line" stroke="var(--loss)" d="{_line(xs)}"/>')
+    if marks:
+        path = "".join(f"M{x} 0v{_HIGH * 0.07:g}" for x in sorted({frame.x(t) for t in marks}))
+        drawing.append(f'<path class="mark" stroke="var(--fault)" d="{path}"/>')
     about = f"Training loss from {curve.values[0]:.4g} to {curve.values[-1]:.4g}, least {low:.4g}, greatest {high:.4g}."
+    about += f" {len(marks)} mark{'s' if len(marks) > 1 else ''} where steps stand out." if marks else ""
     extra = '<span class="note"> (logarithmic)</span>' if is_log else ""
     return panel("Loss", about, 170, "".join(drawing), [(scale.share(v), f"{v:.3g}") for v in values], extra)
 

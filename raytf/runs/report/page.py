@@ -10,10 +10,11 @@ from importlib import resources
 
 import numpy as np
 
-from raytf.runs import timeline
+from raytf.runs import spikes, timeline
 from raytf.runs.events import HELD
 from raytf.runs.history import History, HistoryEvent, RestartRecord
 from raytf.runs.report import charts, series
+from raytf.runs.spikes import QUANTITIES, Spike
 from raytf.runs.status import clock_text
 
 #: What is no training, and interrupts a curve where it takes more than this share of the page's width.
@@ -38,8 +39,9 @@ def draw(run: History, steps: dict[str, np.ndarray] | None = None) -> str:
         steps: of `raytf.read_steps`; the running loss of the ledger is drawn where there are none.
     """
     parts = [_header(run), _problems(run), _tiles(run)]
-    timeline, data = _timeline(run, steps)
-    parts += [timeline, _account(run), _restarts(run), _events(run)]
+    found = [] if steps is None else spikes.find(steps)
+    timeline, data = _timeline(run, steps, found)
+    parts += [timeline, _spikes(run, found), _account(run), _restarts(run), _events(run)]
     file = resources.files("raytf.runs.report").joinpath
     css, js = file("page.css").read_text(), file("page.js").read_text()
     # In a script element nothing is escaped but what would end it.
@@ -112,7 +114,7 @@ def _tiles(run: History) -> str:
     return f'<dl class="tiles">{inner}</dl>'
 
 
-def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, dict]:
+def _timeline(run: History, steps: dict[str, np.ndarray] | None, found: Sequence[Spike]) -> tuple[str, dict]:
     data: dict = {"seconds": 0, "bands": [], "world": [], "loss": [], "marks": []}
     if not run.spans:
         return "", data
@@ -132,12 +134,13 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
     rows = [(name, color, [h.time for h in run.happenings if h.sort == s]) for s, (name, color) in _LANES.items()]
     rows = [row for row in rows if row[2] or row[0] == "faults"]
     ages = series.ages(run.events)
-    found = {"on storage": ages["durable"], "in memory": ages["memory"]}
+    tiers = {"on storage": ages["durable"], "in memory": ages["memory"]}
     panels = [charts.lanes(frame, rows), charts.band(frame, pieces), charts.world(frame, world)]
     if len(curve):
-        panels.append(charts.loss(frame, curve, breaks))
-    if any(found.values()):
-        panels.append(charts.ages(frame, found, breaks))
+        at = series.times_of_steps(run.spans, np.array([spike.first for spike in found], int))
+        panels.append(charts.loss(frame, curve, breaks, at[np.isfinite(at)].tolist()))
+    if any(tiers.values()):
+        panels.append(charts.ages(frame, tiers, breaks))
     begin = frame.begin
     data["seconds"] = frame.seconds
     data["bands"] = [[round(piece.begin - begin, 2), _mix(piece.shares)] for piece in pieces]
@@ -154,6 +157,30 @@ def _timeline(run: History, steps: dict[str, np.ndarray] | None) -> tuple[str, d
         f'<div class="timeline">{"".join(panels)}{charts.axis(frame)}</div></section>'
     )
     return html, data
+
+
+def _spikes(run: History, found: Sequence[Spike]) -> str:
+    """Steps that stand out, with the commands that show why."""
+    if not found:
+        return ""
+    rows = "".join(
+        f'<tr><td class="n">{spike.first:,}</td><td class="n" data-label="steps">{spike.last - spike.first + 1:,}</td>'
+        + "".join(f'<td data-label="{_spoken(name)}">{escape(spike.told(name))}</td>' for name in QUANTITIES)
+        + f'<td class="why"><code>{escape(spike.replayed(run.place))}</code></td></tr>'
+        for spike in found
+    )
+    columns = "".join(f"<th>{_spoken(name)}</th>" for name in QUANTITIES)
+    return (
+        "<section><h2>Steps that stand out</h2><p>Their loss or the norm of their gradient is far above that of the "
+        "fifty steps before. The command computes the first of them again and shows its records.</p>"
+        f"{_box('Steps that stand out', len(found))}"
+        f'<table class="stack"><thead><tr><th class="n">step</th><th class="n">steps</th>{columns}'
+        f"<th>to look at it</th></tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _spoken(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _mix(shares: dict[str, float]) -> str:

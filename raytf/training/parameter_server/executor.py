@@ -275,7 +275,8 @@ class ParameterServerExecutor(MeetsOnce):
         self._step.micro.add_metrics(told.rows[:, 1:].sum(0))
         nothing = np.empty((len(told.rows), 0), np.uint8)
         rates, gradients = self._rates(call), list(told.gradients)
-        outcome = StepOutcome(told.rows[:, 0], rates, told.finite, vector({}), gradients, nothing)
+        norms = np.full(len(told.rows), np.nan)  # each worker's gradient is applied by itself
+        outcome = StepOutcome(told.rows[:, 0], rates, told.finite, vector({}), gradients, nothing, norms)
         check_finite(context, call, outcome)
         seconds = (now - self._accounted_at) if context.has_trained else 0.0
         self._accounted_at = now

@@ -41,8 +41,8 @@ def test_digests_come_back_beside_their_steps(run):
     assert [found.of(step) for step in range(5)] == [None, *((LAYOUT, row.tobytes()) for row in told), None]
     (name,) = (name for name in run.list(run_log.STEPS) if name.endswith(".csv"))
     lines = run.get(f"{run_log.STEPS}/{name}").decode().splitlines()
-    assert lines[0] == "step,epoch,loss,learning_rate,digest,weights"
-    assert lines[1].split(",")[4] == f"{int.from_bytes(told[0, :8].tobytes(), 'little'):016x}"
+    assert lines[0] == "step,epoch,loss,learning_rate,gradient_norm,digest,weights"
+    assert lines[1].split(",")[5] == f"{int.from_bytes(told[0, :8].tobytes(), 'little'):016x}"
     assert run_log.read_steps(run.uri)["step"].tolist() == [1, 2, 3]
 
 
@@ -60,7 +60,7 @@ def test_steps_without_digests_have_none(run):
     write(run, FIRST, 1, None, None)
     assert digest_log.read(run, run_log.STEPS).of(1) is None
     log = run_log.StepLog(run, SECOND, LAYOUT)
-    log.restore(StepRows(np.array([[2.0, 0, 0, 0]]), np.zeros((1, 0), np.uint8)))  # of a raytf that had none
+    log.restore(StepRows.of_arrays({"numbers": np.array([[2.0, 0, 0, 0]])}))  # of a raytf that had none
     log.add(3, 0, np.zeros(1), np.zeros(1), digests(1, 5))
     log.write(log.take())
     found = digest_log.read(run, run_log.STEPS)
@@ -78,7 +78,7 @@ def test_hashes_of_the_weights_are_noted_where_they_are_known(run):
     assert dict(kept.weights) == {2: 0xABC}
     log.write(log.take())
     text = run.get(f"{run_log.STEPS}/{run.list(run_log.STEPS)[0]}").decode()
-    assert [line.split(",")[5] for line in text.splitlines()[1:]] == ["", "0000000000000abc", ""]
+    assert [line.split(",")[6] for line in text.splitlines()[1:]] == ["", "0000000000000abc", ""]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "header", "empty"])

@@ -112,6 +112,17 @@ def test_drawings_have_titles_and_are_well_formed(drawn):
         assert "nan" not in drawing.lower()
 
 
+def test_steps_that_stand_out_are_marked_with_the_command_that_shows_why(tmp_path):
+    run = a_run().write(str(tmp_path / "a run"))
+    add_steps(run, lambda step: 90.0 if step in (300, 301) else 1 + step % 7 / 10)
+    text = page.draw(history.load(run.uri), run_log.read_steps(run.uri))
+    (row,) = [row for row in Page(text).rows if "raytf replay" in row]
+    assert row.split()[:5] == ["300", "2", "90", "(usually", "1.3)"]
+    assert f"raytf replay '{tmp_path}/a run' --step 300 --dump step-300" in row
+    assert "1 steps stand out." not in text
+    assert "1 mark where steps stand out." in text
+
+
 def test_a_thousand_faults_and_a_million_steps_stay_small(tmp_path):
     draw, line, now, step = random.Random(7), Script().at(0, "driver", state="started"), 1.0, 0
     for _ in range(1000):
@@ -120,7 +131,8 @@ def test_a_thousand_faults_and_a_million_steps_stay_small(tmp_path):
         line.trains(now - 1, step).at(now, "fault", cause="peer_lost", step=step, silent=1.0, text="gone")
     steps = np.arange(1, step + 1)
     run = history.build("/x/a", line.events, None, False)
-    text = page.draw(run, {"step": steps, "loss": 1 / steps + np.random.default_rng(7).random(len(steps))})
+    losses, norms = 1 / steps + np.random.default_rng(7).random(len(steps)), np.full(len(steps), np.nan)
+    text = page.draw(run, {"step": steps, "loss": losses, "gradient_norm": norms})
     data = json.loads(Page(text).scripts[0])
     assert len(data["loss"]) <= series.MOST_POINTS
     assert len(data["bands"]) <= series.MOST_PIECES

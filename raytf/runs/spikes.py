@@ -1,0 +1,133 @@
+"""Steps whose loss or gradient norm leaves its band, which the steps before it set. No storage here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Steps that a band is made of, and how many steps it then serves.
+WINDOW, SERVES = 50, 5
+#: A band ends this many deviations above the median.
+DEVIATIONS = 6.0
+#: From the median absolute deviation to the standard deviation of a normal distribution.
+_SIGMAS = 1.4826
+#: The least deviation: of logarithms, so that a value is outside at 1.8 times the median at the earliest; and relative
+#: to the median, for values that may be negative.
+_LEAST_LOG, _LEAST_SHARE = 0.1, 1e-3
+#: Instead of 0, whose logarithm nobody has.
+_TINY = 1e-12
+#: What is looked at: names of columns of `raytf.read_steps`.
+QUANTITIES = ("loss", "gradient_norm")
+
+
+@dataclass(frozen=True)
+class Spike:
+    """Steps in a row that stand out.
+
+    Attributes:
+        first, last: those steps, counted from 1.
+        outside: the quantities that have left their bands.
+        values: of the first step, by quantity; those that are known.
+        usual: medians of the steps before, by quantity.
+    """
+
+    first: int
+    last: int
+    outside: tuple[str, ...]
+    values: Mapping[str, float]
+    usual: Mapping[str, float]
+
+    @property
+    def height(self) -> float:
+        """How many times the usual value is in the first step, of the quantity for which it is most."""
+        return max((self.values[name] / self.usual[name] for name in self.values if self.usual[name] > 0), default=0.0)
+
+    def told(self, quantity: str) -> str:
+        """The first step's value, and the usual one; empty if there is none."""
+        if quantity not in self.values:
+            return ""
+        return f"{self.values[quantity]:.4g} (usually {self.usual[quantity]:.4g})"
+
+    def replayed(self, run: str) -> str:
+        """The command that computes the first of them again, and shows what was in it."""
+        return f"raytf replay {shlex.quote(run)} --step {self.first} --dump step-{self.first}"
+
+
+def find(steps: Mapping[str, np.ndarray]) -> list[Spike]:
+    """The spikes of a run.
+
+    A value is outside of its band if it lies more than six robust deviations (1.4826 times the median absolute
+    deviation) above the median of the fifty steps before it. Of values that are never negative the logarithms are
+    compared, since losses and norms are spread like a log-normal distribution: a late loss of 0.001 may well be ten
+    times as large in the next batch. The first fifty steps have no band.
+
+    Args:
+        steps: columns step, loss and gradient_norm, as of `raytf.read_steps`.
+    """
+    numbers = steps["step"]
+    medians, outside = {}, {}
+    for name in QUANTITIES:
+        values = steps[name]
+        # Each step has a loss, and one that is no number is above all.
+        medians[name], outside[name] = band(np.where(np.isnan(values), np.inf, values) if name == "loss" else values)
+    marked = np.flatnonzero(np.any([*outside.values()], 0))
+    if not len(marked):
+        return []
+    parts = np.split(marked, np.flatnonzero(np.diff(marked) > SERVES) + 1)
+    return [_spike(numbers, steps, medians, outside, part) for part in parts]
+
+
+def _spike(
+    numbers: np.ndarray,
+    steps: Mapping[str, np.ndarray],
+    medians: Mapping[str, np.ndarray],
+    outside: Mapping[str, np.ndarray],
+    part: np.ndarray,
+) -> Spike:
+    first = part[0]
+    known = [name for name in QUANTITIES if not np.isnan(medians[name][first])]
+    return Spike(
+        int(numbers[first]),
+        int(numbers[part[-1]]),
+        tuple(name for name in QUANTITIES if outside[name][part].any()),
+        {name: float(steps[name][first]) for name in known},
+        {name: float(medians[name][first]) for name in known},
+    )
+
+
+def band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The median of the steps before each value, and whether the value is above its band.
+
+    Args:
+        values: [n], in the order of the steps; NaN where one is not known.
+
+    Returns:
+        [n] float64, NaN where there is no band; [n] bool.
+    """
+    medians, outside = np.full(len(values), np.nan), np.zeros(len(values), bool)
+    known = np.flatnonzero(~np.isnan(values))
+    if len(known) <= WINDOW:
+        return medians, outside
+    found = values[known].astype(np.float64)
+    is_log = bool((found >= 0).all())
+    scaled = np.log(np.maximum(found, _TINY)) if is_log else found
+    windows = np.lib.stride_tricks.sliding_window_view(scaled, WINDOW)[: len(scaled) - WINDOW : SERVES]
+    middle = np.median(windows, 1)
+    with np.errstate(invalid="ignore"):  # infinite ones
+        away = [np.median(np.abs(part - at[:, None]), 1) for part, at in _parts(windows, middle)]
+    spread = _SIGMAS * np.concatenate(away)
+    least = np.full(len(middle), _LEAST_LOG) if is_log else _LEAST_SHARE * np.abs(middle)
+    limits = middle + DEVIATIONS * np.maximum(spread, least)
+    late = known[WINDOW:]
+    medians[late] = np.repeat(np.exp(middle) if is_log else middle, SERVES)[: len(late)]
+    outside[late] = scaled[WINDOW:] > np.repeat(limits, SERVES)[: len(late)]
+    return medians, outside
+
+
+def _parts(windows: np.ndarray, middle: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pieces that are small enough to be copied."""
+    cuts = range(4096, len(windows), 4096)
+    return list(zip(np.split(windows, cuts), np.split(middle, cuts), strict=True))
