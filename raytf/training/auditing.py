@@ -8,9 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-import numpy as np
-
-from raytf.checkpoint import void
+from raytf.checkpoint import manifest, naming, void
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches
@@ -124,18 +122,29 @@ class Audits:
             verdict = audit.judge(choice, hashes, [witness.again for witness in witnesses])
         else:
             verdict = audit.of_weights(weights)
-        back = self._back_to(choice, verdict, witnesses)
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
+        # Nobody ends before the note is written.
+        note = self._void(self._back_to(choice, verdict, witnesses)) if group.rank == honest else ""
+        where = worker_table.gather(group, note.encode())[honest].decode()
         if group.rank == honest:
-            attempt = self._context.attempt
-            states = void.read(attempt.storage).and_after(back, [*attempt.earlier, attempt.name])
-            void.write(attempt.storage, states)
-            fields = {"of_step": call.stop, "shard": choice.shard, "ranks": list(verdict.culprits), "to_step": back}
-            self._context.reporter.event("audit", text=text, **fields)
-        group.sum(np.zeros(1, np.float32))  # nobody ends before that is written
-        where = f"the run goes back to step {back}" if back else "the run begins again"
+            fields = {"of_step": call.stop, "shard": choice.shard, "ranks": list(verdict.culprits)}
+            self._context.reporter.event("audit", text=f"{text}; {where}", **fields)
         raise ReplicaError(f"{text}; {where}", list(verdict.culprits), group.rank, weights is None)
+
+    def _void(self, back: int) -> str:
+        """Note that states after a step count no more; says to which one the run goes back.
+
+        Unless a run is exact, it does not begin again for want of a state that is early enough.
+        """
+        attempt, why = self._context.attempt, ""
+        kept = [naming.split_name(name)[0] for name in manifest.list_complete(attempt.storage)]
+        if kept and min(kept) > back and not self._context.config.compute.exact:
+            why = f", the oldest checkpoint that is kept, although only steps up to {back} are vouched for"
+            back = min(kept)
+        states = void.read(attempt.storage).and_after(back, [*attempt.earlier, attempt.name])
+        void.write(attempt.storage, states)
+        return f"the run goes back to step {back}{why}" if back else "the run begins again"
 
     def _again(self, shard: int, start: int) -> tuple[bytes, ...]:
         plan, pipeline = self._context.plan, self._context.program.pipeline

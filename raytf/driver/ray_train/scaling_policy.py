@@ -96,6 +96,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         #: Created in the controller's process.
         self._watchdog: Watchdog | None = None
         self._excluded = frozenset[str]()
+        self._unwanted: list[str] = []
         #: Nodes of stragglers that should be replaced.
         self._slow: list[str] = []
         self._ticket = 0
@@ -180,7 +181,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             return train.NoopDecision()
         if self._supply is not None:
             self._supply.keep(worker_group_state.workers, self._staying)
-        replaced = mine & set(self._slow) - set(self._nodes)
+        replaced = mine & {*self._slow, *self._unwanted} - set(self._nodes)
         view = ClusterView(time.monotonic(), workers, possible, bool(mine - self._staying or replaced), parked, end)
         match self._resizer.decide(view):
             case ResizeDecision.PARK:
@@ -305,7 +306,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
             usable: node -> what is reserved on it.
             nodes: node -> its entry in `ray.nodes()`.
         """
-        unwanted = self._run.supervisor.exclusion.excluded(usable, time.monotonic())
+        self._unwanted = unwanted = self._run.supervisor.exclusion.excluded(usable, time.monotonic())
         known = {node: kinds.of_node(nodes[node]) for node in usable}
 
         def of_kind(some: Iterable[str]) -> set[str]:
@@ -364,7 +365,7 @@ class ScalingPolicy(train.ElasticScalingPolicy):
         usable = {node: resources for node, resources in usable.items() if node in chosen}
         # No more nodes are requested for those with other GPUs: the new ones might be of any kind, without end.
         lost = [n for n in reserved if n not in usable and n not in self._other_kinds]
-        lost += [n for n in self._slow if n in usable]
+        lost += [n for n in {*self._slow, *self._unwanted} if n in usable]
         unusable = self._count_possible_workers({n: reserved[n] for n in lost})
         if unusable != self._unusable_workers:
             self._unusable_workers = unusable
