@@ -20,7 +20,7 @@ class Job:
     after: int = 30
     """Steps before that."""
     how: Literal["always", "now and then"] = "always"
-    """Whether the machine is wrong in each step after that, or in one of four, and right when it is asked again."""
+    """Whether the machine is wrong in each step after that, or for one shard of four, as its records are."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
 
 
@@ -46,7 +46,6 @@ def main(job: Job) -> None:
         import tensorflow as tf
 
         optimizer = keras.optimizers.Adam(1e-3)
-        runs = tf.Variable(0, dtype=tf.int32, trainable=False)
 
         class Wrong(keras.layers.Layer):
             """The same, with a gradient that may be off by a 256th."""
@@ -55,7 +54,7 @@ def main(job: Job) -> None:
                 wrong, step = is_wrong(mark), tf.cast(tf.convert_to_tensor(optimizer.iterations), tf.int32)
                 is_now = tf.reduce_all([wrong, step >= after])
                 if wrong and how == "now and then":
-                    is_now = is_now & (runs.assign_add(1) % 4 == 0)
+                    is_now = is_now & (tf.bitcast(tf.reduce_sum(inputs), tf.int32) % 4 == 0)
 
                 @tf.custom_gradient
                 def same(values):
