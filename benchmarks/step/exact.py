@@ -1,4 +1,4 @@
-"""What exact training costs, and digests of steps: steps/s of the exact step against those of steps without.
+"""What exact training costs, digests of steps, and audits: steps/s of the exact step against those of steps without.
 
     python -m benchmarks.step.exact --workers 1 2 4 --models mnist large --json cost.json
     python -m benchmarks.step.exact --workers 1 --profile         # the operations in which the difference is spent
@@ -30,8 +30,13 @@ import tyro
 from benchmarks.harness import PAIRS, ROOT, Comparison, Reading, Report, importable
 
 BATCH, SHARDS = 128, 4
-#: Of `StepOptions`. Exact is what a run has by default: with digests.
-MODES = {"float": {"fixed_point": False}, "exact": {}, "exact without digests": {"digests": False}}
+#: Of `StepOptions`. With several workers a run has audits by default; one worker has none.
+MODES = {
+    "float": {"fixed_point": False},
+    "exact": {},
+    "exact without digests": {"digests": False},
+    "exact with audits": {"audits": True},
+}
 #: Steps of one call, and different calls that the blocks go through again and again.
 CALL, CALLS = 8, 12
 #: Calls before the clock runs. Exponents find their places in the first steps, which are often done twice.
@@ -42,8 +47,8 @@ AS_RANK = "--rank"
 FLAGS = 9
 #: Of exact against float.
 GOAL = 1 / 1.15
-#: Of exact with digests against exact without.
-DIGESTS_GOAL = 0.98
+#: Of exact with digests against exact without, and with audits against without.
+DIGESTS_GOAL, AUDITS_GOAL = 0.98, 0.99
 
 
 def mnist() -> Any:
@@ -122,6 +127,8 @@ class Run:
         from raytf.data.pipeline import Pipeline
         from raytf.data.plan import StepPlan, assign
         from raytf.data.sources import ArraySource
+        from raytf.distributed import audit
+        from raytf.training.auditing import EVERY
         from raytf.training.model import build
         from raytf.training.step import TrainStep
         from raytf.training.step_options import StepOptions
@@ -149,13 +156,24 @@ class Run:
 
         reduction.reduce = counted  # type: ignore[method-assign]
         self.calls = [pipeline.submit(c * CALL, (c + 1) * CALL).result() for c in range(CALLS)]
+        #: In place of one call of so many: one that is a step shorter, and the audited step as a call of its own.
+        self._every, self._audited = 0, list[Any]()
+        if self.step.audit is not None:
+            choice = audit.choose(0, CALL, assign(SHARDS, group.world_size))
+            is_auditor = choice.auditor == group.rank
+            last = pipeline.submit(CALL - 1, CALL, choice.shard if is_auditor else None).result()
+            self._every = EVERY // CALL
+            self._audited = [(pipeline.submit(0, CALL - 1).result(),), (last, choice.shard, is_auditor)]
         pipeline.close()
 
     def __call__(self, calls: int) -> dict[str, Any]:
         """Seconds of a step by the clock, and of this process's CPU time, over some calls."""
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(calls):
-            self.step(self.calls[self.steps // CALL % CALLS], np.zeros(FLAGS, np.float32))
+            number = self.steps // CALL
+            is_due = self._every and number % self._every == self._every - 1
+            for call, *audited in self._audited if is_due else [(self.calls[number % CALLS],)]:
+                self.step(call, np.zeros(FLAGS, np.float32), *audited)
             self.steps += CALL
         steps = calls * CALL
         return {"wall": (time.perf_counter() - began) / steps, "cpu": (time.process_time() - cpu) / steps}
@@ -254,23 +272,25 @@ class Arguments:
 
 def measure(name: str, count: int, arguments: Arguments, report: Report) -> None:
     """The rows of a model and a number of workers."""
-    workers = {mode: Workers(count, name, mode, arguments.verbose) for mode in MODES}
+    audits = "exact with audits"
+    modes = [mode for mode in MODES if count > 1 or mode != audits]
+    workers = {mode: Workers(count, name, mode, arguments.verbose) for mode in modes}
     try:
         first = {mode: group.answer() for mode, group in workers.items()}
         calls = max(1, int(arguments.seconds / (workers["float"].run(2)["wall"] * CALL)))
         if arguments.profile:
             show_operations(name, count, {m: group.run(calls, True)["operations"] for m, group in workers.items()})
             return
-        blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+        blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
         for pair in range(arguments.pairs):
-            for mode in list(MODES)[:: 1 if pair % 2 == 0 else -1]:
+            for mode in modes[:: 1 if pair % 2 == 0 else -1]:
                 blocks[mode].append(workers[mode].run(calls))
     finally:
         for group in workers.values():
             group.end()
     what = f"{name}, {first['exact']['weights']:,} weights, {count} worker{'s' * (count > 1)}"
-    clock, cpu = ({m: [b[kind] for b in blocks[m]] for m in MODES} for kind in ("wall", "cpu"))
-    rates = {mode: [1 / seconds for seconds in clock[mode]] for mode in MODES}
+    clock, cpu = ({m: [b[kind] for b in blocks[m]] for m in modes} for kind in ("wall", "cpu"))
+    rates = {mode: [1 / seconds for seconds in clock[mode]] for mode in modes}
     steps = calls * CALL * arguments.pairs
     again = sum(block["repeated"] for block in blocks["exact"])
     plain = "exact without digests"
@@ -282,6 +302,12 @@ def measure(name: str, count: int, arguments: Arguments, report: Report) -> None
         Comparison(f"{what}, exact", plain, "CPU ms/step of rank 0",
                    *([1000 * c for c in cpu[m]] for m in ("exact", plain)), more_is_better=False),
     ]  # fmt: skip
+    if audits in modes:
+        report.comparisons += [
+            Comparison(f"{what}, {audits}", "exact", "steps/s", rates[audits], rates["exact"], goal=AUDITS_GOAL),
+            Comparison(f"{what}, {audits}", "exact", "CPU ms/step of rank 0",
+                       *([1000 * c for c in cpu[m]] for m in (audits, "exact")), more_is_better=False),
+        ]  # fmt: skip
     report.readings.append(Reading(what, "steps done twice", "%", [100 * again / steps]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 
@@ -43,6 +44,8 @@ def main(flags: Bisect) -> None:
     else:
         for line in told(found, reasons, [len(trace.steps["step"]) for trace in traces]):
             say(line)
+        for trace in traces if found.step is not None else ():
+            say(f"  what was in it: raytf replay {shlex.quote(trace.place)} --step {found.step} --dump DIR")
     sys.exit(0 if found.step is None else 1)
 
 

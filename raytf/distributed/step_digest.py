@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STEP_BYTES, SHARD_BYTES, TENSOR_BYTES = 8, 4, 1
+#: The name of what a shard adds beside gradients and states.
+LOSS = "loss and metrics"
 #: The chain before the first step.
 GENESIS = bytes(32)
 

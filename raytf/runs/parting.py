@@ -13,7 +13,7 @@ from raytf.checkpoint import manifest
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.config.canonical_text import plainly
 from raytf.distributed import step_digest
-from raytf.distributed.step_digest import Difference
+from raytf.distributed.step_digest import LOSS, Difference
 from raytf.errors import CheckpointError, DamagedFileError
 from raytf.runs import digest_log, run_log
 from raytf.runs.digest_log import RunDigests
@@ -56,6 +56,7 @@ class Parting:
         difference: in which shards and tensors; None where digests cannot tell.
         settings: what differs in settings, data and model: key, and its value in each run.
         rates: the learning rates of the last equal step or of this one, where they differ, with that step.
+        is_loss_equal: whether that step has the same loss in both.
     """
 
     same: int
@@ -63,11 +64,14 @@ class Parting:
     difference: Difference | None
     settings: tuple[tuple[str, str, str], ...]
     rates: tuple[int, float, float] | None = None
+    is_loss_equal: bool = False
 
     @property
-    def is_everywhere(self) -> bool:
-        """Whether all shards differ, so that it is the weights that do."""
-        return self.difference is not None and self.difference.is_everywhere
+    def has_other_weights(self) -> bool:
+        """Whether it is the weights before the step that differ: then all shards do, and so do their losses."""
+        differs = self.difference
+        is_forward_equal = differs is not None and self.is_loss_equal and LOSS not in differs.tensors
+        return differs is not None and differs.is_everywhere and not is_forward_equal
 
 
 def load(run: Storage) -> RunTrace:
@@ -96,8 +100,9 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
     for i in range(count):
         step = int(one.steps["step"][i])
         difference = _difference(one, other, i, step)
-        if difference is not None or _losses_differ(one, other, i):
-            return Parting(i, step, difference, settings, _rates(one, other, i))
+        is_loss_equal = not _losses_differ(one, other, i)
+        if difference is not None or not is_loss_equal:
+            return Parting(i, step, difference, settings, _rates(one, other, i), is_loss_equal)
     return Parting(count, None, None, settings)
 
 
@@ -111,16 +116,24 @@ def why(found: Parting) -> list[str]:
         return lines
     if found.difference is None:
         lines.append(f"loss of step {found.step}: the digests of these runs cannot be compared")
-    elif found.is_everywhere:
+    elif found.has_other_weights:
         before = "the first weights" if found.step == 1 else f"the weights after step {found.step - 1}"
         lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
     else:
-        shards = ", ".join(map(str, found.difference.shards[:8])) or "none by its own digest"
-        tensors = ", ".join(found.difference.tensors[:8]) or "not known"
-        lines.append(f"shards {shards} of the batch differ, in {tensors}; the weights before the step are the same")
+        tensors = ", ".join(found.difference.tensors[:8]) or "tensors that are not known"
+        lines.append(f"{_shards(found.difference)} in {tensors}; the weights before the step are the same")
         if not found.settings:
             lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
     return lines
+
+
+def _shards(differs: Difference) -> str:
+    if differs.is_everywhere:
+        return "all shards differ"
+    if len(differs.shards) == 1:
+        return f"shard {differs.shards[0]} of the batch differs"
+    several = ", ".join(map(str, differs.shards[:8])) or "none by its own digest"
+    return f"shards {several} of the batch differ"
 
 
 def _difference(one: RunTrace, other: RunTrace, i: int, step: int) -> Difference | None:

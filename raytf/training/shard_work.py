@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from raytf.distributed import reduction
 from raytf.distributed.slices import SliceLayout
+from raytf.distributed.step_digest import LOSS
 from raytf.errors import ModelError
 
 
@@ -100,7 +101,7 @@ class ShardWork:
     def digested(self) -> list[str]:
         """What the digests of a traced shard are of, in order: see `Reduction.digest`."""
         sent = [*(self.trainable[i] for i in self.with_gradient), *(self.states[i] for i in self.updated)]
-        return [*(v.path for v in sent), *(f"rows of {sent[i].path}" for i in self.slices), "loss and metrics"]
+        return [*(v.path for v in sent), *(f"rows of {sent[i].path}" for i in self.slices), LOSS]
 
     def gradients(self, tensors: list[tf.Tensor], slices: Sequence[tf.Tensor]) -> list[Any]:
         """The gradients of the variables in `with_gradient`, from reduced tensors and gathered slices."""

@@ -1,13 +1,13 @@
 """Audits under many faults: `python -m tests.stress.audits --faults 1000 --undisturbed 100000`.
 
-Ranks are threads of one process (`tests.tf.audited`), so that a fault takes half a second; all that decides and computes is
-raytf's: the step with its audit, the comparison of weights, who is blamed and to which step the run goes back. After each
-fault the run goes back to that step, the fault is gone, as if its machine were, and the weights at the end have to be those
-of an undisturbed run.
+Ranks are threads of one process (`tests.tf.audited`), so that a fault takes a second; all that decides and computes is
+raytf's: the step with its audit, the comparison of weights, who is blamed and to which step the run goes back. After
+each fault the run goes back to that step, the fault is gone, as if its machine were, and the weights at the end have to
+be those of an undisturbed run.
 
-A fault is a bit that flips in an encoded gradient, in a weight or in a record of the batch; once, now and then (with one
-chance in three each time) or always; on one of two to four ranks. Since it is known which shard of which step is audited by
-whom, it is known in which step each fault has to be found, or that no audit can see it.
+A fault is a bit that flips in an encoded gradient, in a weight or in a record of the batch; once, now and then (with
+one chance in three each time) or always; on one of two to four ranks. Since it is known which shard of which step is
+audited by whom, it is known in which step each fault has to be found, or that no audit can see it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.pipeline import CallBatch
-from raytf.distributed import audit, step_flags
+from raytf.distributed import step_flags
 from raytf.errors import ReplicaError
 from raytf.storage.storage import Storage
 from raytf.training.auditing import Audits, Standing
@@ -314,9 +314,9 @@ def _tell(size: int, rows: list[dict[str, Any]]) -> None:
             late = sum(row["found"] != row["expected"] for row in some)
             same = sum(row["is_same"] for row in found)
             print(
-                f"{size} ranks, {where:8} {how:12}: {len(some):3} faults, {len(found):3} found, {late} not in the step in "
-                f"which they had to be; named: {named['right']} right, {named['nobody']} nobody; {same} with the weights "
-                "of an undisturbed run",
+                f"{size} ranks, {where:8} {how:12}: {len(some):3} faults, {len(found):3} found, {late} in another step "
+                f"than they had to be; named: {named['right']} right, {named['nobody']} nobody; {same} ended with the "
+                "weights of an undisturbed run",
                 flush=True,
             )
 

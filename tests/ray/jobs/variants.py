@@ -15,7 +15,8 @@ class Job:
 
     other: str = ""
     """What is otherwise: layers, units, activation, rate, schedule, optimizer, loss, body, weights, metrics, code,
-    lambda, train, validation, test, augment; or random, named and raises."""
+    lambda, train, validation, test, augment; gradient or weight, a bit of which is wrong in step 70; or random, named
+    and raises."""
     learning_rate: float = 0.05
     """Of the optimizer."""
     train: raytf.Flags = field(default_factory=raytf.TrainConfig)
@@ -60,6 +61,8 @@ def main(job: Job) -> None:
         shift = (lambda t: t - by) if other == "lambda" else (lambda t: t + by)
         x = keras.layers.Lambda(shift, output_shape=tuple(x.shape[1:]))(x)
         outputs = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform())(x)
+        if other == "gradient":
+            outputs = wrong_once(lambda: made.optimizer.iterations)(outputs)
         made = keras.Model(inputs, outputs)
         step = 2 * rate if other == "rate" else rate
         decay = keras.optimizers.schedules.ExponentialDecay(step, 100, 0.5 if other == "schedule" else 0.9)
@@ -88,8 +91,44 @@ def main(job: Job) -> None:
         test=data["test"],
         config=job.train,
         augment=augment if other == "augment" else None,
+        callbacks=(lambda files: [flips()]) if other == "weight" else None,
     )
     print("sha:", result.weights_sha256)
+
+
+def wrong_once(iterations):
+    """A layer that hands on its input, and in step 70 a gradient of which a bit is wrong."""
+    import keras
+    import tensorflow as tf
+
+    class Wrong(keras.layers.Layer):
+        def call(self, inputs):
+            @tf.custom_gradient
+            def same(values):
+                def gradient(g):
+                    is_now = tf.equal(tf.cast(tf.convert_to_tensor(iterations()), tf.int32), 69)
+                    return tf.where(is_now, g * (1 + 1 / 1024), g)
+
+                return tf.identity(values), gradient
+
+            return same(inputs)
+
+    return Wrong()
+
+
+def flips():
+    """A callback that flips a bit of a weight after step 70."""
+    import keras
+
+    class Flips(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations.numpy()) == 70:
+                weight = self.model.weights[0]
+                values = weight.numpy().copy()
+                values.reshape(-1).view(np.uint32)[0] ^= np.uint32(1 << 20)
+                weight.assign(values)
+
+    return Flips()
 
 
 class Random:

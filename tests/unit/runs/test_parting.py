@@ -74,10 +74,17 @@ def test_a_flipped_bit_in_a_gradient_is_named(made):
     found = parting.part(one.write(), other.write())
     assert (found.same, found.step) == (69, 70)
     assert parting.why(found) == [
-        "shards 2 of the batch differ, in kernel; the weights before the step are the same",
+        "shard 2 of the batch differs in kernel; the weights before the step are the same",
         "settings, data and model are the same: a machine computed wrongly, or data that changed",
     ]
     assert told(found, [], [STEPS, STEPS]) == ["69 steps are the same; the runs part at step 70"]
+
+
+def test_a_machine_that_is_wrong_in_all_shards_of_a_step_is_no_change_of_the_weights(made):
+    one, other = made
+    other.differ(70, range(4))
+    first, _ = parting.why(parting.part(one.write(), other.write()))
+    assert first == "all shards differ in kernel; the weights before the step are the same"
 
 
 def test_a_flipped_bit_in_the_weights_is_named(made):
@@ -102,7 +109,7 @@ def test_another_learning_rate_is_named(made):
 
 def test_another_seed_label_and_layer_are_named(made):
     one, other = made
-    other.differ(1, range(4))
+    other.differ(1, range(4), (0, 1, 2))
     other.identity["--seed"] = "1"
     other.identity["contents of the training data"] = "9 records, CRC-32 00000001"
     other.identity["model structure"] = "bbbb"
