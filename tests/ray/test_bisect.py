@@ -41,7 +41,8 @@ def bisect(one: Path, other: Path) -> dict:
 
 
 def run(start: Callable[..., Job], folder: Path, name: str, *flags: object) -> Path:
-    wanted = ("--steps", 80, "--global-batch-size", 32, "--workers", 1, "--storage", folder, "--run", name)
+    wanted = ("--steps", 80, "--global-batch-size", 32, "--workers", 1, "--learning-rate", 0.02)
+    wanted += ("--storage", folder, "--run", name)
     start(VARIANTS, *wanted, *flags).wait()
     return folder / name
 

@@ -29,6 +29,7 @@ def replay(*flags: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path: Path):
     status, slow = tmp_path / "status.json", tmp_path / "slow"
     slow.touch()
