@@ -294,8 +294,8 @@ class ComputeSection:
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
     audit_every: Annotated[int | None, Ge(0)] = None
     """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
-    wrongly is named, and the run goes back to before it came. 0 never does; the default costs less than 1 % of the
-    time."""
+    wrongly is named and left out, and the run goes back. 0 never does; the default is 128 with --exact (less than 1 %
+    of the time) and 0 without."""
     digests: bool = True
     """Note a digest of what every shard adds in each step, so that the step can be computed again and compared. Sums of
     floats have none."""

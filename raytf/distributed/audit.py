@@ -43,6 +43,24 @@ class AuditVerdict:
     has_other_weights: bool = False
 
 
+@dataclass
+class Standing:
+    """From when on this process has trained, and how long it was right for all that is known.
+
+    Attributes:
+        joined: step at which it began; None before that.
+        vouched: step of the latest audit that has agreed with it; as `joined` where there was none.
+    """
+
+    joined: int | None = None
+    vouched: int = 0
+
+    def joins(self, step: int) -> None:
+        """It begins to train with other ranks."""
+        if self.joined is None:
+            self.joined = self.vouched = step
+
+
 def is_due(step: int, every: int) -> bool:
     """Whether a step, counted from 1, is audited."""
     return every > 0 and step % every == 0
@@ -91,3 +109,37 @@ def judge(choice: AuditChoice, told: tuple[bytes, bytes], again: Sequence[Sequen
     if len(wrong) != 1:  # neither told what all compute now: perhaps it is the weights or the records that have changed
         return AuditVerdict((), "no rank told what all ranks compute when they do it again")
     return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again")
+
+
+def back_to(
+    choice: AuditChoice,
+    verdict: AuditVerdict,
+    standings: Sequence[Standing],
+    copied: Sequence[int | None],
+    is_exact: bool,
+) -> int:
+    """The latest step whose state counts.
+
+    Weights that differ were equal in an earlier copy. A rank that computes wrongly was right in its latest audit; exact
+    mode takes nothing from it that was not audited. Where nobody can say who is right, both were in their latest one.
+
+    Args:
+        standings: of each rank.
+        copied: by rank, the step of the latest copy of which it knows that all had the same weights; None for none.
+    """
+    known = [step for step in copied if step is not None]
+    if verdict.has_other_weights and len(known) == len(copied):
+        return min(known)
+    parties = verdict.culprits or (choice.owner, choice.auditor)
+    if verdict.culprits and is_exact:
+        return min(standings[rank].joined or 0 for rank in parties)
+    return min(standings[rank].vouched for rank in parties)
+
+
+def reachable(step: int, kept: Sequence[int], is_exact: bool) -> int:
+    """The step to which a run goes back that should go back to one or before it.
+
+    Args:
+        kept: steps of the checkpoints that there are. Unless it is exact, a run does not begin again while it has one.
+    """
+    return step if is_exact or not kept else max(step, min(kept))

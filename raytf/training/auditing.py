@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import tensorflow as tf
+
 from raytf.checkpoint import manifest, naming, void
+from raytf.config.sections import ComputeSection
 from raytf.data.pipeline import CallBatch
 from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches
 from raytf.distributed import audit, replica_agreement, worker_table
-from raytf.distributed.audit import AuditChoice, AuditVerdict
+from raytf.distributed.audit import AuditChoice, AuditVerdict, Standing
 from raytf.errors import ReplicaError
+from raytf.training import exact
 from raytf.training.context import Context
 from raytf.training.step import TrainStep
 
-#: Steps between two audits where nobody says how many: one of at least as many shards, so less than 1 % of the time.
+#: Steps between two audits of an exact run where nobody says how many: less than 1 % of the time.
 EVERY = 128
 
 
-@dataclass
-class Standing:
-    """From when on this process has trained, and how long it was right for all that is known.
+def steps_between(compute: ComputeSection) -> int:
+    """Steps between two audits; 0 for none.
 
-    Attributes:
-        joined: step at which it began; None before that.
-        vouched: step of the latest audit that has agreed with it; as `joined` where there was none.
+    Without exact mode nobody promises that two machines compute the same bits, so that only who wants audits has them.
     """
-
-    joined: int | None = None
-    vouched: int = 0
-
-    def joins(self, step: int) -> None:
-        """It begins to train with other ranks."""
-        if self.joined is None:
-            self.joined = self.vouched = step
+    return (EVERY if compute.exact else 0) if compute.audit_every is None else compute.audit_every
 
 
 @dataclass(frozen=True)
@@ -75,6 +70,23 @@ class Audits:
         can_be = step.audit is not None and group.world_size > 1 and not isinstance(source, LiveBatches)
         self._every = every if can_be else 0
         self._spans = [assign(plan.shards, group.world_size)[rank] for rank in range(group.world_size)]
+
+    def compare_machines(self) -> None:
+        """Leave out audits where right machines may compute other bits than each other; every rank must call it."""
+        context, group = self._context, self._context.attempt.group
+        if not self._every or context.config.compute.exact:
+            return
+        own = json.dumps([exact.machine(), tf.config.threading.get_intra_op_parallelism_threads()])
+        machines = [each.decode() for each in worker_table.gather(group, own.encode())]
+        if self._step.is_on_gpu:
+            why = "GPUs compute the same bits twice with --exact alone"
+        elif len(set(machines)) > 1:
+            why = f"the workers' machines may compute other bits: {' and '.join(sorted(set(machines)))}"
+        else:
+            return
+        self._every = 0
+        if context.is_first_rank:
+            context.reporter.say(f"--audit-every: no step is audited, since {why}")
 
     def call_end(self, start: int, stop: int) -> int:
         """Where a call ends that would end at `stop`, so that an audited step has a call of its own."""
@@ -125,26 +137,25 @@ class Audits:
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
         # Nobody ends before the note is written.
-        note = self._void(self._back_to(choice, verdict, witnesses)) if group.rank == honest else ""
+        note = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
         where = worker_table.gather(group, note.encode())[honest].decode()
         if group.rank == honest:
             fields = {"of_step": call.stop, "shard": choice.shard, "ranks": list(verdict.culprits)}
             self._context.reporter.event("audit", text=f"{text}; {where}", **fields)
         raise ReplicaError(f"{text}; {where}", list(verdict.culprits), group.rank, weights is None)
 
-    def _void(self, back: int) -> str:
-        """Note that states after a step count no more; says to which one the run goes back.
-
-        Unless a run is exact, it does not begin again for want of a state that is early enough.
-        """
-        attempt, why = self._context.attempt, ""
+    def _go_back(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> str:
+        """Note which states count no more; says to which step the run goes back."""
+        attempt, is_exact = self._context.attempt, self._context.config.compute.exact
+        standings, copied = [witness.standing for witness in witnesses], [witness.copied for witness in witnesses]
+        vouched = audit.back_to(choice, verdict, standings, copied, is_exact)
         kept = [naming.split_name(name)[0] for name in manifest.list_complete(attempt.storage)]
-        if kept and min(kept) > back and not self._context.config.compute.exact:
-            why = f", the oldest checkpoint that is kept, although only steps up to {back} are vouched for"
-            back = min(kept)
+        back = audit.reachable(vouched, kept, is_exact)
         states = void.read(attempt.storage).and_after(back, [*attempt.earlier, attempt.name])
         void.write(attempt.storage, states)
-        return f"the run goes back to step {back}{why}" if back else "the run begins again"
+        if back > vouched:
+            return f"the run goes back to step {back}, which is the oldest that is kept; nobody vouches for it"
+        return f"the run goes back to step {back}" if back else "the run begins again"
 
     def _again(self, shard: int, start: int) -> tuple[bytes, ...]:
         plan, pipeline = self._context.plan, self._context.program.pipeline
@@ -160,20 +171,6 @@ class Audits:
         replicas, again = context.saving.replicas, self._again(shard, start)
         copied = None if replicas is None else replicas.agreed
         return _Witness(again, weights, copied, self._standing, worker_table.whereabouts())
-
-    def _back_to(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> int:
-        """The step up to which states count.
-
-        Weights that differ were equal in an earlier copy. A rank that computes wrongly was right in its latest audit;
-        exact mode takes nothing from it that was not audited.
-        """
-        parties = verdict.culprits or (choice.owner, choice.auditor)
-        copied = [witness.copied for witness in witnesses]
-        if verdict.has_other_weights and None not in copied:
-            return min(step for step in copied if step is not None)
-        if verdict.culprits and self._context.config.compute.exact:
-            return min(witnesses[rank].standing.joined or 0 for rank in parties)
-        return min(witnesses[rank].standing.vouched for rank in parties)
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:

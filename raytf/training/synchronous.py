@@ -24,6 +24,7 @@ from raytf.data.plan import imbalance
 from raytf.data.prefetch import Prefetch
 from raytf.distributed import buckets, factory, meeting
 from raytf.distributed.arbiter_link import ArbiterAddress, ArbiterLink, LeftBehindError, RunOverError, worker_name
+from raytf.distributed.audit import Standing
 from raytf.distributed.group import Group
 from raytf.distributed.membership import Generation
 from raytf.distributed.ranks import RankInfo
@@ -32,7 +33,7 @@ from raytf.errors import WorkerLostError
 from raytf.training import exact, learning_rate, process
 from raytf.training.accounts import after_call, check_finite, write_histograms
 from raytf.training.attempt import Attempt
-from raytf.training.auditing import EVERY, Audits, Standing
+from raytf.training.auditing import Audits, steps_between
 from raytf.training.context import Context
 from raytf.training.device_placement import Placement
 from raytf.training.heartbeat import Activity
@@ -172,7 +173,7 @@ class SynchronousExecutor:
             devices=group.devices,
             keeps_gradients=self._config.run.histograms_every > 0 or bool(attempt.job.dump),
             digests=compute.digests,
-            audits=compute.audit_every != 0,
+            audits=steps_between(compute) > 0,
             overlap=buckets.Overlap(buckets.BYTES, most_shards) if compute.overlap else None,
         )
         self._step = TrainStep(
@@ -208,9 +209,9 @@ class SynchronousExecutor:
         self._context, attempt = context, context.attempt
         # As those who have come do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
-        every = self._config.compute.audit_every
         self._standing.joins(context.state.step)
-        self._audits = Audits(context, self._step, EVERY if every is None else every, self._standing)
+        self._audits = Audits(context, self._step, steps_between(self._config.compute), self._standing)
+        self._audits.compare_machines()
         self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
         self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 

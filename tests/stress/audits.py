@@ -32,9 +32,10 @@ from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.variables import weights_sha256
 from raytf.data.pipeline import CallBatch
 from raytf.distributed import step_flags
+from raytf.distributed.audit import Standing
 from raytf.errors import ReplicaError
 from raytf.storage.storage import Storage
-from raytf.training.auditing import Audits, Standing
+from raytf.training.auditing import Audits
 from tests.tf.audited import ALL, NONE, SOURCE, Group
 
 STEPS, COPIES = 32, 8

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raytf.data.plan import assign
-from raytf.distributed.audit import AuditChoice, choose, is_due, judge
+from raytf.distributed.audit import (
+    AuditChoice,
+    AuditVerdict,
+    Standing,
+    back_to,
+    choose,
+    is_due,
+    judge,
+    of_weights,
+    reachable,
+)
+from raytf.distributed.replica_agreement import ReplicaVerdict
 
 GOOD, BAD, ODD = b"good", b"bad", b"odd"
 CHOICE = AuditChoice(5, 1, 2)
@@ -76,3 +87,46 @@ def test_one_bad_rank_of_three_or_more_is_always_found(ranks: int, data: st.Data
         assert verdict.culprits == (bad,)
     else:
         assert verdict.culprits == ()
+
+
+NOBODY, THIRD = AuditVerdict((), "nobody can say"), AuditVerdict((2,), "it computes wrongly")
+WEIGHTS = of_weights(ReplicaVerdict((2,), 0))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "copied", "is_exact", "step"),
+    [
+        (THIRD, [None] * 3, True, 30),  # it came then
+        (THIRD, [None] * 3, False, 64),  # an audit has agreed with it then
+        (THIRD, [90, 90, 90], False, 64),
+        (NOBODY, [90, 90, 90], True, 64),  # the earlier one of the two that differ
+        (NOBODY, [90, 90, 90], False, 64),
+        (WEIGHTS, [90, 80, 90], True, 80),
+        (of_weights(ReplicaVerdict((0, 1), None)), [90, 80, 90], False, 80),
+        (WEIGHTS, [90, None, 90], True, 30),
+        (WEIGHTS, [90, None, 90], False, 64),
+    ],
+)
+def test_to_which_step_a_run_goes_back(verdict, copied, is_exact, step):
+    standings = [Standing(0, 96), Standing(0, 80), Standing(30, 64)]
+    assert back_to(CHOICE, verdict, standings, copied, is_exact) == step
+
+
+def test_a_process_joins_once():
+    standing = Standing()
+    standing.joins(40)
+    standing.vouched = 64
+    standing.joins(70)
+    assert (standing.joined, standing.vouched) == (40, 64)
+
+
+@pytest.mark.parametrize(
+    ("kept", "is_exact", "step"), [([], False, 64), ([50, 70], False, 64), ([70, 90], False, 70), ([70, 90], True, 64)]
+)
+def test_a_run_does_not_begin_again_while_it_has_a_checkpoint_unless_it_is_exact(kept, is_exact, step):
+    assert reachable(64, kept, is_exact) == step
+
+
+def test_whose_weights_are_wrong():
+    assert WEIGHTS.culprits == (2,)
+    assert of_weights(ReplicaVerdict((0, 1), None)).culprits == ()

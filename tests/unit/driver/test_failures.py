@@ -18,7 +18,7 @@ from raytf.driver.supervision.diagnosis import ControllerDiedError, ProcessDiedE
 from raytf.driver.supervision.failures import Cause, Failure
 from raytf.driver.supervision.node_exclusion import KernelFailures
 from raytf.driver.supervision.retry import Retry
-from raytf.driver.supervision.supervisor import blamed, judge_launch
+from raytf.driver.supervision.supervisor import Scene, Supervisor, blamed, judge_launch
 from raytf.errors import (
     ClusterError,
     DataError,
@@ -81,6 +81,16 @@ def test_causes(failures, ranks, cause, final, words):
     failure = diagnose(WorkerGroupError("Training failed", failures), node_died)
     assert (list(failure.ranks), failure.cause, failure.is_final) == (ranks, cause, final)
     assert words in failure.text
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_who_was_seen_to_compute_wrongly_is_avoided_at_once(is_seen: bool):
+    errors = {rank: ReplicaError("rank 1 computes wrongly", [1], rank, is_seen) for rank in (0, 1)}
+    failure = diagnose(WorkerGroupError("Training failed", errors))
+    assert (failure.ranks, failure.computes_wrongly) == ((1,), is_seen)
+    supervisor = Supervisor()
+    supervisor.decide(failure, Scene(nodes={0: "a", 1: "b"}))
+    assert supervisor.exclusion.excluded(["a", "b", "c"], 0.0) == (["b"] if is_seen else [])
 
 
 def test_an_error_of_the_job_carries_its_type_text_and_step():

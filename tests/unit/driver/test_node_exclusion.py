@@ -35,6 +35,17 @@ def test_the_worst_comes_first():
     assert exclusion.excluded([*NODES, "d", "e"], 5.0) == ["b", "a"]
 
 
+def test_a_node_that_computes_wrongly_is_excluded_at_once_for_good_and_first():
+    exclusion = NodeExclusion()
+    for now in range(3):
+        exclusion.fault(["a"], float(now))
+    exclusion.computes_wrongly(["c"])
+    assert exclusion.excluded(NODES, 10.0) == ["c", "a"]
+    assert exclusion.excluded(NODES, 10 * MEMORY_SECONDS) == ["c"]
+    assert exclusion.why("c", 10.0) == "a worker on it computed wrongly"
+    assert exclusion.why("a", 10.0) == "workers failed on it 3 times within an hour"
+
+
 def test_a_fault_now_and_then_excludes_nobody():
     exclusion = NodeExclusion()
     for hour in range(50):

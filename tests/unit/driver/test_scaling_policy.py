@@ -9,6 +9,7 @@ from raytf.config.sections import ClusterSection
 from raytf.driver import preflight
 from raytf.driver.ray_train.scaling_policy import PolicyContext, ScalingPolicy
 from raytf.driver.supervision.supervisor import Supervisor
+from raytf.runs.events import RunEvent
 from raytf.training.monitor_client import MonitorClient
 
 
@@ -21,6 +22,9 @@ class Told(MonitorClient):
 
     def say(self, message: str) -> None:
         self.said.append(message)
+
+    def book(self, event: RunEvent) -> None:
+        self.said.append(type(event).__name__)
 
 
 def node(kind: str, gpus: float, cpus: float = 8.0) -> dict:
@@ -69,6 +73,16 @@ def test_a_larger_kind_that_the_run_cannot_use_changes_nothing():
     assert chosen(made, NODES) == ["a1", "a2"]
     made._kind = made._next_kind
     assert chosen(made, NODES | {"b2": node("A10G", 8)}) == ["a1", "a2"]
+
+
+def test_a_node_that_computes_wrongly_stays_until_there_is_another_one():
+    made, monitor = policy((2, 2))
+    two = {name: NODES[name] for name in ("a1", "a2")}
+    made._run.supervisor.exclusion.computes_wrongly(["a1"])
+    assert chosen(made, two) == ["a1", "a2"]
+    assert made._unwanted == ["a1"]
+    assert chosen(made, two | {"a3": node("L4", 1)}) == ["a2", "a3"]
+    assert monitor.said == ["node a1 is left out: a worker on it computed wrongly", "Exclude"]
 
 
 def test_parts_of_gpus_are_counted_as_ray_gives_them():
