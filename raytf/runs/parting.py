@@ -173,7 +173,11 @@ def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
             is_model = True
             continue
         inner = list(_of_json(before, after))
-        yield from ((f"{key}, {path}", x, y) for path, x, y in inner) if inner else [(key, before, after)]
+        yield from (
+            ((f"{key}, {path}", x, y) for path, x, y in inner)
+            if inner
+            else [(key, _short(before, 120), _short(after, 120))]
+        )
     if is_model:
         named = list(_paths(one.architecture, other.architecture, ""))[:8]
         yield from ((f"model, {path}", x, y) for path, x, y in named)

@@ -48,6 +48,8 @@ class Arguments:
 
     schedules: int = 20
     """How many."""
+    first: int = 1
+    """Of the schedules, to go on where an earlier command was cut off."""
     seed: int = 0
     """Of the schedules."""
     exact: bool = False
@@ -217,6 +219,8 @@ def main(arguments: Arguments) -> int:
         steps = len(next(iter(reference.values())).losses)
         for number in range(arguments.schedules):
             model, wanted = MODELS[number % len(MODELS)], draw.choice((1, 1, 2, 2, 3, 4))
+            if number + 1 < arguments.first:
+                continue
             plan = schedule(f"{arguments.seed}/{number}", steps, wanted)
             while len(cluster.nodes) < wanted:
                 cluster.add_node()
