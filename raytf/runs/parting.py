@@ -117,8 +117,11 @@ def why(found: Parting) -> list[str]:
     if found.difference is None:
         lines.append(f"loss of step {found.step}: the digests of these runs cannot be compared")
     elif found.has_other_weights:
-        before = "the first weights" if found.step == 1 else f"the weights after step {found.step - 1}"
-        lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
+        if found.step == 1:
+            lines.append("all shards differ: the first weights do, or what is computed from them")
+        else:
+            before = f"the weights after step {found.step - 1}"
+            lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
     else:
         tensors = ", ".join(found.difference.tensors[:8]) or "tensors that are not known"
         lines.append(f"{_shards(found.difference)} in {tensors}; the weights before the step are the same")
@@ -173,11 +176,8 @@ def _settings(one: RunTrace, other: RunTrace) -> Iterator[tuple[str, str, str]]:
             is_model = True
             continue
         inner = list(_of_json(before, after))
-        yield from (
-            ((f"{key}, {path}", x, y) for path, x, y in inner)
-            if inner
-            else [(key, _short(before, 120), _short(after, 120))]
-        )
+        whole = [(key, _short(before, 120), _short(after, 120))]
+        yield from ((f"{key}, {path}", x, y) for path, x, y in inner) if inner else whole
     if is_model:
         named = list(_paths(one.architecture, other.architecture, ""))[:8]
         yield from ((f"model, {path}", x, y) for path, x, y in named)
@@ -205,6 +205,8 @@ def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for place, (x, y) in enumerate(zip(a, b, strict=True)):
             yield from _paths(x, y, f"{path}[{_layer(y) or place}]")
+    elif isinstance(a, list) and isinstance(b, list) and all(map(_layer, [*a, *b])):
+        yield path, *(_short(", ".join(str(_layer(each)) for each in layers), 120) for layers in (a, b))
     elif a != b:
         yield path, _short(a), _short(b)
 

@@ -120,8 +120,16 @@ def test_another_seed_label_and_layer_are_named(made):
         "--seed: 0 and 1",
         "contents of the training data: 9 records, CRC-32 00000000 and 9 records, CRC-32 00000001",
         "model, config.layers[dense].config.units: 64 and 32",
-        "all shards differ, so the first weights do: what made them, or a machine that changed them",
+        "all shards differ: the first weights do, or what is computed from them",
     ]
+
+
+def test_a_layer_more_is_named(made):
+    one, other = made
+    other.differ(1, range(4), (0, 1, 2))
+    other.identity["model structure"] = "bbbb"
+    other.layers = [DENSE, {**DENSE, "config": {"name": "more", "units": 3}}]
+    assert parting.why(parting.part(one.write(), other.write()))[0] == "model, config.layers: dense and dense, more"
 
 
 def test_runs_without_digests_are_told_apart_by_their_losses(made):
