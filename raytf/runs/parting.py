@@ -206,7 +206,8 @@ def _paths(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
         for place, (x, y) in enumerate(zip(a, b, strict=True)):
             yield from _paths(x, y, f"{path}[{_layer(y) or place}]")
     elif isinstance(a, list) and isinstance(b, list) and all(map(_layer, [*a, *b])):
-        yield path, *(_short(", ".join(str(_layer(each)) for each in layers), 120) for layers in (a, b))
+        names = [_short(", ".join(str(_layer(each)) for each in layers), 120) for layers in (a, b)]
+        yield path, names[0], names[1]
     elif a != b:
         yield path, _short(a), _short(b)
 
