@@ -78,8 +78,8 @@ def loaded(dump: str, notebook: bool) -> list[str]:
     if not notebook:
         return [f"what there is to see of the step is in {dump}; records.csv has the highest loss first"]
     return [
-        "import numpy, pandas",
-        f"records, batch = pandas.read_csv({dump + '/records.csv'!r}), numpy.load({dump + '/batch.npz'!r})",
+        "import csv, numpy",
+        f"records, batch = list(csv.DictReader(open({dump + '/records.csv'!r}))), numpy.load({dump + '/batch.npz'!r})",
         f"before, after = numpy.load({dump + '/before.npz'!r}), numpy.load({dump + '/after.npz'!r})",
     ]
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from raytf.checkpoint import manifest, naming
-from raytf.config.terminal_text import visible
+from raytf.config.terminal_text import say, visible
 from raytf.driver import replaying
 from raytf.errors import ConfigError, RaytfError, StorageError
 from raytf.runs import run_log, start_command
@@ -36,6 +36,11 @@ def words_of(run: Storage, program: str) -> list[str]:
         raise ConfigError(
             f"{run.locate('')} does not say which program started it: it was a notebook, or an older raytf. Give the "
             "command after `--`, such as `-- python jobs/mnist.py`."
+        )
+    if command.words[:1] == ("-c",):  # nobody runs Python that lies on a storage
+        raise ConfigError(
+            f"{run.locate('')} was started by `python -c`. Give the command after `--`, such as "
+            "`-- python jobs/mnist.py`."
         )
     words = start_command.here(command)
     script = next((word for word in words[1:] if not word.startswith("-")), "")
@@ -85,6 +90,7 @@ def compute(words: list[str], plan: replaying.ReplayPlan) -> Storage:
     Raises:
         ConfigError: it did not come to the call that trains the run.
     """
+    say(f"running {shlex.join(['python' if word == sys.executable else word for word in words])}")
     done = subprocess.run(words, env={**os.environ, **plan.told()}, check=False)
     again = Storage(plan.folder).child(replaying.RUN)
     if not again.exists(run_log.RESULT):

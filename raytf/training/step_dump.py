@@ -1,6 +1,6 @@
 """What a person needs to see of one step: its records, their losses, gradients, and weights before and after it.
 
-step.json            step, epoch, loss, learning rate, digest
+step.json            step, epoch, loss, learning rate, norm of the gradient, digest
 records.csv          number in the source, loss and label of each record, the highest loss first
 batch.npz            the same records in that order: numbers, losses, and each array of the batch
 images/001-R.png     pictures of the first ones, where they are pictures, by their place in the list and their number
@@ -63,6 +63,7 @@ class StepDump:
             "epoch": context.job.epoch_of(call.start) + 1,
             "loss": float(outcome.losses[0]),
             "learning_rate": float(outcome.learning_rates[0]),
+            "gradient_norm": float(outcome.norms[0]),
             "digest": None if digest is None else f"{digest:016x}",
         }
         with open(os.path.join(self._folder, "step.json"), "w") as file:

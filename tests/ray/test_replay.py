@@ -81,8 +81,9 @@ def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path
     with np.load(tmp_path / "seen" / "before.npz") as before, np.load(tmp_path / "seen" / "after.npz") as after:
         assert any((before[name] != after[name]).any() for name in before.files)
     # The last lines are a program that loads it.
-    program = "\n".join(line for line in done.stdout.splitlines() if "numpy" in line)
-    subprocess.run([sys.executable, "-c", program.replace(", pandas", "").partition("\n")[0]], check=True)
+    program = "\n".join(done.stdout.splitlines()[-3:])
+    program += f"\nassert int(records[0]['record']) == {poisoned.RECORD} and len(batch['x']) == 32 and before.files"
+    subprocess.run([sys.executable, "-c", program], check=True)
     again = replay(tmp_path / "a", "--step", step, "--dump", tmp_path / "seen")
     assert again.returncode == 2
     assert "is empty or not there yet" in again.stderr
