@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -148,6 +148,13 @@ class DurableTier:
     def candidates(self) -> list[str]:
         """Names of complete checkpoints, best to restore first."""
         return manifest.list_complete(self._run)
+
+    def delete(self, names: Sequence[str], why: str) -> None:
+        """Delete checkpoints, and say why; rank 0 alone calls it."""
+        self._fence()
+        for name in names:
+            manifest.delete(self._run, name)
+            self._say(f"checkpoint {name} is deleted: {why}")
 
     def load(self, candidate: str) -> Checkpoint:
         """Read a checkpoint from which training can go on, and verify every byte of it.

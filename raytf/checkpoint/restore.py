@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from raytf._process import in_thread
-from raytf.checkpoint import generations
+from raytf.checkpoint import generations, naming
 from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.tier import Tier
@@ -34,7 +34,7 @@ class Restorer:
         durable: storage; told what was restored, and what is damaged.
         group: of ranks.
         say: told what is skipped.
-        void: states that do not count; those on storage are gone.
+        void: states that do not count; those on storage are deleted.
 
     Attributes:
         damaged: checkpoints on storage that could not be restored.
@@ -67,9 +67,7 @@ class Restorer:
         Args:
             known_step: of the newest checkpoint on storage, where the driver knows it.
         """
-        snapshots = self._shared(
-            lambda: [s for s in self._memory.candidates() if not self._void.holds(s.step, s.attempt)]
-        )
+        snapshots = self._shared(self._copies)
         # Where memory holds what the driver knows to be on storage, or later steps, storage need not be asked.
         newer = [] if known_step is None else [s for s in snapshots if s.step >= known_step]
         self._candidates, self._rest = [*newer], [snapshot for snapshot in snapshots if snapshot not in newer]
@@ -102,12 +100,18 @@ class Restorer:
         self._durable.went_on_from(None if found is None or found.is_in_memory else found.name, self.damaged)
         return found
 
-    def _counting(self) -> list[generations.Generation]:
-        """Snapshots that are not void."""
+    def _copies(self) -> list[generations.Generation]:
         return [each for each in self._memory.candidates() if not self._void.holds(each.step, each.attempt)]
 
+    def _stored(self) -> list[str]:
+        names = self._durable.candidates()
+        wrong = [n for n in names if self._void.holds(naming.split_name(n)[0], naming.attempt_of(n))]
+        if wrong:
+            self._durable.delete(wrong, "a machine that took part in it computed wrongly")
+        return [name for name in names if name not in wrong]
+
     def _ask_storage(self) -> None:
-        self._names = self._shared(self._durable.candidates)
+        self._names = self._shared(self._stored)
         self._candidates = generations.candidates(self._rest, self._names)
 
     def _load(self, candidate: _Candidate) -> Checkpoint:

@@ -72,6 +72,6 @@ class StepRows:
         """From what `arrays` returned, perhaps of a version that knew less."""
         known = arrays["numbers"]
         numbers = np.pad(known, ((0, 0), (0, len(COLUMNS) - known.shape[1])), constant_values=np.nan)
-        digests = arrays.get("digests", np.empty((len(numbers), 0), np.uint8)).reshape(len(numbers), -1)
+        digests = arrays.get("digests", np.empty((len(numbers), 0), np.uint8))
         pairs = arrays.get("weights", np.empty((0, 2), np.uint64)).reshape(-1, 2)
         return cls(numbers, digests, {int(step): int(value) for step, value in pairs.tolist()})

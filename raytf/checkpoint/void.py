@@ -1,13 +1,13 @@
 """States of a run that count no more, since a machine that took part in them computed wrongly.
 
-A note in the run's folder says which: those after a step, of the attempts until then. Copies in memory are passed over;
-checkpoints on storage are deleted by rank 0 of the next attempt, when those who wrote them are gone.
+A note in the run's folder says which: those after a step, of the attempts until then. The driver's monitor has it, too,
+so that groups begin without storage. Copies in memory are passed over, checkpoints on storage are deleted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from raytf.checkpoint import manifest, naming
@@ -38,6 +38,15 @@ class VoidStates:
         """Whether the state of a step, as an attempt made it, is void."""
         return any(step > after and attempt in attempts for after, attempts in self.entries)
 
+    @classmethod
+    def of(cls, entries: Sequence[tuple[int, Sequence[str]]]) -> VoidStates:
+        """From what `plain` gave."""
+        return cls(tuple((after, frozenset(attempts)) for after, attempts in entries))
+
+    def plain(self) -> list[tuple[int, list[str]]]:
+        """As lists."""
+        return [(after, sorted(attempts)) for after, attempts in self.entries]
+
     def and_after(self, step: int, attempts: Collection[str]) -> VoidStates:
         """These and more."""
         return VoidStates((*self.entries, (step, frozenset(attempts))))
@@ -57,7 +66,7 @@ def read(run: Storage) -> VoidStates:
 
 def write(run: Storage, states: VoidStates) -> None:
     """Replace the note of a run."""
-    entries = [{"after": after, "attempts": sorted(attempts)} for after, attempts in states.entries]
+    entries = [{"after": after, "attempts": attempts} for after, attempts in states.plain()]
     run.put(FILE, json.dumps({"states": entries}).encode())
 
 

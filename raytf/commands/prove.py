@@ -16,7 +16,7 @@ from raytf.commands import replay
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
-from raytf.errors import ConfigError
+from raytf.errors import CheckpointError, ConfigError, StorageError
 from raytf.runs import digest_log, proof, run_log
 from raytf.runs.proof import Interval
 from raytf.runs.step_comparison import compare
@@ -69,13 +69,18 @@ def main(flags: Prove) -> None:
     if not flags.share:
         return
     every = proof.intervals(found.checkpoints)
+    if not found.has_digests or not every:
+        why = "there is no checkpoint" if found.has_digests else "its last step has no digest"
+        say(f"no step can be computed again: {why}")
+        sys.exit(1)
     chosen, words = proof.draw(every, flags.share), recomputing.words_of(run, flags.program)
+    computed = sum(len(each.steps) for each in chosen)
+    say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
     problems = [line for each in chosen for line in _computed_again(run, words, each, flags.workers)]
     for line in problems:
         say(line)
     if problems:
         sys.exit(1)
-    computed = sum(len(each.steps) for each in chosen)
     say(
         f"{computed} of {found.steps} steps were computed again, and all of their bits are the same. One forged or "
         f"skipped step would have been found with a probability of {proof.chance(computed, found.steps):.1%}, one of "
@@ -92,10 +97,15 @@ def _computed_again(run: Storage, words: list[str], interval: Interval, workers:
         say(f"computing steps {steps[0]} to {steps[-1]} again")
         again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
         found = compare(digest_log.read(run, run_log.STEPS), digest_log.read(again, run_log.STEPS), steps)
-        if found.differs is not None:
+        if found.differs is not None or found.same != len(steps):
             return replay.told(found, steps[0] - 1, steps[-1])
-        last = next(n for n in manifest.list_complete(again) if naming.split_name(n)[0] == steps[-1])
-        ours, theirs = (durable.load(place, name).tensors for place, name in ((again, last), (run, interval.end)))
+        last = next((n for n in manifest.list_complete(again) if naming.split_name(n)[0] == steps[-1]), None)
+        if last is None:
+            return [f"the program has not come to step {steps[-1]}"]
+        try:
+            ours, theirs = (durable.load(place, name).tensors for place, name in ((again, last), (run, interval.end)))
+        except (CheckpointError, StorageError) as error:
+            return [f"checkpoint {interval.end} cannot be compared any more: {error}"]
     names = sorted(name for name in ours.keys() | theirs.keys() if name.startswith(_COMPUTED))
     wrong = [name for name in names if not _are_equal(ours.get(name), theirs.get(name))]
     if not wrong:

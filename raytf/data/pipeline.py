@@ -227,6 +227,9 @@ class Pipeline:
         """One step of any shard, as arrays; may be called from any thread."""
         other = copy.copy(self)
         other._begin(range(shard, shard + 1))
+        known = self._order  # which another thread may replace
+        if known is not None:
+            other._order = known[0], known[1].for_another_thread()
         other.send, other._expect = list, None
         try:
             return other._gather(step, step + 1)

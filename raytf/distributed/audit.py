@@ -36,11 +36,13 @@ class AuditVerdict:
         culprits: ranks; none where nobody can say.
         why: for people.
         has_other_weights: it is their weights that are wrong, and not what they compute from them.
+        is_proven: they were seen to compute wrongly, from right weights and records.
     """
 
     culprits: tuple[int, ...]
     why: str
     has_other_weights: bool = False
+    is_proven: bool = False
 
 
 @dataclass
@@ -55,15 +57,35 @@ class Standing:
     joined: int | None = None
     vouched: int = 0
 
-    def joins(self, step: int) -> None:
-        """It begins to train with other ranks."""
-        if self.joined is None:
-            self.joined = self.vouched = step
+    def joins(self, step: int, known: Sequence[int] | None = None) -> bool:
+        """It begins to train with other ranks; returns whether it has not trained before.
+
+        Args:
+            known: what is known of its node from earlier processes: as `joined` and `vouched`.
+        """
+        if self.joined is not None:
+            return False
+        joined, vouched = (step, step) if known is None else known
+        self.joined, self.vouched = min(step, joined), min(step, vouched)
+        return True
 
 
 def is_due(step: int, every: int) -> bool:
     """Whether a step, counted from 1, is audited."""
     return every > 0 and step % every == 0
+
+
+def why_none(machines: Sequence[str], is_on_gpu: bool) -> str:
+    """Why a run that is not exact can have no audits, for people; empty if it can.
+
+    Args:
+        machines: what the bits depend on that a rank computes, by rank.
+        is_on_gpu: whether it computes on GPUs.
+    """
+    if is_on_gpu:
+        return "GPUs compute the same bits twice with --exact alone"
+    kinds = sorted(set(machines))
+    return f"right machines of these kinds may compute other bits: {'; '.join(kinds)}" if len(kinds) > 1 else ""
 
 
 def choose(seed: int, step: int, spans: Sequence[range]) -> AuditChoice:
@@ -88,27 +110,61 @@ def of_weights(found: ReplicaVerdict) -> AuditVerdict:
     return AuditVerdict(found.apart, "are not those of the other workers", True)
 
 
-def judge(choice: AuditChoice, told: tuple[bytes, bytes], again: Sequence[Sequence[bytes]]) -> AuditVerdict:
+def of_records(choice: AuditChoice, trained: tuple[bytes, bytes], again: Sequence[bytes]) -> AuditVerdict | None:
+    """Whose records of the shard were wrong, where the two had other ones.
+
+    Args:
+        choice: of the audit.
+        trained: hashes of the records of which the owner and the auditor have told digests.
+        again: by rank, that of the records as it reads them now.
+
+    Returns:
+        None where both had the same.
+    """
+    if trained[0] == trained[1]:
+        return None
+    (truth, count), *_ = Counter(again).most_common()
+    parties = {rank for rank, had in zip((choice.owner, choice.auditor), trained, strict=True) if had != truth}
+    wrong = sorted(parties | {rank for rank, reads in enumerate(again) if reads != truth})
+    if 2 * count <= len(again) or 2 * len(wrong) > len(again):
+        return AuditVerdict((), "its records are others each time that they are read")
+    return AuditVerdict(tuple(wrong), "had other records than the others read")
+
+
+def judge(
+    choice: AuditChoice,
+    told: tuple[bytes, bytes],
+    again: Sequence[Sequence[bytes]],
+    nodes: Sequence[str] | None = None,
+) -> AuditVerdict:
     """Who computed a shard wrongly, after all ranks have computed it again, several times each.
+
+    Ranks vote, and where there are several nodes, nodes do: ranks of one may be wrong alike.
 
     Args:
         choice: of the audit.
         told: digests of the owner and of the auditor, which differ.
         again: by rank, the digests of each time; from the same weights and records.
+        nodes: of each rank; by default each has its own.
     """
     shaky = tuple(rank for rank, digests in enumerate(again) if len(set(digests)) > 1)
     if shaky:
-        return AuditVerdict(shaky, "does not compute the same bits twice")
-    (truth, count), *others = Counter(digests[0] for digests in again).most_common()
-    if 2 * count <= len(again):
-        return AuditVerdict((), "every rank computes the same bits again and again, and they differ")
+        is_few = 2 * len(shaky) <= len(again)
+        why = "does not compute the same bits twice" if is_few else "most ranks do not compute the same bits twice"
+        return AuditVerdict(shaky if is_few else (), why, is_proven=is_few)
+    names = [str(rank) for rank in range(len(again))] if nodes is None or len(set(nodes)) == 1 else nodes
+    votes = {(name, digests[0]) for name, digests in zip(names, again, strict=True)}
+    (truth, count), *others = Counter(digest for _, digest in votes).most_common()
+    if 2 * count <= len(votes):
+        return AuditVerdict((), "each computes the same bits again and again, and they differ")
     if others:
         apart = tuple(rank for rank, digests in enumerate(again) if digests[0] != truth)
-        return AuditVerdict(apart, f"computes other bits than the other {count} ranks")
+        why = f"computes other bits than the other {len(again) - len(apart)} ranks"
+        return AuditVerdict(apart, why, is_proven=True)
     wrong = tuple(rank for rank, digest in zip((choice.owner, choice.auditor), told, strict=True) if digest != truth)
     if len(wrong) != 1:  # neither told what all compute now: perhaps it is the weights or the records that have changed
         return AuditVerdict((), "no rank told what all ranks compute when they do it again")
-    return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again")
+    return AuditVerdict(wrong, "computed other bits than all ranks do when they compute it again", is_proven=True)
 
 
 def back_to(
@@ -140,6 +196,10 @@ def reachable(step: int, kept: Sequence[int], is_exact: bool) -> int:
     """The step to which a run goes back that should go back to one or before it.
 
     Args:
-        kept: steps of the checkpoints that there are. Unless it is exact, a run does not begin again while it has one.
+        kept: steps of the states that there are. An exact run begins again where all of them are later; another one
+            goes back to the oldest.
     """
-    return step if is_exact or not kept else max(step, min(kept))
+    early = [each for each in kept if each <= step]
+    if early or not kept or is_exact:
+        return max(early, default=0)
+    return min(kept)

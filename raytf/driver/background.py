@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raytf.checkpoint.void import VoidStates
 from raytf.config.command_line import EXIT_AGAIN
 from raytf.driver import crash_safe_memory
 from raytf.driver.monitor.actor import Monitor
@@ -104,18 +105,22 @@ def add_times(document: dict[str, Any], run: Storage, book: RunLedger) -> None:
 
 
 @contextlib.contextmanager
-def monitoring(attempts: Sequence[str]) -> Iterator[MonitorClient]:
+def monitoring(attempts: Sequence[str], void: VoidStates | None = None) -> Iterator[MonitorClient]:
     """A Monitor, which ends with the `with` statement. If its process dies earlier, it comes back with the same state
     within a second or two; calls wait for that.
 
     Args:
         attempts: names of the run's worker groups so far.
+        void: states of the run that count no more.
     """
     # On the driver's node: on another node it could die while the run lives, and would not find its state.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
+    states = [] if void is None else void.plain()
     with crash_safe_memory.held() as known:
-        actor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another)
+        actor: Any = made.remote(
+            list(attempts), memo=known, call=_task, is_another=_is_another, void=[] if void is None else void.plain()
+        )
         try:
             yield MonitorClient(actor)
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from raytf.checkpoint import memory_keeper
+from raytf.checkpoint import memory_keeper, void
 from raytf.cluster import ray_watch
 from raytf.config import precision
 from raytf.config.objective import MetricObjective
@@ -163,8 +163,10 @@ def fit(
     storage.preflight()
     run = storage.child(config.run.run)
     preflight.check_folder(run)
+    if replay is None:
+        replaying.check_other(run)
     sources = given.sources(run, config.batch.pipeline, validation_steps, shown)
-    stored = preflight.stored_identity(run)
+    stored = preflight.stored_identity(run if replay is None else Storage(replay.run))
     preflight.compare_strategy(stored, config)
     code = Parcel(UserCode(model, callbacks, augment))
     for line in overruled:
@@ -191,7 +193,7 @@ def fit(
             stop_step=None if replay is None else replay.step,
             dump="" if replay is None else replay.dump,
         )
-        tracker = CallbackTracker(run, reporting, model, job) if reporting else None
+        tracker = CallbackTracker(run, reporting, model, job) if reporting and replay is None else None
         return _finish(job, sources, given.stream, stored, run, status_file, tracker)
 
     try:
@@ -327,7 +329,7 @@ def _train(job: TrainingJob, sources: Sources, stream: Stream | None, local: boo
     sending.check(job)
     start_ahead(job.config, resources)
     with (
-        monitoring(run_log.attempt_names(run)) as monitor,
+        monitoring(run_log.attempt_names(run), void.read(run)) as monitor,
         _fed(job, sources, stream) as sources,
         arbitrating(job.config, resources.get("GPU", 0.0), job.plan.shards) as arbiter,
     ):

@@ -29,7 +29,10 @@ def words_of(run: Storage, program: str) -> list[str]:
         ConfigError: it is not known, or not here.
     """
     if program:
-        words = shlex.split(program)
+        try:
+            words = shlex.split(program)
+        except ValueError as error:
+            raise ConfigError(f"the command {visible(program)} cannot be read: {error}.") from None
         return [sys.executable, *words[1:]] if words[:1] in (["python"], ["python3"]) else words
     command = start_command.read(run)
     if command is None:
@@ -37,10 +40,10 @@ def words_of(run: Storage, program: str) -> list[str]:
             f"{run.locate('')} does not say which program started it: it was a notebook, or an older raytf. Give the "
             "command after `--`, such as `-- python jobs/mnist.py`."
         )
-    if command.words[:1] == ("-c",):  # nobody runs Python that lies on a storage
+    if not start_command.is_program(command):  # nobody runs Python that lies on a storage
         raise ConfigError(
-            f"{run.locate('')} was started by `python -c`. Give the command after `--`, such as "
-            "`-- python jobs/mnist.py`."
+            f"{run.locate('')} was started by `python {visible(shlex.join(command.words)[:80])}`, which is no program "
+            "of this folder. Give the command after `--`, such as `-- python jobs/mnist.py`."
         )
     words = start_command.here(command)
     script = next((word for word in words[1:] if not word.startswith("-")), "")
@@ -91,7 +94,12 @@ def compute(words: list[str], plan: replaying.ReplayPlan) -> Storage:
         ConfigError: it did not come to the call that trains the run.
     """
     say(f"running {shlex.join(['python' if word == sys.executable else word for word in words])}")
-    done = subprocess.run(words, env={**os.environ, **plan.told()}, check=False)
+    # On this machine, where the folders are: not on a cluster that this shell has chosen.
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    try:
+        done = subprocess.run(words, env={**environment, **plan.told()}, check=False)
+    except OSError as error:
+        raise ConfigError(f"{visible(words[0])} cannot be run: {error.strerror or error}.") from None
     again = Storage(plan.folder).child(replaying.RUN)
     if not again.exists(run_log.RESULT):
         raise ConfigError(

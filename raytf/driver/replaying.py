@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raytf.config.train_config import TrainConfig
+from raytf.errors import ConfigError
+from raytf.runs import run_log
 from raytf.storage.storage import Storage
 
 #: Environment variable with which `raytf replay` tells the program, which need not know of it.
@@ -60,6 +62,20 @@ def asked(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> R
     plan = ReplayPlan(**json.loads(text))
     run = Storage(config.storage_uri).child(config.run.run)
     return plan if run.locate("") == Storage(plan.run).locate("") else None
+
+
+def check_other(run: Storage, environment: Mapping[str, str] = os.environ) -> None:
+    """Do nothing where no step is computed again; else refuse to train a run that is not the one that is asked for.
+
+    Raises:
+        ConfigError: it has not finished.
+        StorageError: storage refuses.
+    """
+    if environment.get(VARIABLE) and not run.exists(run_log.RESULT):
+        raise ConfigError(
+            f"the program trains {run.locate('')}, which has not finished, before it comes to the run whose steps are "
+            "to be computed again. Give a command after `--` that trains that run, with the same --storage and --run."
+        )
 
 
 def settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:

@@ -20,6 +20,8 @@ from raytf.storage import untrusted_json
 from raytf.storage.storage import Storage
 
 SUFFIX = ".digests"
+#: Of the losses beside them.
+_LOSSES = ".csv"
 #: Bytes of a segment, at most.
 _MOST_BYTES = 1 << 30
 _HEADER = untrusted_json.record(
@@ -117,14 +119,17 @@ def read(run: Storage, folder: str) -> RunDigests:
         DamagedFileError: a segment is none that raytf has written.
         StorageError: storage refuses.
     """
-    names = [name for name in run.list(folder) if name.endswith(SUFFIX)]
+    names = set(run.list(folder))
+    stems = {name.rpartition(".")[0] for name in names if name.endswith((SUFFIX, _LOSSES))}
     segments: list[DigestSegment] = []
     # Attempts sort by time, and their segments by step.
-    for name in sorted(names, key=lambda n: (n.partition("-")[2], n.partition("-")[0])):
-        where = f"{folder}/{name}"
-        later = parse(run.get(where, _MOST_BYTES), run.locate(where))
-        segments = [before for each in segments if (before := _up_to(each, later.first)) is not None]
-        segments.append(later)
+    for stem in sorted(stems, key=lambda n: (n.partition("-")[2], n.partition("-")[0])):
+        where, first = f"{folder}/{stem}{SUFFIX}", stem.partition("-")[0]
+        later = parse(run.get(where, _MOST_BYTES), run.locate(where)) if f"{stem}{SUFFIX}" in names else None
+        begin = later.first if later is not None else int(first) if first.isdecimal() else None
+        if begin is not None:  # of an attempt without digests, too
+            segments = [before for each in segments if (before := _up_to(each, begin)) is not None]
+        segments += [] if later is None else [later]
     return RunDigests(segments)
 
 

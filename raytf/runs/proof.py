@@ -16,9 +16,11 @@ from raytf.checkpoint import audit, manifest, naming
 from raytf.checkpoint.audit import Worth
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.distributed import step_digest
-from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError
+from raytf.errors import CheckpointError, DamagedFileError, RunMismatchError, StorageError
 from raytf.runs import digest_log, run_log
 from raytf.storage.storage import Storage
+
+_NO_DIGESTS = "steps have no digests: only their losses are in the chain, and none can be computed again"
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Records:
         notes: what could not be checked, one line each.
         checkpoints: names of those that are whole, by their steps, the first one first.
         steps: that the log has.
+        has_digests: whether the last of them has digests, so that it can be computed again.
     """
 
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     checkpoints: tuple[str, ...]
     steps: int
+    has_digests: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,17 @@ def check(run: Storage) -> Records:
     except DamagedFileError as error:
         problems.append(f"{error.file}: {error.reason}")
         chains = {}
-    kept = {name: manifest.link(run, name).sha256 for name in whole}
+    kept: dict[str, str] = {}
     for name in whole:
-        problems += _problems_of(run, name, chains, kept, notes)
-    return Records(tuple(problems), tuple(dict.fromkeys(notes)), tuple(whole), len(chains))
+        try:
+            kept[name] = manifest.link(run, name).sha256
+            problems += _problems_of(run, name, chains, kept, notes)
+        except StorageError as error:
+            if error.kind != "missing":  # a run that trains deletes old ones
+                raise
+            kept.pop(name, None)
+    notes = list(dict.fromkeys(notes))
+    return Records(tuple(problems), tuple(notes), tuple(kept), len(chains), _NO_DIGESTS not in notes)
 
 
 def intervals(checkpoints: Sequence[str]) -> list[Interval]:
@@ -131,7 +142,7 @@ def _chains(run: Storage, problems: list[str], notes: list[str]) -> dict[int, by
         chain = step_digest.chained(chain, step, [(loss, rate)], [b"" if kept is None else kept[1]])
         chains[step] = chain
     if len(steps) and digests.of(int(steps[-1])) is None:
-        notes.append("steps have no digests: only their losses are in the chain, and none can be computed again")
+        notes.append(_NO_DIGESTS)
     return chains
 
 

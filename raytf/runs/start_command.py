@@ -57,6 +57,12 @@ def read(run: Storage) -> StartCommand | None:
     return None if found is None else StartCommand(tuple(found["words"]), found["folder"])
 
 
+def is_program(command: StartCommand) -> bool:
+    """Whether a command names a program, a file or raytf's own command, and no Python code or any module."""
+    words = [word for word in command.words if word not in ("-u", "-B")][:1]
+    return bool(words) and not words[0].startswith("-") and (words[0].endswith(".py") or Path(words[0]).name == "raytf")
+
+
 def here(command: StartCommand) -> list[str]:
     """The command for this machine, whose interpreter and scripts may be in other places."""
     words = list(command.words)

@@ -51,7 +51,8 @@ def after_call(context: Context, call: CallBatch, outcome: StepOutcome, seconds:
     context.live.log.add(call.start + 1, epoch, *told)
     digests = [each.tobytes() for each in outcome.digests]
     values = list(zip(outcome.losses.tolist(), outcome.learning_rates.tolist(), strict=True))
-    state.chain = step_digest.chained(state.chain, call.start + 1, values, digests)
+    if state.chain:  # a run that began with a raytf that had none has none
+        state.chain = step_digest.chained(state.chain, call.start + 1, values, digests)
     context.batch_end = BatchEnd(call.start, context.plan.locate(call.stop - 1)[1])
     end_batch(context)
     state.stopped_early = callbacks.stopped

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from raytf.checkpoint.memory import place_on_node
+from raytf.checkpoint.void import VoidStates
 from raytf.cluster.preemption import watcher
 from raytf.config.train_config import TrainConfig
 from raytf.distributed import ranks, worker_table
@@ -36,6 +39,8 @@ class Attempt:
         storage: the run's folder.
         reporter: sends this rank's messages, events and metrics.
         lost: how many workers were lost since the last step that was trained, of a group that goes on without them.
+        void: states that count no more.
+        standings: by Ray's id of a node, the step since which it trains, and that of its latest audit that agreed.
     """
 
     job: TrainingJob
@@ -50,6 +55,8 @@ class Attempt:
     storage: Storage
     reporter: Reporter
     lost: int = 0
+    void: VoidStates = field(default_factory=VoidStates)
+    standings: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def config(self) -> TrainConfig:
@@ -85,12 +92,19 @@ def prepare(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Execut
 def begin(before: Attempt, executor: Executor) -> Attempt:
     """The attempt that begins now that the ranks have met; every rank must call it."""
     job, group = before.job, before.group
-    name, earlier, known_step = _begin(job, group)
+    name, earlier, known_step, void, standings = _begin(job, group)
     place = place_on_node(group)
     ranks.take(ranks.RankInfo(group.rank, group.world_size, *place))
     before.reporter.take_place(group.rank, executor.workers, name)
     return replace(
-        before, name=name, earlier=tuple(earlier), known_step=known_step, place=place, workers=executor.workers
+        before,
+        name=name,
+        earlier=tuple(earlier),
+        known_step=known_step,
+        place=place,
+        workers=executor.workers,
+        void=VoidStates.of(void),
+        standings=standings,
     )
 
 
@@ -120,17 +134,17 @@ def _alone(
     return Attempt(job, pulse, phases, group, "", (), None, (0, 1), executor.workers, storage, reporter)
 
 
-def _begin(job: TrainingJob, group: WatchedGroup) -> tuple[str, list[str], int | None]:
+def _begin(job: TrainingJob, group: WatchedGroup) -> tuple[str, list[str], int | None, Any, Any]:
     """Name the attempt and announce it to the driver.
 
     Returns:
-        Its name, the names of the attempts before it, and the step of the newest checkpoint on storage; None if the
-        driver does not know that step.
+        Its name, the names of the attempts before it, the step of the newest checkpoint on storage, None if the
+        driver does not know that step; states that are void, and standings of nodes.
     """
     begun = b""
     if group.rank == 0:
         name = new_attempt()
-        begun = json.dumps((name, *job.monitor.begin(name))).encode()
+        begun = json.dumps((name, *job.monitor.begin(name), *job.monitor.past())).encode()
     # Ray's own broadcast would wait for an actor that starts with the group.
-    name, earlier, known_step = json.loads(group.share(begun))
-    return name, earlier, known_step
+    name, earlier, known_step, void, standings = json.loads(group.share(begun))
+    return name, earlier, known_step, void, standings

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from raytf.checkpoint import manifest, naming, void
@@ -18,7 +19,8 @@ from raytf.data.plan import assign
 from raytf.data.sources.batches import LiveBatches
 from raytf.distributed import audit, replica_agreement, worker_table
 from raytf.distributed.audit import AuditChoice, AuditVerdict, Standing
-from raytf.errors import ReplicaError
+from raytf.errors import ReplicaError, StorageError, WorkerLostError
+from raytf.runs.lease import check_owner
 from raytf.training import exact
 from raytf.training.context import Context
 from raytf.training.step import TrainStep
@@ -41,16 +43,22 @@ class _Witness:
 
     Attributes:
         again: hashes of the digests that it computes.
+        records: the hash of the shard's records, as it reads them now.
+        trained: that of those it has computed, of the owner and the auditor.
         weights: the hash of its weights.
         copied: step of the latest copy of which all ranks had the same weights; None for none.
         standing: of its process.
+        node: Ray's id of its node.
         about: its host and device, for people.
     """
 
     again: tuple[bytes, ...]
+    records: bytes
+    trained: bytes
     weights: int
     copied: int | None
     standing: Standing
+    node: str
     about: str
 
 
@@ -62,31 +70,32 @@ class Audits:
         step: of training.
         every: steps between two audits; 0 for none.
         standing: of this process; kept up to date.
+        node: Ray's id of this process's node.
     """
 
-    def __init__(self, context: Context, step: TrainStep, every: int, standing: Standing):
-        self._context, self._step, self._standing = context, step, standing
+    def __init__(self, context: Context, step: TrainStep, every: int, standing: Standing, node: str):
+        self._context, self._step, self._standing, self._node = context, step, standing, node
         group, plan, source = context.attempt.group, context.plan, context.program.sources.train
-        can_be = step.audit is not None and group.world_size > 1 and not isinstance(source, LiveBatches)
-        self._every = every if can_be else 0
+        self._can_be = step.audit is not None and not isinstance(source, LiveBatches)
+        self._every = every if self._can_be and group.world_size > 1 else 0
         self._spans = [assign(plan.shards, group.world_size)[rank] for rank in range(group.world_size)]
 
     def compare_machines(self) -> None:
         """Leave out audits where right machines may compute other bits than each other; every rank must call it."""
         context, group = self._context, self._context.attempt.group
+        if not self._can_be and group.world_size > 1 and context.config.compute.audit_every and context.is_first_rank:
+            context.reporter.say(
+                "--audit-every: no step is audited, since sums of floats, --overlap, --no-digests, several devices of a "
+                "worker, losses divided by data and batches that a program makes allow none"
+            )
         if not self._every or context.config.compute.exact:
             return
-        own = json.dumps([exact.machine(), tf.config.threading.get_intra_op_parallelism_threads()])
+        own = f"{exact.machine()}, {tf.config.threading.get_intra_op_parallelism_threads()} threads"
         machines = [each.decode() for each in worker_table.gather(group, own.encode())]
-        if self._step.is_on_gpu:
-            why = "GPUs compute the same bits twice with --exact alone"
-        elif len(set(machines)) > 1:
-            why = f"the workers' machines may compute other bits: {' and '.join(sorted(set(machines)))}"
-        else:
-            return
-        self._every = 0
-        if context.is_first_rank:
+        why = audit.why_none(machines, self._step.is_on_gpu)
+        if why and context.is_first_rank:
             context.reporter.say(f"--audit-every: no step is audited, since {why}")
+        self._every = 0 if why else self._every
 
     def call_end(self, start: int, stop: int) -> int:
         """Where a call ends that would end at `stop`, so that an audited step has a call of its own."""
@@ -107,11 +116,21 @@ class Audits:
         choice = self.choice(start)
         return choice.shard if choice is not None and choice.auditor == self._context.attempt.group.rank else None
 
+    def begin(self) -> None:
+        """This process trains with these ranks from now on."""
+        known = self._context.attempt.standings.get(self._node)
+        if self._standing.joins(self._context.state.step, known) and self._every:
+            self._tell()
+
     def agreed(self, call: CallBatch) -> None:
         """A call is made, and if it had an audit, that agreed."""
         choice = self.choice(call.start)
         if choice is not None and self._context.attempt.group.rank in (choice.owner, choice.auditor):
             self._standing.vouched = call.stop
+            self._tell()
+
+    def _tell(self) -> None:
+        self._context.reporter.stand(self._standing.joined or 0, self._standing.vouched)
 
     def settle(self, call: CallBatch, told: tuple[bytes, bytes]) -> NoReturn:
         """Find who computed a step wrongly, and have the run go back to a state in which that had no part; every rank
@@ -122,55 +141,82 @@ class Audits:
             told: digests of the shard's owner and of its auditor.
 
         Raises:
-            ReplicaError: always.
+            ReplicaError: always, but for a rank that is lost before the verdict.
         """
         choice, group = self.choice(call.start), self._context.attempt.group
         assert choice is not None
-        own = self._witness(choice.shard, call.start)
+        own = self._witness(choice, call)
         witnesses: list[_Witness] = [pickle.loads(each) for each in worker_table.gather(group, pickle.dumps(own))]
-        hashes = _hash(told[0]), _hash(told[1])
-        weights = replica_agreement.judge([witness.weights for witness in witnesses])
-        if weights is None:
-            verdict = audit.judge(choice, hashes, [witness.again for witness in witnesses])
-        else:
-            verdict = audit.of_weights(weights)
+        verdict = _verdict(choice, (_hash(told[0]), _hash(told[1])), witnesses)
         text = sentence(call.stop, choice, verdict, [witness.about for witness in witnesses])
         honest = next((rank for rank in range(group.world_size) if rank not in verdict.culprits), 0)
-        # Nobody ends before the note is written.
-        note = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
-        where = worker_table.gather(group, note.encode())[honest].decode()
+        where = self._go_back(choice, verdict, witnesses) if group.rank == honest else ""
+        # Nobody ends before all of that is noted; who is lost meanwhile changes nothing of the verdict.
+        with contextlib.suppress(tf.errors.OpError, WorkerLostError):
+            where = worker_table.gather(group, where.encode())[honest].decode()
+        text = f"{text}; {where or 'the run goes back'}"
         if group.rank == honest:
             fields = {"of_step": call.stop, "shard": choice.shard, "ranks": list(verdict.culprits)}
-            self._context.reporter.event("audit", text=f"{text}; {where}", **fields)
-        raise ReplicaError(f"{text}; {where}", list(verdict.culprits), group.rank, weights is None)
+            self._context.reporter.event("audit", text=text, **fields)
+        raise ReplicaError(text, list(verdict.culprits), group.rank, verdict.is_proven)
 
     def _go_back(self, choice: AuditChoice, verdict: AuditVerdict, witnesses: Sequence[_Witness]) -> str:
-        """Note which states count no more; says to which step the run goes back."""
-        attempt, is_exact = self._context.attempt, self._context.config.compute.exact
+        """Note which states count no more, and delete those on storage; says to which step the run goes back."""
+        context = self._context
+        attempt, is_exact = context.attempt, context.config.compute.exact
         standings, copied = [witness.standing for witness in witnesses], [witness.copied for witness in witnesses]
         vouched = audit.back_to(choice, verdict, standings, copied, is_exact)
-        kept = [naming.split_name(name)[0] for name in manifest.list_complete(attempt.storage)]
+        try:
+            check_owner(attempt.storage, attempt.job.lease)
+            kept = [naming.split_name(name)[0] for name in manifest.list_complete(attempt.storage)]
+        except StorageError:  # the next group looks
+            kept = [vouched]
+        if verdict.has_other_weights:
+            kept.append(vouched)  # the copy in memory
         back = audit.reachable(vouched, kept, is_exact)
-        states = void.read(attempt.storage).and_after(back, [*attempt.earlier, attempt.name])
-        void.write(attempt.storage, states)
+        attempts = [*attempt.earlier, attempt.name]
+        # A copy in memory that is as late as anybody vouches for counts, too.
+        states = attempt.void.and_after(max(vouched, back), attempts)
+        context.reporter.go_back(max(vouched, back), attempts)
+        with contextlib.suppress(StorageError):
+            void.write(attempt.storage, states)
+            void.sweep(attempt.storage, states)
         if back > vouched:
             return f"the run goes back to step {back}, which is the oldest that is kept; nobody vouches for it"
-        return f"the run goes back to step {back}" if back else "the run begins again"
+        return f"the run goes back to step {vouched} or before" if back else "the run begins again"
 
-    def _again(self, shard: int, start: int) -> tuple[bytes, ...]:
-        plan, pipeline = self._context.plan, self._context.program.pipeline
-        call = pipeline.alone(shard, start)
-        count = None if plan.is_even else int(call.counts[0])
+    def _witness(self, choice: AuditChoice, call: CallBatch) -> _Witness:
+        context, rank = self._context, self._context.attempt.group.rank
+        plan, pipeline, replicas = context.plan, context.program.pipeline, context.saving.replicas
         assert self._step.audit is not None
-        leaves = [leaf[0] for leaf in call.leaves]
-        return tuple(map(_hash, self._step.audit.again(leaves, call.seeds[0], count, plan.global_batch_size)))
+        alone = pipeline.alone(choice.shard, call.start)
+        count, leaves = None if plan.is_even else int(alone.counts[0]), [leaf[0] for leaf in alone.leaves]
+        again = self._step.audit.again(leaves, alone.seeds[0], count, plan.global_batch_size)
+        place = len(pipeline.shards) if rank == choice.auditor else choice.shard - pipeline.shards.start
+        is_party = rank in (choice.owner, choice.auditor)
+        trained = [np.asarray(leaf)[0, place] for leaf in call.leaves] if is_party else []
+        return _Witness(
+            tuple(map(_hash, again)),
+            _hash(b"".join(np.asarray(leaf)[0].tobytes() for leaf in leaves)),
+            _hash(b"".join(leaf.tobytes() for leaf in trained)),
+            context.program.digest(with_optimizer=context.config.compute.exact).value(),
+            None if replicas is None else replicas.agreed,
+            self._standing,
+            self._node,
+            worker_table.whereabouts(),
+        )
 
-    def _witness(self, shard: int, start: int) -> _Witness:
-        context = self._context
-        weights = context.program.digest(with_optimizer=context.config.compute.exact).value()
-        replicas, again = context.saving.replicas, self._again(shard, start)
-        copied = None if replicas is None else replicas.agreed
-        return _Witness(again, weights, copied, self._standing, worker_table.whereabouts())
+
+def _verdict(choice: AuditChoice, told: tuple[bytes, bytes], witnesses: Sequence[_Witness]) -> AuditVerdict:
+    weights = replica_agreement.judge([witness.weights for witness in witnesses])
+    if weights is not None:
+        return audit.of_weights(weights)
+    trained = witnesses[choice.owner].trained, witnesses[choice.auditor].trained
+    records = audit.of_records(choice, trained, [witness.records for witness in witnesses])
+    if records is not None:
+        return records
+    nodes = [witness.node for witness in witnesses]
+    return audit.judge(choice, told, [witness.again for witness in witnesses], nodes)
 
 
 def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Sequence[str]) -> str:

@@ -94,6 +94,20 @@ class MonitorClient:
         """Announce that a group begins to train: see `Monitor.begin`."""
         return Question[tuple[list[str], int | None]](self.handle.begin.remote(attempt)).answer()
 
+    def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
+        """What a group that begins has to know of earlier ones: see `Past.told`."""
+        return Question[tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]](
+            self.handle.past.remote()
+        ).answer()
+
+    def go_back(self, after: int, attempts: Sequence[str]) -> None:
+        """Report that states after a step, of these attempts, are void; waits, as this process is about to end."""
+        Question[None](self.handle.go_back.remote(after, list(attempts))).answer()
+
+    def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
+        """Report since when a process of a node trains, and at which step an audit has agreed with it last."""
+        self.handle.stand.remote(node, process, joined, vouched)
+
     def reached(self, seconds: float) -> int:
         """The highest global step that was ever reported."""
         return Question[int](self.handle.reached.remote()).answer(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -199,6 +200,14 @@ class Reporter:
     def event(self, kind: str, **fields: Any) -> None:
         """Record an event in the ledger, from any rank; never waits."""
         self._job.monitor.event(kind, {"rank": self._rank, **fields})
+
+    def stand(self, joined: int, vouched: int) -> None:
+        """Report since which step this process trains, and at which an audit has agreed with it last."""
+        self._job.monitor.stand(ray.get_runtime_context().get_node_id(), os.getpid(), joined, vouched)
+
+    def go_back(self, after: int, attempts: Sequence[str]) -> None:
+        """Report that states after a step, of these attempts, are void; waits."""
+        self._job.monitor.go_back(after, attempts)
 
     def is_parking_wanted(self) -> bool:
         """Whether the ranks must save and wait, according to the monitor's latest answer; never waits for one."""

@@ -209,9 +209,10 @@ class SynchronousExecutor:
         self._context, attempt = context, context.attempt
         # As those who have come do: all ranks make calls of the same steps.
         self._flags, self._call_steps = vector({}), self._config.compute.steps_per_call or 1
-        self._standing.joins(context.state.step)
-        self._audits = Audits(context, self._step, steps_between(self._config.compute), self._standing)
+        node = ray.get_runtime_context().get_node_id()
+        self._audits = Audits(context, self._step, steps_between(self._config.compute), self._standing, node)
         self._audits.compare_machines()
+        self._audits.begin()
         self._calls = Prefetch(context.program.pipeline, context.state.step, self._call_end, self._audits.beside)
         self._placement = Placement(attempt.storage, attempt.name, attempt.group.rank, attempt.reporter.say_here)
 

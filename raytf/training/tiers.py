@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from raytf.checkpoint import variables, void
+from raytf.checkpoint import variables
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.memory import MemoryTier
@@ -58,20 +58,8 @@ def open_tiers(attempt: Attempt) -> Tiers:
         fence=functools.partial(check_owner, attempt.storage, job.lease),
         late=reporter.upload_anew,
     )
-    restorer = Restorer(memory, durable, attempt.group, reporter.say, _void(attempt))
+    restorer = Restorer(memory, durable, attempt.group, reporter.say, attempt.void)
     return Tiers(memory, durable, policy, restorer)
-
-
-def _void(attempt: Attempt) -> void.VoidStates:
-    """States that do not count; rank 0, which alone asks for candidates, deletes those on storage."""
-    if attempt.group.rank != 0:
-        return void.VoidStates()
-    states = void.read(attempt.storage)
-    if states.entries:
-        check_owner(attempt.storage, attempt.job.lease)
-        for name in void.sweep(attempt.storage, states):
-            attempt.reporter.say_here(f"checkpoint {name} is deleted: a machine that took part in it computed wrongly")
-    return states
 
 
 def newest(attempt: Attempt, program: Program, tiers: Tiers) -> Checkpoint | None:

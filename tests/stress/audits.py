@@ -30,10 +30,12 @@ import tensorflow as tf
 from raytf.checkpoint.digest import Digest
 from raytf.checkpoint.replicas import Replicas
 from raytf.checkpoint.variables import weights_sha256
+from raytf.checkpoint.void import VoidStates
 from raytf.data.pipeline import CallBatch
 from raytf.distributed import step_flags
 from raytf.distributed.audit import Standing
 from raytf.errors import ReplicaError
+from raytf.runs.lease import Lease
 from raytf.storage.storage import Storage
 from raytf.training.auditing import Audits
 from tests.tf.audited import ALL, NONE, SOURCE, Group
@@ -85,9 +87,9 @@ class Fault:
 class Trials:
     """Runs of a group of ranks."""
 
-    def __init__(self, size: int, every: int, folder: str):
+    def __init__(self, size: int, every: int, lease: Lease, run: Storage):
         self.group, self.size, self.every = Group(size), size, every
-        self._storage = Storage(folder)
+        self._storage, self._owner = run, lease.owner["id"]
         self._variables = [self._of(rank) for rank in self.group.ranks]
         self._first = self._values()
         self.sha256 = self._run(None, random.Random(0))[1]
@@ -116,20 +118,32 @@ class Trials:
                 group, named, digest.value, True, lambda text: None, lambda kind, **fields: None, lambda: "here"
             )
             context = SimpleNamespace(
-                attempt=SimpleNamespace(group=group, storage=self._storage, earlier=[], name="a"),
+                attempt=SimpleNamespace(
+                    group=group,
+                    storage=self._storage,
+                    earlier=[],
+                    name="a",
+                    void=VoidStates(),
+                    standings={},
+                    job=SimpleNamespace(lease=self._owner),
+                ),
+                state=SimpleNamespace(step=0),
                 plan=self.group.plan,
-                config=SimpleNamespace(batch=SimpleNamespace(seed=0), compute=SimpleNamespace(exact=True)),
+                config=SimpleNamespace(
+                    batch=SimpleNamespace(seed=0), compute=SimpleNamespace(exact=True, audit_every=1)
+                ),
                 program=SimpleNamespace(
                     pipeline=rank._pipeline,
                     sources=SimpleNamespace(train=SOURCE),
                     digest=lambda with_optimizer, digest=digest: digest,
                 ),
                 saving=SimpleNamespace(replicas=replica),
-                reporter=SimpleNamespace(event=lambda kind, **fields: None),
+                reporter=SimpleNamespace(
+                    event=lambda kind, **fields: None, stand=lambda joined, vouched: None, go_back=self._goes_back
+                ),
             )
-            standing = Standing()
-            standing.joins(0)
-            audits.append(Audits(context, rank.step, self.every, standing))
+            audits.append(Audits(context, rank.step, self.every, Standing(), str(group.rank)))
+            audits[-1].begin()
             replicas.append(replica)
         return audits, replicas, groups
 
@@ -141,8 +155,9 @@ class Trials:
         error, sha256, found, expected, back = *self._run(fault, draw), None
         if isinstance(error, ReplicaError):
             back = self._back
-            self._restore(self._copies[back])
-            sha256 = self._run(None, draw, back)[1]
+            begin = max(step for step in self._copies if step <= back)
+            self._restore(self._copies[begin])
+            sha256 = self._run(None, draw, begin)[1]
         named = error.ranks if isinstance(error, ReplicaError) else None
         return {
             **dataclasses.asdict(fault),
@@ -245,9 +260,10 @@ class Trials:
         try:
             audits.settle(call, told)
         except ReplicaError as error:
-            text = str(error)
-            self._back = int(text.rpartition(" ")[2]) if "goes back" in text else 0
             return error
+
+    def _goes_back(self, after: int, attempts: Any) -> None:
+        self._back = after
 
 
 def _spoilt(call: CallBatch, hit: int, bit: int) -> CallBatch:
@@ -277,15 +293,16 @@ def main() -> None:
     flags = parser.parse_args()
     tf.config.threading.set_inter_op_parallelism_threads(16)  # ranks wait for each other in operations
     draw, rows, began = random.Random(flags.seed), [], time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Lease(Storage(folder)) as lease:
+        run = Storage(folder)
         for size in (2, 3, 4):
-            trials = Trials(size, 2, folder)
+            trials = Trials(size, 2, lease, run)
             count = flags.faults // 3 + (size == 2) * (flags.faults % 3)
             rows += [trials.trial(fault(draw, size), draw) for _ in range(count)]
             _tell(size, [row for row in rows if row["size"] == size])
         alarms = 0
         for size in (2, 3, 4):
-            alarms += _undisturbed(Trials(size, 1, folder), flags.undisturbed // 3)
+            alarms += _undisturbed(Trials(size, 1, lease, run), flags.undisturbed // 3)
     print(f"{flags.undisturbed // 3 * 3} undisturbed steps, each of them audited: {alarms} alarms")
     if flags.json:
         with open(flags.json, "w") as file:

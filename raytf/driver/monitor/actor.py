@@ -16,6 +16,7 @@ from typing import Any
 from raytf.driver.crash_safe_memory import CrashSafeMemory
 from raytf.driver.monitor.outbox import Outbox
 from raytf.driver.monitor.parking import Parking
+from raytf.driver.monitor.past import Past
 from raytf.driver.monitor.progress import Progress
 from raytf.driver.monitor.roster import Roster
 from raytf.runs.status import Status
@@ -57,6 +58,7 @@ class Monitor:
         memo: holds the state of this Monitor; state left by an earlier one is taken over. By default nothing is kept.
         call: an id of the call that is being answered; the same when the call is sent again.
         is_another: whether this Monitor replaces one that was killed.
+        void: as for `Past`.
 
     Raises:
         OSError: it replaces one, but cannot read its state.
@@ -70,6 +72,7 @@ class Monitor:
         memo: CrashSafeMemory | None = None,
         call: Callable[[], str] = lambda: "",
         is_another: Callable[[], bool] = lambda: False,
+        void: Sequence[tuple[int, Sequence[str]]] = (),
     ) -> None:
         self._clock, self._epoch, self._memo, self._call = clock, epoch, memo, call
         self._kept_at = clock()
@@ -79,6 +82,7 @@ class Monitor:
         self._progress = Progress(attempts, clock())
         self._roster = Roster()
         self._parking = Parking()
+        self._past = Past(void)
         self._measured: dict[str, float] = {}
         known = None
         try:
@@ -115,6 +119,22 @@ class Monitor:
             until a group of this driver has looked.
         """
         return self._progress.begin(attempt, self._clock())
+
+    @_changes
+    def past(self) -> tuple[list[tuple[int, list[str]]], dict[str, tuple[int, int]]]:
+        """What a group that begins has to know of earlier ones: see `Past.told`."""
+        return self._past.told()
+
+    @_changes
+    def go_back(self, after: int, attempts: list[str]) -> None:
+        """States after a step, of these attempts, are void: the run goes back."""
+        self._past.go_back(after, attempts)
+        self._progress.go_back(after)
+
+    @_changes
+    def stand(self, node: str, process: int, joined: int, vouched: int) -> None:
+        """Take the standing of a process: see `Past.stand`."""
+        self._past.stand(node, process, joined, vouched)
 
     def reached(self) -> int:
         """The latest global step that was ever reported."""
@@ -164,6 +184,7 @@ class Monitor:
     def begin_group(self) -> int:
         """A group of workers starts, without a request to save yet; returns its number, which its heartbeats carry."""
         self._parking.begin_group()
+        self._past.begin_group()
         return self._roster.begin_group()
 
     def group(self) -> int:

@@ -62,6 +62,10 @@ class Progress:
         self._attempts.append(attempt)
         return before, self._durable
 
+    def go_back(self, step: int) -> None:
+        """What was made after a step is void, and so may the newest checkpoint be."""
+        self.reached, self._durable = min(self.reached, step), None
+
     def happened(
         self, kind: str, fields: dict[str, Any], sightings: Sequence[LastHeartbeat], now: float
     ) -> tuple[dict[str, Any], str]:

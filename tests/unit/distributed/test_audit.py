@@ -15,8 +15,10 @@ from raytf.distributed.audit import (
     choose,
     is_due,
     judge,
+    of_records,
     of_weights,
     reachable,
+    why_none,
 )
 from raytf.distributed.replica_agreement import ReplicaVerdict
 
@@ -58,6 +60,8 @@ def test_every_so_many_steps_there_is_one():
         # One that is now and then.
         ((BAD, GOOD), [[GOOD] * 3, [GOOD, ODD, GOOD], [GOOD] * 3], (1,), "the same bits twice"),
         ((BAD, GOOD), [[GOOD, BAD, GOOD], [GOOD] * 3], (0,), "the same bits twice"),
+        # Kernels that are not deterministic are nobody's fault.
+        ((BAD, GOOD), [[GOOD, ODD], [BAD, ODD], [GOOD] * 2], (), "most ranks do not"),
         # Two that differ for ever, and one who told what nobody computes.
         ((BAD, GOOD), [[GOOD] * 3, [BAD] * 3], (), "and they differ"),
         ((BAD, ODD), [[GOOD] * 3] * 3, (), "no rank told"),
@@ -121,7 +125,7 @@ def test_a_process_joins_once():
 
 
 @pytest.mark.parametrize(
-    ("kept", "is_exact", "step"), [([], False, 64), ([50, 70], False, 64), ([70, 90], False, 70), ([70, 90], True, 64)]
+    ("kept", "is_exact", "step"), [([], False, 0), ([50, 70], False, 50), ([70, 90], False, 70), ([70, 90], True, 0)]
 )
 def test_a_run_does_not_begin_again_while_it_has_a_checkpoint_unless_it_is_exact(kept, is_exact, step):
     assert reachable(64, kept, is_exact) == step
@@ -130,3 +134,50 @@ def test_a_run_does_not_begin_again_while_it_has_a_checkpoint_unless_it_is_exact
 def test_whose_weights_are_wrong():
     assert WEIGHTS.culprits == (2,)
     assert of_weights(ReplicaVerdict((0, 1), None)).culprits == ()
+
+
+def test_audits_without_exact_mode_need_processors_of_one_kind():
+    assert why_none(["EPYC, 2 threads"] * 3, False) == ""
+    assert why_none(["Xeon, 2 threads", "EPYC, 2 threads"], False).endswith("EPYC, 2 threads; Xeon, 2 threads")
+    assert "GPUs" in why_none(["H100, 2 threads"] * 2, True)
+
+
+@pytest.mark.parametrize(
+    ("again", "nodes", "culprits"),
+    [
+        ([GOOD, BAD, BAD], "abb", ()),  # two ranks of one node do not outvote another node
+        ([GOOD, BAD, GOOD], "abc", (1,)),
+        ([GOOD, GOOD, BAD, GOOD], "aabb", (2,)),
+        ([GOOD, BAD, GOOD], "aaa", (1,)),
+    ],
+)
+def test_nodes_vote(again, nodes, culprits):
+    told = again[CHOICE.owner], again[CHOICE.auditor]
+    assert judge(CHOICE, told, [[digest] * 4 for digest in again], list(nodes)).culprits == culprits
+
+
+@pytest.mark.parametrize(
+    ("trained", "again", "culprits"),
+    [
+        ((GOOD, GOOD), [GOOD] * 3, None),
+        ((BAD, GOOD), [GOOD] * 3, (1,)),  # once
+        ((GOOD, BAD), [GOOD, GOOD, BAD], (2,)),  # each time that it reads
+        ((BAD, GOOD), [GOOD, ODD, GOOD], (1,)),
+        ((BAD, ODD), [GOOD] * 3, ()),
+        ((BAD, GOOD), [b"1", b"2", b"3"], ()),  # drawn anew each time
+    ],
+)
+def test_whose_records_were_wrong(trained, again, culprits):
+    verdict = of_records(CHOICE, trained, again)
+    assert (None if verdict is None else verdict.culprits) == culprits
+    assert verdict is None or not verdict.is_proven
+
+
+def test_a_process_of_a_node_that_has_trained_before_is_trusted_as_far_as_that():
+    standing = Standing()
+    assert standing.joins(100, (10, 64))
+    assert (standing.joined, standing.vouched) == (10, 64)
+    late = Standing()
+    assert late.joins(50, (10, 64))  # the run has gone back meanwhile
+    assert (late.joined, late.vouched) == (10, 50)
+    assert not late.joins(60)

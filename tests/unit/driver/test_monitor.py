@@ -253,3 +253,29 @@ def test_a_memo_that_cannot_be_read_is_no_reason_not_to_begin_but_one_not_to_beg
     assert heard.begin("a") == ([], None)
     with pytest.raises(OSError, match="No such file"):
         Monitor([], memo=gone, is_another=lambda: True)
+
+
+def test_what_later_groups_have_to_know_is_kept():
+    heard, _ = monitor()
+    assert heard.past() == ([], {})
+    heard.stand("n", 7, 0, 64)
+    heard.stand("n", 8, 20, 32)
+    heard.stand("m", 9, 0, 0)
+    assert heard.past()[1] == {"n": (0, 32), "m": (0, 0)}
+    heard.begin_group()
+    assert heard.past()[1] == {"n": (0, 32), "m": (0, 0)}
+    heard.stand("n", 11, 0, 32)  # as it begins
+    heard.stand("n", 11, 0, 128)
+    assert heard.past()[1]["n"] == (0, 128)
+    heard.go_back(40, ["a", "b"])
+    heard.go_back(40, ["a", "b"])
+    assert heard.past()[0] == [(40, ["a", "b"])]
+
+
+def test_after_going_back_less_is_reached_and_storage_is_asked_again():
+    heard, _ = monitor()
+    heard.update(status(100, checkpoint=90))
+    assert heard.begin("a")[1] == 90
+    heard.go_back(40, ["a"])
+    assert heard.reached() == 40
+    assert heard.begin("b")[1] is None

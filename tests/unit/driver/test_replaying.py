@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import raytf
-from raytf.driver import replaying
+from raytf.driver import recomputing, replaying
 from raytf.driver.replaying import ReplayPlan
+from raytf.errors import ConfigError
 from raytf.runs import start_command
 from raytf.runs.start_command import StartCommand
 from raytf.storage.storage import Storage
@@ -49,3 +53,51 @@ def test_the_command_of_a_process_is_kept_and_found(tmp_path: Path):
     script = Path(sys.executable).with_name("raytf")
     if script.exists():
         assert start_command.here(StartCommand(("/elsewhere/bin/raytf", "run", "a.py"), "/"))[1] == str(script)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_one"),
+    [
+        (("job.py", "--x"), True),
+        (("-u", "job.py"), True),
+        (("/venv/bin/raytf", "run", "a.py"), True),
+        (("-c", "import os"), False),
+        (("-B", "-c", "import os"), False),
+        (("-Ic", "import os"), False),
+        (("-m", "timeit", "1"), False),
+        ((), False),
+    ],
+)
+def test_only_a_program_is_run_because_a_folder_says_so(tmp_path: Path, words: tuple[str, ...], is_one: bool):
+    run = Storage(str(tmp_path / "run"))
+    start_command.write(run, StartCommand(words, str(tmp_path)))
+    (tmp_path / "job.py").touch()
+    if is_one:
+        with contextlib.chdir(tmp_path):
+            assert recomputing.words_of(run, "")[0] == sys.executable
+    else:
+        with pytest.raises(ConfigError, match="no program of this folder"):
+            recomputing.words_of(run, "")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("it's", "cannot be read: No closing quotation"),
+        ("nosuch-command x", "nosuch-command cannot be run: No such file"),
+    ],
+)
+def test_a_command_that_cannot_be_run_is_one_clear_error(tmp_path: Path, program: str, says: str):
+    plan = ReplayPlan(str(tmp_path / "a"), 7, 1, str(tmp_path))
+    with pytest.raises(ConfigError, match=says):
+        recomputing.compute(recomputing.words_of(Storage(plan.run), program), plan)
+
+
+def test_another_run_of_the_program_is_not_trained(tmp_path: Path):
+    run = Storage(str(tmp_path / "other"))
+    told = ReplayPlan(str(tmp_path / "a"), 7, 1, str(tmp_path)).told()
+    replaying.check_other(run, {})
+    with pytest.raises(ConfigError, match="which has not finished, before it comes to the run"):
+        replaying.check_other(run, told)
+    run.put("result.json", b"{}")
+    replaying.check_other(run, told)

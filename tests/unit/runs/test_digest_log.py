@@ -56,6 +56,18 @@ def test_a_later_attempt_replaces_those_from_its_start(run):
     assert found.of(4) is None
 
 
+def test_an_attempt_without_digests_replaces_those_of_an_earlier_one(run):
+    write(run, FIRST, 1, digests(4, 1))
+    write(run, SECOND, 3, None, None)
+    found = digest_log.read(run, run_log.STEPS)
+    assert [found.of(step) is not None for step in range(1, 6)] == [True, True, False, False, False]
+
+
+def test_rows_that_are_none_come_back_from_arrays():
+    again = StepRows.of_arrays(StepRows().arrays())
+    assert (len(again), again.digests.shape, again.weights) == (0, (0, 0), {})
+
+
 def test_steps_without_digests_have_none(run):
     write(run, FIRST, 1, None, None)
     assert digest_log.read(run, run_log.STEPS).of(1) is None
