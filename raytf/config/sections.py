@@ -292,7 +292,11 @@ class ComputeSection:
         not_with_servers("with --sync-replicas each step is a call of its own", unless=(1,), sync_replicas=True),
     ] = 0
     """Steps run by one call into TensorFlow; 0 picks it from the measured step time."""
-    audit_every: Annotated[int | None, Ge(0)] = None
+    audit_every: Annotated[
+        int | None,
+        Ge(0),
+        not_with_servers("what a worker computes depends on when it has read the weights", unless=(0,)),
+    ] = None
     """Have another worker compute one shard of every so many steps, too, and compare the bits: a machine that computes
     wrongly is named and left out, and the run goes back. 0 never does; the default is 128 with --exact (less than 1 %
     of the time) and 0 without."""

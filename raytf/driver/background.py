@@ -116,11 +116,9 @@ def monitoring(attempts: Sequence[str], void: VoidStates | None = None) -> Itera
     # On the driver's node: on another node it could die while the run lives, and would not find its state.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     made = ray.remote(Monitor).options(num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1)
-    states = [] if void is None else void.plain()
     with crash_safe_memory.held() as known:
-        actor: Any = made.remote(
-            list(attempts), memo=known, call=_task, is_another=_is_another, void=[] if void is None else void.plain()
-        )
+        states = [] if void is None else void.plain()
+        actor: Any = made.remote(list(attempts), memo=known, call=_task, is_another=_is_another, void=states)
         try:
             yield MonitorClient(actor)
         finally:

@@ -85,8 +85,8 @@ class Audits:
         context, group = self._context, self._context.attempt.group
         if not self._can_be and group.world_size > 1 and context.config.compute.audit_every and context.is_first_rank:
             context.reporter.say(
-                "--audit-every: no step is audited, since sums of floats, --overlap, --no-digests, several devices of a "
-                "worker, losses divided by data and batches that a program makes allow none"
+                "--audit-every: no step is audited: sums of floats, --overlap, --no-digests, workers with several "
+                "devices, losses divided by data, and batches that a program makes allow none"
             )
         if not self._every or context.config.compute.exact:
             return

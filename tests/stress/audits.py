@@ -130,7 +130,7 @@ class Trials:
                 state=SimpleNamespace(step=0),
                 plan=self.group.plan,
                 config=SimpleNamespace(
-                    batch=SimpleNamespace(seed=0), compute=SimpleNamespace(exact=True, audit_every=1)
+                    batch=SimpleNamespace(seed=0), compute=SimpleNamespace(exact=True, audit_every=None)
                 ),
                 program=SimpleNamespace(
                     pipeline=rank._pipeline,

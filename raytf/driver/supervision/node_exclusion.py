@@ -28,9 +28,11 @@ class NodeExclusion:
         for node in nodes:
             self._faults.setdefault(node, []).append(now)
 
-    def computes_wrongly(self, nodes: Collection[str]) -> None:
-        """An audit has seen that workers on these nodes compute wrongly."""
+    def computes_wrongly(self, nodes: Collection[str]) -> bool:
+        """An audit has seen that workers on these nodes compute wrongly; whether that is new of one of them."""
+        is_new = not self._wrong.issuperset(nodes)
         self._wrong.update(nodes)
+        return is_new
 
     def why(self, node: str, now: float) -> str:
         """Why a node is excluded, for people."""

@@ -49,6 +49,10 @@ class Retry:
         self._failures = self._fruitless = self._errors = 0
         self._last_error: Failure | None = None
 
+    def go_back(self) -> None:
+        """The run goes back: what it reaches from now on counts anew."""
+        self._reached, self._failures, self._fruitless = -1, 0, 0
+
     def decide(self, failure: Failure, reached: int) -> RetryVerdict:
         """What to do after a failure.
 

@@ -91,8 +91,10 @@ class Supervisor:
         goes_on = verdict.retry and has_budget()
         fault = FaultEvent(failure.cause, failure.ranks, nodes, failure.text, goes_on)
         if goes_on:
-            if failure.computes_wrongly:
-                self.exclusion.computes_wrongly(nodes)
+            if failure.computes_wrongly and self.exclusion.computes_wrongly(nodes):
+                # The run goes back, and makes the steps since then once more; with each node once at most.
+                self._reached = 0
+                self._retry.go_back()
             return self._go_on(verdict.pause, fault, failure.cause, verdict.why)
         said = ""
         if verdict.retry:
