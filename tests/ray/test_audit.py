@@ -14,7 +14,7 @@ from raytf.testing import ElasticCluster, Job
 from tests.ray.conftest import ROOT, result_of
 
 MISCOMPUTING = ROOT / "tests" / "ray" / "jobs" / "miscomputing.py"
-STEPS, AFTER, EVERY = 150, 60, 10
+STEPS, AFTER, EVERY = 120, 60, 10
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_node_that_computes_wrongly_is_named_and_left_out(
     flags += ("--storage", tmp_path, "--no-warm-workers", "--after", AFTER, "--how", how)
     with ElasticCluster(nodes=4) as cluster:
         run = start(MISCOMPUTING, *flags, "--workers", 3, "--run", "a", "--mark", mark, **cluster.env)
-        output = run.wait()
+        output = run.wait(480)
     node = mark.read_text()
     assert re.search(r"step \d+, shard \d+: rank \d \(.*\) computes wrongly", output), output
     assert f"node {node[:8]} is left out: a worker on it computed wrongly" in output

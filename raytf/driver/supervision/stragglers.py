@@ -42,7 +42,7 @@ class Straggler:
 
 
 class Stragglers:
-    """Finds slow ranks of one worker group."""
+    """Finds slow ranks of one worker group, and begins anew when its ranks become others, or others take them."""
 
     def __init__(self) -> None:
         self._before: dict[int, HeartbeatState] = {}
@@ -55,8 +55,9 @@ class Stragglers:
         if len(beats) < 2 or len(beats) < beats[0].world_size:
             return []
         before = self._before
-        if len(before) != len(beats):
+        if {(b.rank, b.node, b.pid) for b in before.values()} != {(b.rank, b.node, b.pid) for b in beats}:
             self._before = {b.rank: b for b in beats}
+            self._costs, self._slow, self._named = {}, {}, set()
             return []
         if not all(b.probes > before[b.rank].probes for b in beats):
             return []

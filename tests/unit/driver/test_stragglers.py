@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 
@@ -53,6 +54,27 @@ def test_a_rank_three_times_slower_is_named_once_after_some_measurements():
     world = World([0.1, 0.1, 0.3])
     assert [world.measure() for _ in range(7)] == [[], [], [], [], [], [], [2]]
     assert world.named() == []
+
+
+def test_a_rank_that_joins_a_group_that_trains_is_compared_once_it_was_measured_often_enough():
+    world = World([0.1, 0.1])
+    world.named(10)
+    grown = World([0.1, 0.1, 0.3])
+    grown.stragglers = world.stragglers
+    assert [grown.measure() for _ in range(7)] == [[], [], [], [], [], [], [2]]
+    shrunk = World([0.1, 0.1])
+    shrunk.stragglers = world.stragglers
+    assert shrunk.named(10) == []
+
+
+def test_a_process_that_takes_a_rank_is_measured_anew():
+    world = World([0.1, 0.1, 0.3])
+    assert world.named(10) == [2]
+    world.beats[2] = dataclasses.replace(world.beats[2], pid=99, probes=0, probe_seconds=0.0)
+    world.costs[2] = 0.1
+    assert world.named(10) == []
+    world.costs[2] = 0.5
+    assert world.named(40) == [2]
 
 
 @given(st.lists(st.sampled_from([0.5, 1.0, 1.25, 2.0, 8.0]), min_size=2, max_size=9))
