@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from raytf.checkpoint import manifest, naming
 from raytf.checkpoint.document import CheckpointDocument
 from raytf.checkpoint.durable import DurableTier, Keep
 from raytf.checkpoint.generations import Generation
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.restore import Restorer
 from raytf.checkpoint.tier import GroupAttempt
+from raytf.checkpoint.void import VoidStates
 from raytf.distributed.replica_agreement import bits_of
 from raytf.storage.storage import Storage
 
-ATTEMPT = "20260101T000000.000-aaaaaa"
+ATTEMPT, LATER = "20260101T000000.000-aaaaaa", "20260102T000000.000-bbbbbb"
 
 
 class Memory:
@@ -67,3 +69,22 @@ def test_a_copy_on_whose_weights_the_ranks_did_not_agree_is_skipped(tmp_path: Pa
     assert found is not None
     assert found.step == step
     assert said == ([] if step == 20 else ["a snapshot is skipped: the ranks did not agree on its weights"])
+
+
+def test_states_that_are_void_are_passed_over_in_memory_and_deleted_on_storage(tmp_path: Path):
+    said: list[str] = []
+    storage = Storage(str(tmp_path))
+    for step, attempt in ((5, ATTEMPT), (15, ATTEMPT), (15, LATER)):
+        manifest.write(storage, naming.name_of(step, attempt, 1), step, [], {})
+    states = VoidStates().and_after(12, [ATTEMPT])
+    durable = DurableTier(storage, GroupAttempt("20260103T000000.000-cccccc"), Keep(3), said.append)
+    restorer = Restorer(Memory({20: 7, 10: 5}), durable, TwoRanks([5]), said.append, states)  # type: ignore[arg-type]
+    restorer.begin(None)
+    assert [name for name in restorer._candidates if isinstance(name, str)] == [
+        naming.name_of(15, LATER, 1),
+        naming.name_of(5, ATTEMPT, 1),
+    ]
+    assert [each.step for each in restorer._candidates if not isinstance(each, str)] == [10]
+    assert [naming.split_name(name)[0] for name in manifest.list_complete(storage)] == [15, 5]
+    (line,) = said
+    assert line.endswith("is deleted: a machine that took part in it computed wrongly")
