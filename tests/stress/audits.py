@@ -255,7 +255,8 @@ class Trials:
         if is_here and fault.where == "batch":
             bad = fault.how == "always" or draw.random() < 1 / 3
             audits._context.program.pipeline = SimpleNamespace(
-                alone=lambda shard, step: _spoilt(alone(shard, step), ALL if bad else NONE, fault.bit)
+                shards=rank._pipeline.shards,
+                alone=lambda shard, step: _spoilt(alone(shard, step), ALL if bad else NONE, fault.bit),
             )
         try:
             audits.settle(call, told)
