@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from raytf._process import in_thread
-from raytf.checkpoint import generations, naming
+from raytf.checkpoint import generations
 from raytf.checkpoint.durable import DurableTier
 from raytf.checkpoint.manifest import Checkpoint
 from raytf.checkpoint.tier import Tier
@@ -105,7 +105,7 @@ class Restorer:
 
     def _stored(self) -> list[str]:
         names = self._durable.candidates()
-        wrong = [n for n in names if self._void.holds(naming.split_name(n)[0], naming.attempt_of(n))]
+        wrong = self._void.among(names)
         if wrong:
             self._durable.delete(wrong, "a machine that took part in it computed wrongly")
         return [name for name in names if name not in wrong]

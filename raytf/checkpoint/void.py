@@ -7,7 +7,7 @@ so that groups begin without storage. Copies in memory are passed over, checkpoi
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from raytf.checkpoint import manifest, naming
@@ -38,6 +38,10 @@ class VoidStates:
         """Whether the state of a step, as an attempt made it, is void."""
         return any(step > after and attempt in attempts for after, attempts in self.entries)
 
+    def among(self, names: Iterable[str]) -> list[str]:
+        """The void ones of checkpoints' names."""
+        return [name for name in names if self.holds(naming.split_name(name)[0], naming.attempt_of(name))]
+
     @classmethod
     def of(cls, entries: Sequence[tuple[int, Sequence[str]]]) -> VoidStates:
         """From what `plain` gave."""
@@ -61,7 +65,7 @@ def read(run: Storage) -> VoidStates:
     """
     found = untrusted_json.read(run, FILE, _SHAPE)
     states = [] if found is None else found["states"]
-    return VoidStates(tuple((entry["after"], frozenset(entry["attempts"])) for entry in states))
+    return VoidStates.of([(entry["after"], entry["attempts"]) for entry in states])
 
 
 def write(run: Storage, states: VoidStates) -> None:
@@ -72,11 +76,7 @@ def write(run: Storage, states: VoidStates) -> None:
 
 def sweep(run: Storage, states: VoidStates) -> list[str]:
     """Delete the checkpoints that are void; returns their names."""
-    gone = [
-        name
-        for name in manifest.list_complete(run)
-        if states.holds(naming.split_name(name)[0], naming.attempt_of(name))
-    ]
+    gone = states.among(manifest.list_complete(run))
     for name in gone:
         manifest.delete(run, name)
     return gone

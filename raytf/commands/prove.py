@@ -76,7 +76,8 @@ def main(flags: Prove) -> None:
     chosen, words = proof.draw(every, flags.share), recomputing.words_of(run, flags.program)
     computed = sum(len(each.steps) for each in chosen)
     say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
-    problems = [line for each in chosen for line in _computed_again(run, words, each, flags.workers)]
+    noted = digest_log.read(run, run_log.STEPS)
+    problems = [line for each in chosen for line in _computed_again(run, noted, words, each, flags.workers)]
     for line in problems:
         say(line)
     if problems:
@@ -88,7 +89,9 @@ def main(flags: Prove) -> None:
     )
 
 
-def _computed_again(run: Storage, words: list[str], interval: Interval, workers: int) -> list[str]:
+def _computed_again(
+    run: Storage, noted: digest_log.RunDigests, words: list[str], interval: Interval, workers: int
+) -> list[str]:
     """What differs when the steps between two checkpoints are computed again."""
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
@@ -96,7 +99,7 @@ def _computed_again(run: Storage, words: list[str], interval: Interval, workers:
             return [f"checkpoint {interval.begin} was deleted meanwhile"]
         say(f"computing steps {steps[0]} to {steps[-1]} again")
         again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
-        found = compare(digest_log.read(run, run_log.STEPS), digest_log.read(again, run_log.STEPS), steps)
+        found = compare(noted, digest_log.read(again, run_log.STEPS), steps)
         if found.differs is not None or found.same != len(steps):
             return replay.told(found, steps[0] - 1, steps[-1])
         last = next((n for n in manifest.list_complete(again) if naming.split_name(n)[0] == steps[-1]), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from raytf.commands._rest import rest_as
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
@@ -47,11 +47,7 @@ class Replay:
 
 def arguments(args: Sequence[str]) -> list[str]:
     """What follows `--` is the program."""
-    own = list(args)
-    if "--" not in own:
-        return own
-    at = own.index("--")
-    return [*own[:at], f"--program={shlex.join(own[at + 1 :])}"]
+    return rest_as("program", args)
 
 
 def main(flags: Replay) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import os
 import random
-import shlex
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from raytf.commands._rest import rest_as
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 
@@ -54,11 +54,7 @@ class Submit:
 
 def arguments(args: Sequence[str]) -> list[str]:
     """What follows `--` is the command, whatever stands before it."""
-    own = list(args)
-    if "--" not in own:
-        return own
-    at = own.index("--")
-    return [*own[:at], f"--command={shlex.join(own[at + 1 :])}"]
+    return rest_as("command", args)
 
 
 def main(flags: Submit) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
+from raytf.commands._rest import rest_as
 from raytf.config.objective import MetricObjective
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, RaytfError
@@ -58,11 +59,7 @@ class Tune:
 
 def arguments(args: Sequence[str]) -> list[str]:
     """What follows `--` are flags of the job, whatever stands before it."""
-    own = list(args)
-    if "--" not in own:
-        return own
-    at = own.index("--")
-    return [*own[:at], f"--flags={shlex.join(own[at + 1 :])}"]
+    return rest_as("flags", args)
 
 
 def main(flags: Tune) -> None:

@@ -99,7 +99,7 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
     count = min(len(one.steps["step"]), len(other.steps["step"]))
     for i in range(count):
         step = int(one.steps["step"][i])
-        difference = _difference(one, other, i, step)
+        difference = _difference(one, other, step)
         is_loss_equal = not _losses_differ(one, other, i)
         if difference is not None or not is_loss_equal:
             return Parting(i, step, difference, settings, _rates(one, other, i), is_loss_equal)
@@ -139,7 +139,7 @@ def _shards(differs: Difference) -> str:
     return f"shards {several} of the batch differ"
 
 
-def _difference(one: RunTrace, other: RunTrace, i: int, step: int) -> Difference | None:
+def _difference(one: RunTrace, other: RunTrace, step: int) -> Difference | None:
     """How the digests of a step differ; None where they are equal, or cannot be compared."""
     a, b = one.digests.of(step), other.digests.of(step)
     if a is None or b is None or (a[0].shards, a[0].on_device) != (b[0].shards, b[0].on_device) or a[1] == b[1]:

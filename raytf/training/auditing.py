@@ -232,6 +232,8 @@ def sentence(step: int, choice: AuditChoice, verdict: AuditVerdict, about: Seque
     if not verdict.culprits:
         pair = f"rank {choice.owner} ({about[choice.owner]}) and rank {choice.auditor} ({about[choice.auditor]})"
         return f"{where}: {pair} have computed other bits, and nobody can say who is right: {verdict.why}"
+    if not verdict.is_proven:  # its records were wrong
+        return f"{where}: {ranks} {verdict.why}"
     return f"{where}: {ranks} computes wrongly: it {verdict.why}"
 
 

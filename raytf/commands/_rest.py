@@ -1,0 +1,15 @@
+"""What follows `--` on a command line, as the one text that a flag takes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+
+def rest_as(flag: str, args: Sequence[str]) -> list[str]:
+    """The arguments with what follows `--`, whatever stands before it, as the value of a flag."""
+    own = list(args)
+    if "--" not in own:
+        return own
+    at = own.index("--")
+    return [*own[:at], f"--{flag}={shlex.join(own[at + 1 :])}"]
