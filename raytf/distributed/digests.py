@@ -46,22 +46,23 @@ def of_sums(sums: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(sums, tf.float32)
 
 
-def of_step(rows: tf.Tensor) -> tf.Tensor:
+def of_step(rows: tf.Tensor, on_device: bool) -> tf.Tensor:
     """What is kept of a step, as in `step_digest`: float32 with those bits, padded with zeros; to be traced.
 
     Args:
         rows: [V, T * COLUMNS] float32 digests of each shard's T tensors.
+        on_device: make it as on a GPU.
     """
     shards, width = rows.shape
     tensors = width // COLUMNS
-    with tf.device("CPU:0"):  # a few bytes, for which a GPU has no kernel
-        raw = tf.reshape(tf.bitcast(rows, tf.uint8), [shards, tensors, STEP_BYTES])
-        of_shards = _fingerprints(tf.reshape(raw, [shards, -1]))
-        of_tensors = _fingerprints(tf.reshape(tf.transpose(raw, [1, 0, 2]), [tensors, -1]))
-        whole = _fingerprints(tf.reshape(of_shards, [1, -1]))
-        parts = [whole, of_shards[:, :SHARD_BYTES], of_tensors[:, :TENSOR_BYTES]]
-        raw = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
-        return tf.bitcast(tf.reshape(tf.pad(raw, [[0, -raw.shape[0] % 4]]), [-1, 4]), tf.float32)
+    of_rows = _sums_as_bytes if on_device else _fingerprints
+    raw = tf.reshape(tf.bitcast(rows, tf.uint8), [shards, tensors, STEP_BYTES])
+    of_shards = of_rows(tf.reshape(raw, [shards, -1]))
+    of_tensors = of_rows(tf.reshape(tf.transpose(raw, [1, 0, 2]), [tensors, -1]))
+    whole = of_rows(tf.reshape(of_shards, [1, -1]))
+    parts = [whole, of_shards[:, :SHARD_BYTES], of_tensors[:, :TENSOR_BYTES]]
+    raw = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+    return tf.bitcast(tf.reshape(tf.pad(raw, [[0, -raw.shape[0] % 4]]), [-1, 4]), tf.float32)
 
 
 def device_sum(tensors: Sequence[tf.Tensor], most: int = 1 << 24) -> tf.Tensor:
@@ -97,6 +98,13 @@ def _fingerprints(rows: tf.Tensor) -> tf.Tensor:
     """[N, 8] uint8, of each row of [N, ...]."""
     found = tf.raw_ops.Fingerprint(data=rows, method="farmhash64")
     return tf.ensure_shape(found, [rows.shape[0], STEP_BYTES])
+
+
+def _sums_as_bytes(rows: tf.Tensor) -> tf.Tensor:
+    """[N, 8] uint8, the multilinear digest of each row of [N, ...] uint8, whose length is a multiple of 4."""
+    words = tf.cast(tf.bitcast(tf.reshape(rows, [rows.shape[0], -1, 4]), tf.uint32), tf.uint64)
+    # The first bytes are kept, so they must depend on all of a sum's.
+    return tf.bitcast(_mixed(tf.bitcast(multilinear(words, tf.constant(0, tf.int64)), tf.uint64)), tf.uint8)
 
 
 def _as_columns(fingerprints: tf.Tensor) -> tf.Tensor:

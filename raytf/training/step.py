@@ -377,7 +377,7 @@ class TrainStep:
                 self.micro.add_metrics(reduced.row[1:])
                 self.micro.finish(reduced.row)
                 loss = tf.identity(reduced.row[0])  # what is noted of a step is noted of a whole one
-            told = of_step(tf.concat(digests, 1)) if digests else tf.zeros([0])
+            told = of_step(tf.concat(digests, 1), self.is_on_gpu) if digests else tf.zeros([0])
         return StepRow(loss, finite, tf.sqrt(square), told), reduced.flags, kept
 
     def _factors(self, leaves, seeds, shards, all_reduce) -> tf.Tensor | None:

@@ -156,7 +156,8 @@ def test_the_path_of_cpus_is_found(mode, all_reduce):
     kept = {f.kind for f in found if f.problem == "host memory"}
     # The sum over shards, in their loop, which carries it; zeros to begin with; and what is decoded in the end.
     assert {"AddV2", "StatelessWhile", "Fill", "EnsureShape", "Identity"} <= kept
-    assert all(f.tensor.startswith("int32") for f in found)
+    assert any(f.kind == "Fingerprint" for f in found)  # digests
+    assert all(f.tensor.startswith("int32") for f in found if f.kind != "Fingerprint")
     if all_reduce is not None:
         assert {"ConcatV2", "SplitV", "Reshape"} <= kept
         assert [f.kind for f in found if f.problem == "refused"] == ["CollectiveReduceV2"]

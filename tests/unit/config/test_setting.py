@@ -107,7 +107,14 @@ def test_which_strategies_take_a_setting():
         "sync_replicas": ["parameter-server"],
         "replicas_to_aggregate": ["parameter-server"],
         **dict.fromkeys(
-            ("mixed_precision", "exact", "compress_gradients", "log_device_placement", "snapshot_every_steps"),
+            (
+                "mixed_precision",
+                "exact",
+                "compress_gradients",
+                "audit_every",
+                "log_device_placement",
+                "snapshot_every_steps",
+            ),
             everywhere_but_servers,
         ),
         **dict.fromkeys(("replace_stragglers", "resize_every_seconds", "steps_per_call"), everywhere_but_servers),
