@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import tyro
 
@@ -39,8 +40,8 @@ def main(flags: Bisect) -> None:
     if flags.json:
         differs = found.difference
         shards = None if differs is None else {"shards": differs.shards, "tensors": differs.tensors}
-        document = {"same_steps": found.same, "step": found.step, "differs": shards, "why": reasons}
-        print(json.dumps(document, indent=1))
+        document: dict[str, Any] = {"same_steps": found.same, "step": found.step, "differs": shards, "why": reasons}
+        print(json.dumps({**document, "records": found.records}, indent=1))
     else:
         for line in told(found, reasons, [len(trace.steps["step"]) for trace in traces]):
             say(line)
@@ -60,6 +61,6 @@ def told(found: parting.Parting, reasons: list[str], lengths: list[int]) -> list
         has = f"{lengths[0]} steps" if lengths[0] == lengths[1] else f"the {found.same} steps that both have"
         lines = [f"{has} are the same"]
     else:
-        before = f"{found.same} steps are the same; " if found.same else ""
-        lines = [f"{before}the runs part at step {found.step}"]
+        same = "1 step is the same; " if found.same == 1 else f"{found.same} steps are the same; "
+        lines = [f"{same if found.same else ''}the runs part at step {found.step}"]
     return [*lines, *(f"  {reason}" for reason in reasons)]

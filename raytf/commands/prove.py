@@ -8,22 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import tyro
 
-from raytf.checkpoint import durable, manifest, naming
 from raytf.commands import replay
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
-from raytf.errors import CheckpointError, ConfigError, StorageError
-from raytf.runs import digest_log, proof, run_log
+from raytf.errors import ConfigError
+from raytf.runs import proof, run_log
 from raytf.runs.proof import Interval
-from raytf.runs.step_comparison import compare
+from raytf.runs.step_comparison import NotedSteps, compare, read
 from raytf.storage.storage import Storage
-
-#: What of a checkpoint's tensors is computed; what else there is belongs to callbacks.
-_COMPUTED = ("model/", "optimizer/", "reduction/")
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,7 @@ def main(flags: Prove) -> None:
     chosen, words = proof.draw(every, flags.share), recomputing.words_of(run, flags.program)
     computed = sum(len(each.steps) for each in chosen)
     say(f"computing {computed} of {found.steps} steps again, in whole intervals between two checkpoints")
-    noted = digest_log.read(run, run_log.STEPS)
+    noted = read(run)
     problems = [line for each in chosen for line in _computed_again(run, noted, words, each, flags.workers)]
     for line in problems:
         say(line)
@@ -89,9 +84,7 @@ def main(flags: Prove) -> None:
     )
 
 
-def _computed_again(
-    run: Storage, noted: digest_log.RunDigests, words: list[str], interval: Interval, workers: int
-) -> list[str]:
+def _computed_again(run: Storage, noted: NotedSteps, words: list[str], interval: Interval, workers: int) -> list[str]:
     """What differs when the steps between two checkpoints are computed again."""
     steps = interval.steps
     with tempfile.TemporaryDirectory(prefix="raytf-prove-") as folder:
@@ -99,24 +92,8 @@ def _computed_again(
             return [f"checkpoint {interval.begin} was deleted meanwhile"]
         say(f"computing steps {steps[0]} to {steps[-1]} again")
         again = recomputing.compute(words, ReplayPlan(run.uri, steps[-1], workers, folder))
-        found = compare(noted, digest_log.read(again, run_log.STEPS), steps)
+        found = compare(noted, read(again), steps)
         if found.differs is not None or found.same != len(steps):
             return replay.told(found, steps[0] - 1, steps[-1])
-        last = next((n for n in manifest.list_complete(again) if naming.split_name(n)[0] == steps[-1]), None)
-        if last is None:
-            return [f"the program has not come to step {steps[-1]}"]
-        try:
-            ours, theirs = (durable.load(place, name).tensors for place, name in ((again, last), (run, interval.end)))
-        except (CheckpointError, StorageError) as error:
-            return [f"checkpoint {interval.end} cannot be compared any more: {error}"]
-    names = sorted(name for name in ours.keys() | theirs.keys() if name.startswith(_COMPUTED))
-    wrong = [name for name in names if not _are_equal(ours.get(name), theirs.get(name))]
-    if not wrong:
-        return []
-    return [f"checkpoint {interval.end} is not what its steps compute: {', '.join(wrong[:5])}"]
-
-
-def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
-    if one is None or other is None:
-        return False
-    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+        wrong = recomputing.not_computed(run, again, steps[-1], interval.end)
+    return [wrong] if wrong else []

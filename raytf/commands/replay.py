@@ -16,8 +16,8 @@ from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
 from raytf.errors import ConfigError
-from raytf.runs import digest_log, run_log
-from raytf.runs.step_comparison import StepComparison, compare
+from raytf.runs import step_comparison
+from raytf.runs.step_comparison import NotedSteps, StepComparison
 from raytf.storage.storage import Storage
 
 
@@ -53,7 +53,7 @@ def arguments(args: Sequence[str]) -> list[str]:
 def main(flags: Replay) -> None:
     """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
     run, dump = Storage(flags.run), _folder(flags)
-    noted = digest_log.read(run, run_log.STEPS)
+    noted = step_comparison.read(run)
     _check(run, noted, flags)
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:
         words, begin = recomputing.words_of(run, flags.program), recomputing.seed_before(run, folder, flags.step)
@@ -61,12 +61,13 @@ def main(flags: Replay) -> None:
         workers = "1 worker" if flags.workers == 1 else f"{flags.workers} workers"
         say(f"computing step {flags.step} of {run.locate('')} again, from {where}, with {workers}")
         again = recomputing.compute(words, ReplayPlan(run.uri, flags.step, flags.workers, folder, dump))
-        found = compare(noted, digest_log.read(again, run_log.STEPS), range(begin + 1, flags.step + 1))
-    for line in told(found, begin, flags.step):
+        found = step_comparison.compare(noted, step_comparison.read(again), range(begin + 1, flags.step + 1))
+        wrong = recomputing.not_computed(run, again, flags.step) if found.differs is None and found.same else ""
+    for line in (*told(found, begin, flags.step), *([wrong] if wrong else [])):
         say(line)
     for line in loaded(dump, flags.notebook) if dump else ():
         say(line)
-    sys.exit(0 if found.differs is None and found.same else 1)
+    sys.exit(0 if found.is_same and not wrong else 1)
 
 
 def loaded(dump: str, notebook: bool) -> list[str]:
@@ -119,11 +120,16 @@ def told(found: StepComparison, begin: int, end: int) -> list[str]:
         lines.append(f"  tensors: {tensors}{' ...' * (len(difference.tensors) > 8)}")
     if found.unknown:
         steps = "1 step" if found.unknown == 1 else f"{found.unknown} steps"
-        lines.append(f"{steps} cannot be compared: {found.why}")
+        lines.append(f"{steps} cannot be compared bit by bit: {found.why}")
+    if found.farthest is not None:
+        at, run, here = found.farthest
+        lines.append(f"  their losses differ, most in step {at}: {run:.9g} was noted, {here:.9g} was computed")
+    elif found.losses:
+        lines.append("  the loss is the same" if found.losses == 1 else f"  {found.losses} losses are the same")
     return lines
 
 
-def _check(run: Storage, noted: digest_log.RunDigests, flags: Replay) -> None:
+def _check(run: Storage, noted: NotedSteps, flags: Replay) -> None:
     """Refuse what cannot be compared before anything is started.
 
     Raises:
@@ -132,15 +138,15 @@ def _check(run: Storage, noted: digest_log.RunDigests, flags: Replay) -> None:
     if flags.step < 1 or flags.workers < 1:
         name, value = ("--step", flags.step) if flags.step < 1 else ("--workers", flags.workers)
         raise ConfigError(f"{name} {value}: expected 1 or more.")
-    steps = run_log.read_steps(run.uri)["step"]
-    if not len(steps):
+    if not noted.losses:
         raise ConfigError(f"{run.locate('')} has noted no step yet. Expected the folder of a run, STORAGE/NAME.")
-    if flags.step > steps[-1]:
+    last = max(noted.losses)
+    if flags.step > last:
         raise ConfigError(
-            f"--step {flags.step}: {run.locate('')} has noted {steps[-1]} steps. They are noted with each checkpoint."
+            f"--step {flags.step}: {run.locate('')} has noted {last} steps. They are noted with each checkpoint."
         )
-    if noted.of(flags.step) is None:
-        raise ConfigError(
-            f"--step {flags.step}: the run has no digest of it. Sums of floats, parameter servers and --no-digests "
-            "have none, nor had raytf before it had `raytf replay`."
+    if noted.digests.of(flags.step) is None:
+        say(
+            f"the run has no digest of step {flags.step}, so losses are compared: sums of floats and --no-digests have "
+            "none, nor had raytf before it had `raytf replay`"
         )

@@ -7,15 +7,19 @@ import shlex
 import subprocess
 import sys
 
-from raytf.checkpoint import manifest, naming
+import numpy as np
+
+from raytf.checkpoint import durable, manifest, naming
 from raytf.config.terminal_text import say, visible
 from raytf.driver import replaying
-from raytf.errors import ConfigError, RaytfError, StorageError
+from raytf.errors import CheckpointError, ConfigError, RaytfError, StorageError
 from raytf.runs import run_log, start_command
 from raytf.storage.storage import Storage
 
 #: What callbacks keep, which they go on with.
 _OF_CALLBACKS = "files"
+#: What of a checkpoint's tensors is computed; what else there is belongs to callbacks.
+_COMPUTED = ("model/", "optimizer/", "reduction/")
 
 
 def words_of(run: Storage, program: str) -> list[str]:
@@ -107,3 +111,38 @@ def compute(words: list[str], plan: replaying.ReplayPlan) -> Storage:
             "it has printed says why; if nothing does, it has not called fit for this run."
         )
     return again
+
+
+def not_computed(run: Storage, again: Storage, step: int, name: str | None = None) -> str:
+    """What a checkpoint has that is not what the steps before it have computed.
+
+    Args:
+        run, again: folders of the run, and of the one that has computed up to a step again.
+        name: the checkpoint's; by default any of that step.
+
+    Returns:
+        One line for people; empty where all is equal, and where the run keeps no checkpoint of the step.
+    """
+    name = name or _at(run, step)
+    if name is None:
+        return ""
+    ended = _at(again, step)
+    if ended is None:
+        return f"the program has not come to step {step}"
+    try:
+        ours, theirs = (durable.load(*each).tensors for each in ((again, ended), (run, name)))
+    except (CheckpointError, StorageError) as error:
+        return f"checkpoint {name} cannot be compared: {error}"
+    names = sorted(key for key in ours.keys() | theirs.keys() if key.startswith(_COMPUTED))
+    wrong = [key for key in names if not _are_equal(ours.get(key), theirs.get(key))]
+    return f"checkpoint {name} is not what its steps compute: {', '.join(wrong[:5])}" if wrong else ""
+
+
+def _at(run: Storage, step: int) -> str | None:
+    return next((name for name in manifest.list_complete(run) if naming.split_name(name)[0] == step), None)
+
+
+def _are_equal(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())

@@ -79,7 +79,16 @@ def check_other(run: Storage, environment: Mapping[str, str] = os.environ) -> No
 
 
 def settings(plan: ReplayPlan, config: TrainConfig) -> TrainConfig:
-    """The settings with which steps are computed again: what is learned is the same."""
+    """The settings with which steps are computed again: what is learned is the same.
+
+    Raises:
+        ConfigError: nobody can compute them again.
+    """
+    if config.strategy.strategy == "parameter-server":
+        raise ConfigError(
+            "steps of parameter servers depend on which worker comes first, so that none can be computed again. "
+            "`raytf bisect` compares the losses of two runs."
+        )
     changed = {name: value for name, value in _WITHOUT.items() if name in config.settings}
     if config.strategy.strategy == "multi-worker-mirrored":
         changed["workers"] = str(plan.workers)

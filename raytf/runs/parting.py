@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from raytf.config.canonical_text import plainly
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import LOSS, Difference
 from raytf.errors import CheckpointError, DamagedFileError
-from raytf.runs import digest_log, run_log
+from raytf.runs import batch_records, digest_log, run_log
 from raytf.runs.digest_log import RunDigests
 from raytf.storage.storage import Storage
 from raytf.storage.untrusted_json import LARGE, decode
@@ -57,6 +57,7 @@ class Parting:
         settings: what differs in settings, data and model: key, and its value in each run.
         rates: the learning rates of the last equal step or of this one, where they differ, with that step.
         is_loss_equal: whether that step has the same loss in both.
+        records: numbers of the records that each run had in the shards that differ; None where it does not tell.
     """
 
     same: int
@@ -65,6 +66,7 @@ class Parting:
     settings: tuple[tuple[str, str, str], ...]
     rates: tuple[int, float, float] | None = None
     is_loss_equal: bool = False
+    records: tuple[list[int] | None, list[int] | None] = (None, None)
 
     @property
     def has_other_weights(self) -> bool:
@@ -102,7 +104,9 @@ def part(one: RunTrace, other: RunTrace) -> Parting:
         difference = _difference(one, other, step)
         is_loss_equal = not _losses_differ(one, other, i)
         if difference is not None or not is_loss_equal:
-            return Parting(i, step, difference, settings, _rates(one, other, i), is_loss_equal)
+            shards = () if difference is None else difference.shards
+            ours, theirs = (batch_records.numbers(trace.identity, step, shards) for trace in (one, other))
+            return Parting(i, step, difference, settings, _rates(one, other, i), is_loss_equal, (ours, theirs))
     return Parting(count, None, None, settings)
 
 
@@ -125,9 +129,24 @@ def why(found: Parting) -> list[str]:
     else:
         tensors = ", ".join(found.difference.tensors[:8]) or "tensors that are not known"
         lines.append(f"{_shards(found.difference)} in {tensors}; the weights before the step are the same")
+        lines += _records(found)
         if not found.settings:
             lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
     return lines
+
+
+def _records(found: Parting) -> list[str]:
+    """The records of the shards that differ."""
+    ours, theirs = found.records
+    if not ours or not theirs:
+        return []
+    if ours == theirs:
+        return [f"both runs had {_listed(ours)} of the data there"]
+    return [f"one run had {_listed(ours)} of its data there, the other one {_listed(theirs)}"]
+
+
+def _listed(records: Sequence[int], most: int = 16) -> str:
+    return f"records {', '.join(map(str, records[:most]))}{' ...' * (len(records) > most)}"
 
 
 def _shards(differs: Difference) -> str:

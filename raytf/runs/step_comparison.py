@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from raytf.distributed import step_digest
 from raytf.distributed.step_digest import Difference, DigestLayout
+from raytf.runs import digest_log, run_log
 from raytf.runs.digest_log import RunDigests
+from raytf.storage.storage import Storage
+
+
+@dataclass(frozen=True)
+class NotedSteps:
+    """What a run has noted of its steps.
+
+    Attributes:
+        digests: of those that have one.
+        losses: of all, by step from 1.
+    """
+
+    digests: RunDigests
+    losses: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -19,6 +36,8 @@ class StepComparison:
         differs: the first step that differs; None for none.
         difference: in what.
         why: what cannot be compared, for people; empty where everything could.
+        losses: how many of the unknown steps have a loss on both sides.
+        farthest: of those, the step whose losses differ most, and both of them; None where all are equal.
     """
 
     same: int
@@ -26,31 +45,67 @@ class StepComparison:
     differs: int | None = None
     difference: Difference | None = None
     why: str = ""
+    losses: int = 0
+    farthest: tuple[int, float, float] | None = None
+
+    @property
+    def is_same(self) -> bool:
+        """Whether something was compared, and nothing differs."""
+        return self.differs is None and self.farthest is None and bool(self.same or self.losses)
 
 
-def compare(noted: RunDigests, again: RunDigests, steps: range) -> StepComparison:
-    """Compare the digests of some steps, in order, up to the first that differs.
+def read(run: Storage) -> NotedSteps:
+    """What a run has noted.
+
+    Raises:
+        DamagedFileError: a segment of its log is none that raytf has written.
+        StorageError: storage refuses.
+    """
+    table = run_log.read_steps(run.uri)
+    losses = dict(zip(table["step"].tolist(), table["loss"].tolist(), strict=True))
+    return NotedSteps(digest_log.read(run, run_log.STEPS), losses)
+
+
+def compare(noted: NotedSteps, again: NotedSteps, steps: range) -> StepComparison:
+    """Compare the digests of some steps, in order, up to the first that differs; losses where digests cannot be.
 
     Args:
         noted: by the run.
         again: computed again.
         steps: which to compare.
     """
-    same, unknown, why = 0, 0, ""
+    same, unknown, why = 0, list[int](), ""
+    differs, difference = None, None
     for step in steps:
-        before, after = noted.of(step), again.of(step)
+        before, after = noted.digests.of(step), again.digests.of(step)
         if before is None or after is None:
-            unknown += 1
+            unknown.append(step)
             why = why or f"step {step} has no digest"
         elif before[0] != after[0]:
-            unknown += 1
+            unknown.append(step)
             why = why or _unlike(before[0], after[0])
         else:
             difference = step_digest.difference(before[0], before[1], after[1])
             if difference is not None:
-                return StepComparison(same, unknown, step, difference, why)
+                differs = step
+                break
             same += 1
-    return StepComparison(same, unknown, why=why)
+    both = [step for step in unknown if step in noted.losses and step in again.losses]
+    pairs = [(step, noted.losses[step], again.losses[step]) for step in both]
+    farthest = max(pairs, key=_apart, default=None)
+    if farthest is not None and not _apart(farthest):
+        farthest = None
+    return StepComparison(same, len(unknown), differs, difference, why, len(both), farthest)
+
+
+def _apart(pair: tuple[int, float, float]) -> float:
+    """How far two losses of a step are apart, relative to the larger one."""
+    _, one, other = pair
+    if one == other or (math.isnan(one) and math.isnan(other)):
+        return 0.0
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.inf
+    return abs(one - other) / max(abs(one), abs(other))
 
 
 def _unlike(noted: DigestLayout, again: DigestLayout) -> str:

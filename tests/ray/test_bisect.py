@@ -14,6 +14,8 @@ from raytf.testing import Job, environment
 from tests.ray.conftest import ROOT
 
 VARIANTS = ROOT / "tests" / "ray" / "jobs" / "variants.py"
+#: Whose label `train` changes.
+RECORD = 33
 SAME = "the weights before the step are the same"
 #: What is otherwise, the step, and what has to be said of it.
 PAIRS = [
@@ -61,6 +63,7 @@ def test_each_of_twelve_pairs_parts_at_its_step_for_its_reason(start_there: Call
         if other == "train":  # the step of the first epoch in which the record is
             is_right = is_right and len(found["differs"]["shards"]) == 1 and 1 <= found["step"] <= 10
             is_right = is_right and any(SAME in line for line in found["why"])
+            is_right = is_right and found["records"][0] == found["records"][1] and RECORD in found["records"][0]
         elif found["step"] != step:
             is_right = False
         if not is_right:

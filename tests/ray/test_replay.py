@@ -34,19 +34,19 @@ def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path:
     status, slow = tmp_path / "status.json", tmp_path / "slow"
     slow.touch()
     command = [sys.executable, str(LAW), "--data", "digits", "--steps", "150", "--global-batch-size", "64"]
+    command += ["--workers", "1:3", "--model", "batchnorm", "--pause", "0.4", "--pause-while", str(slow)]
     command += [
-        "--workers",
-        "1:3",
-        "--model",
-        "batchnorm",
-        "--pause",
-        "0.4",
-        "--pause-while",
-        str(slow),
         "--checkpoint-every-steps",
         "40",
+        "--keep",
+        "9",
+        "--storage",
+        str(tmp_path),
+        "--run",
+        "a",
+        "--status-file",
+        str(status),
     ]
-    command += ["--keep", "9", "--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
     with Job(command, tmp_path / "log", environment(), status_file=status) as job:
         for number in range(3):
             at = job.step or 0
@@ -89,12 +89,23 @@ def test_what_there_is_to_see_of_a_step_names_the_poisoned_record(tmp_path: Path
     assert "is empty or not there yet" in again.stderr
 
 
+def test_losses_of_sums_of_floats_are_compared(tmp_path: Path):
+    flags = ["--workers", "1", "--steps", "12", "--global-batch-size", "32", "--reduction", "float"]
+    flags += ["--no-warm-workers", "--checkpoint-every-steps", "6", "--storage", str(tmp_path), "--run", "a"]
+    command = [sys.executable, str(POISONED), *flags]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=PATIENCE)
+    done = replay(tmp_path / "a", "--step", 9)
+    said = done.stdout
+    assert "the run has no digest of step 9, so losses are compared" in said
+    assert "3 steps cannot be compared bit by bit: step 7 has no digest\n  3 losses are the same" in said, said
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (("--step", 0), "--step 0: expected 1 or more"),
         (("--step", 400), "has noted 3 steps"),
-        (("--step", 2), "the run has no digest of it"),
     ],
 )
 def test_what_cannot_be_compared_is_said_before_anything_is_started(tmp_path: Path, flags, says: str):

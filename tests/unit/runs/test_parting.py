@@ -10,8 +10,11 @@ import pytest
 from raytf.checkpoint import manifest
 from raytf.checkpoint.naming import name_of
 from raytf.commands.bisect import told
+from raytf.data.pipeline import Pipeline
+from raytf.data.plan import StepPlan
+from raytf.data.sources import ArraySource
 from raytf.distributed.step_digest import DigestLayout
-from raytf.runs import parting, run_log
+from raytf.runs import batch_records, parting, run_log
 from raytf.storage.storage import Storage
 
 LAYOUT = DigestLayout(4, ("kernel", "bias", "loss and metrics"))
@@ -78,6 +81,41 @@ def test_a_flipped_bit_in_a_gradient_is_named(made):
         "settings, data and model are the same: a machine computed wrongly, or data that changed",
     ]
     assert told(found, [], [STEPS, STEPS]) == ["69 steps are the same; the runs part at step 70"]
+
+
+def test_records_of_the_shards_that_differ_are_named(made):
+    one, other = made
+    sizes = {"training records": "9", "--global-batch-size": "4", "--logical-shards": "4"}
+    one.identity |= sizes
+    other.identity |= sizes
+    other.differ(70, range(1, 3))
+    found = parting.part(one.write(), other.write())
+    plan = StepPlan(9, 4, 4)
+    epoch, inside = plan.locate(69)
+    pipeline = Pipeline(ArraySource(np.zeros(9), np.zeros(9)), plan, range(1, 3), 0)
+    expected = pipeline.numbers(69)
+    assert expected is not None
+    assert plan.is_full(inside), epoch
+    assert found.records == (expected.tolist(), expected.tolist())
+    listed = ", ".join(map(str, expected))
+    assert f"both runs had records {listed} of the data there" in parting.why(found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"contents of the training data": "9 records, sample CRC-32 00000000, x float32[3]"},
+        {"training records": "many"},
+        {"--logical-shards": "0"},
+        {"--global-batch-size": "0"},
+        {"--seed": ""},
+    ],
+)
+def test_records_are_not_named_where_their_order_is_not_known(change):
+    known = IDENTITY | {"training records": "9", "--global-batch-size": "4", "--logical-shards": "4"}
+    assert len(batch_records.numbers(known, 70, [1, 2]) or ()) == 2
+    assert batch_records.numbers(known | change, 70, [1, 2]) is None
+    assert batch_records.numbers({}, 70, [1, 2]) is None
 
 
 def test_a_machine_that_is_wrong_in_all_shards_of_a_step_is_no_change_of_the_weights(made):

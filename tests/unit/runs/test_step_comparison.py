@@ -7,8 +7,9 @@ import pytest
 
 from raytf.commands import replay
 from raytf.distributed.step_digest import Difference, DigestLayout
+from raytf.runs import step_comparison
 from raytf.runs.digest_log import DigestSegment, RunDigests
-from raytf.runs.step_comparison import StepComparison, compare
+from raytf.runs.step_comparison import NotedSteps, StepComparison
 
 LAYOUT = DigestLayout(2, ("kernel", "bias"))
 
@@ -16,6 +17,10 @@ LAYOUT = DigestLayout(2, ("kernel", "bias"))
 def digests(steps: int, layout: DigestLayout = LAYOUT, first: int = 1) -> RunDigests:
     rows = 1 + np.arange(steps * layout.bytes, dtype=np.uint8).reshape(steps, layout.bytes) % 200
     return RunDigests([DigestSegment(first, layout, rows)])
+
+
+def compare(noted: RunDigests, again: RunDigests, steps: range) -> StepComparison:
+    return step_comparison.compare(NotedSteps(noted), NotedSteps(again), steps)
 
 
 def changed(step: int, at: int) -> RunDigests:
@@ -44,6 +49,32 @@ def test_what_cannot_be_compared_is_said():
     assert model.why.endswith("other weights than that of the run: more")
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("noted", "again", "expected"),
+    [
+        ({1: 0.5, 2: 0.25}, {1: 0.5, 2: 0.25}, (2, None)),
+        ({1: 0.5, 2: 0.25}, {1: 0.5}, (1, None)),
+        ({1: 0.5, 2: 0.25, 3: 8.0}, {1: 0.5, 2: 0.5, 3: 9.0}, (3, (2, 0.25, 0.5))),
+        ({1: NAN, 2: INF, 3: 0.0}, {1: NAN, 2: INF, 3: -0.0}, (3, None)),
+        ({1: 0.0, 2: NAN}, {1: 1.0, 2: 0.5}, (2, (2, NAN, 0.5))),
+    ],
+)
+def test_losses_are_compared_where_there_are_no_digests(noted, again, expected):
+    none = RunDigests([])
+    found = step_comparison.compare(NotedSteps(none, noted), NotedSteps(none, again), range(1, 4))
+    assert (found.same, found.unknown, found.differs, found.losses) == (0, 3, None, expected[0])
+    assert str(found.farthest) == str(expected[1])  # NaN is not equal to itself
+    assert found.is_same == (expected[1] is None)
+
+
+def test_nothing_is_the_same_where_nothing_was_compared():
+    none = NotedSteps(RunDigests([]))
+    assert not step_comparison.compare(none, none, range(1, 4)).is_same
+
+
 @pytest.mark.parametrize(
     ("found", "lines"),
     [
@@ -59,7 +90,16 @@ def test_what_cannot_be_compared_is_said():
             ["step 5 differs from what the run has noted", "  shards: 0, 1, 2, 3, 4, 5, 6, 7 ..."]
             + ["  tensors: not known"],
         ),
-        (StepComparison(0, 4, why="x"), ["4 steps cannot be compared: x"]),
+        (StepComparison(0, 4, why="x"), ["4 steps cannot be compared bit by bit: x"]),
+        (
+            StepComparison(0, 4, why="x", losses=4),
+            ["4 steps cannot be compared bit by bit: x", "  4 losses are the same"],
+        ),
+        (
+            StepComparison(0, 1, why="x", losses=1, farthest=(8, 0.5, 0.25)),
+            ["1 step cannot be compared bit by bit: x"]
+            + ["  their losses differ, most in step 8: 0.5 was noted, 0.25 was computed"],
+        ),
     ],
 )
 def test_what_was_found_is_told(found: StepComparison, lines: list[str]):
