@@ -17,6 +17,7 @@ import numpy as np
 from raytf import _keras, _process
 from raytf.config.train_config import TrainConfig
 from raytf.distributed.gpu import visibility
+from raytf.driver import replaying
 from raytf.driver.connection import connected
 from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
@@ -67,7 +68,7 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
         count += 1
         with _draws_kept():
             if count == 1:  # one Ray for all calls, which draws when it starts
-                stack.enter_context(connected(config))
+                stack.enter_context(connected(replaying.with_room(config)))
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
     with contextlib.ExitStack() as stack, _keras.with_fit(train) as own:

@@ -56,12 +56,24 @@ class ReplayPlan:
 
 def asked(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> ReplayPlan | None:
     """What this process is to compute again of the run that a configuration names; None where that is to be trained."""
-    text = environment.get(VARIABLE)
-    if not text:
+    plan = _plan(environment)
+    if plan is None:
         return None
-    plan = ReplayPlan(**json.loads(text))
     run = Storage(config.storage_uri).child(config.run.run)
     return plan if run.locate("") == Storage(plan.run).locate("") else None
+
+
+def with_room(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> TrainConfig:
+    """The settings by which a program starts a Ray for all its runs: it must have room for who computes steps again."""
+    plan = _plan(environment)
+    if plan is None or config.strategy.strategy != "multi-worker-mirrored":
+        return config
+    return config.replace(workers=str(plan.workers))
+
+
+def _plan(environment: Mapping[str, str]) -> ReplayPlan | None:
+    text = environment.get(VARIABLE)
+    return ReplayPlan(**json.loads(text)) if text else None
 
 
 def check_other(run: Storage, environment: Mapping[str, str] = os.environ) -> None:

@@ -1,7 +1,8 @@
 """What a person needs to see of one step: its records, their losses, gradients, and weights before and after it.
 
 step.json            step, epoch, loss, learning rate, norm of the gradient, digest
-records.csv          number in the source, loss and label of each record, the highest loss first
+records.csv          number in the source (or place in a batch that a program has made), loss and label of each
+                     record, the highest loss first
 batch.npz            the same records in that order: numbers, losses, and each array of the batch
 images/001-R.png     pictures of the first ones, where they are pictures, by their place in the list and their number
 gradients.csv        norm of each weight's gradient, the largest first
@@ -28,6 +29,8 @@ from raytf.training.step_journal import StepOutcome
 
 #: Pictures, at most.
 _IMAGES = 64
+#: What a model raises that has a train_step of its own, and no loss of a record.
+_NO_LOSS = (TypeError, ValueError, NotImplementedError, tf.errors.OpError)
 
 
 class StepDump:
@@ -101,7 +104,8 @@ class StepDump:
 
 
 def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
-    """Numbers in the source [n], -1 where there are none, and the batch with leaves [n, ...], of a call of one step."""
+    """Numbers in the source [n], or places in a batch that a program has made, and the batch with leaves [n, ...], of a
+    call of one step."""
     counts = np.asarray(call.counts).reshape(-1)
     numbers = pipeline.numbers(call.start)
     leaves = []
@@ -109,7 +113,7 @@ def _records(pipeline: Pipeline, call: CallBatch) -> tuple[np.ndarray, Any]:
         of_shards = np.asarray(leaf)[0]
         leaves.append(np.concatenate([shard[:count] for shard, count in zip(of_shards, counts, strict=True)]))
     batch = tree.unflatten(pipeline.template, leaves)
-    return np.full(len(leaves[0]), -1) if numbers is None else numbers, batch
+    return np.arange(len(leaves[0])) if numbers is None else numbers, batch
 
 
 def _losses(model: keras.Model, batch: Any) -> np.ndarray:
@@ -122,7 +126,7 @@ def _losses(model: keras.Model, batch: Any) -> np.ndarray:
         try:
             predicted = model(x, training=False)
             found[i] = float(model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=False))
-        except (TypeError, ValueError, NotImplementedError):  # a train_step of its own may have no such loss
+        except _NO_LOSS:
             break
     return found
 
@@ -132,10 +136,11 @@ def _visible(picture: np.ndarray) -> np.ndarray:
     if picture.dtype == np.uint8:
         return picture
     values = picture.astype(np.float64)
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
     elif low >= 0 and high <= 255:
         low, high = 0.0, 255.0
-    scaled = (np.nan_to_num(values, nan=low) - low) / (high - low or 1.0)
+    scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) / (high - low or 1.0)
     return np.clip(np.rint(255 * scaled), 0, 255).astype(np.uint8)

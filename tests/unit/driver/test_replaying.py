@@ -36,6 +36,14 @@ def test_what_is_learned_is_not_changed_by_the_settings():
     assert replaying.settings(ReplayPlan("r", 70, 1, "/s"), mirrored).cluster.workers is None
 
 
+def test_the_ray_of_a_program_has_room_for_who_computes_again():
+    config = raytf.TrainConfig.of(workers="2")
+    assert replaying.with_room(config, {}) == config
+    assert replaying.with_room(config, ReplayPlan("r", 70, 3, "/s").told()).worker_range == (3, 3)
+    mirrored = raytf.TrainConfig.of(strategy="mirrored")
+    assert replaying.with_room(mirrored, ReplayPlan("r", 70, 1, "/s").told()) == mirrored
+
+
 def test_the_command_of_a_process_is_kept_and_found(tmp_path: Path):
     script = tmp_path / "job.py"
     script.write_text(
