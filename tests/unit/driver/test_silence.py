@@ -44,6 +44,7 @@ def lost_at(living: str, looks: list[str], others: str = "") -> dict[str, int]:
         ([""] * 20 + ["a"] * 20, {"b": 28}),
         ([""] * 10 + ["a"] * 20, {"b": 18}),
         (["a"] * 6 + [""] * 30, {"b": 25, "a": 30}),
+        (["b", "", "a", "", "a", "", "a", "", "a", ""], {"b": 10}),  # as if it had been heard just before
         (["a"] * 8 + [""] * 15, {}),
         (["a"] * 9 + [""] * 15, {"b": 10}),
     ],
@@ -69,7 +70,7 @@ def test_nobody_is_lost_before_the_time_and_nobody_is_kept_beyond_that_of_all(lo
     for name in "ab":
         silent = 0
         for number, heard in enumerate(looks, 1):
-            silent = 0 if name in heard else silent + 1
+            silent = 1 if name in heard else silent + 1  # looks since the sign of life, with the one right after it
             if found.get(name, len(looks) + 1) > number:
                 assert silent <= MOST_OF_ALL + MOST
             elif found[name] == number:
