@@ -127,8 +127,8 @@ def why(found: Parting) -> list[str]:
             before = f"the weights after step {found.step - 1}"
             lines.append(f"all shards differ, so {before} do: what made them, or a machine that changed them")
     else:
-        tensors = ", ".join(found.difference.tensors[:8]) or "tensors that are not known"
-        lines.append(f"{_shards(found.difference)} in {tensors}; the weights before the step are the same")
+        where = f"{_shards(found.difference)} in {_tensors(found.difference)}"
+        lines.append(f"{where}; the weights before the step are the same")
         lines += _records(found)
         if not found.settings:
             lines.append("settings, data and model are the same: a machine computed wrongly, or data that changed")
@@ -145,8 +145,15 @@ def _records(found: Parting) -> list[str]:
     return [f"one run had {_listed(ours)} of its data there, the other one {_listed(theirs)}"]
 
 
-def _listed(records: Sequence[int], most: int = 16) -> str:
+def _listed(records: Sequence[int], most: int = 64) -> str:
     return f"records {', '.join(map(str, records[:most]))}{' ...' * (len(records) > most)}"
+
+
+def _tensors(differs: Difference, most: int = 8) -> str:
+    """The tensors that differ, with the forward pass first."""
+    names = sorted(differs.tensors, key=lambda name: name != LOSS)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more or "tensors that are not known"
 
 
 def _shards(differs: Difference) -> str:
