@@ -10,6 +10,7 @@ from typing import Any
 
 import tyro
 
+from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
 from raytf.runs import parting
@@ -22,7 +23,7 @@ class Bisect:
     shard, or an update. Both runs are only read. The exit code is 1 where they part."""
 
     one: tyro.conf.Positional[str]
-    """Folder of a run: STORAGE/NAME."""
+    """Folder of a run: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     other: tyro.conf.Positional[str]
     """Folder of another one."""
     json: bool = False
@@ -31,7 +32,7 @@ class Bisect:
 
 def main(flags: Bisect) -> None:
     """Print what was found; exits with 1 where the runs part."""
-    traces = [parting.load(Storage(uri)) for uri in (flags.one, flags.other)]
+    traces = [parting.load(Storage(run_uri(uri))) for uri in (flags.one, flags.other)]
     for trace in traces:
         if not len(trace.steps["step"]):
             raise ConfigError(f"{trace.place} has noted no step. Expected the folder of a run, STORAGE/NAME.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
+import raytf
 from raytf.config.command_line import cli
 from raytf.config.terminal_text import printable, visible
 
@@ -34,12 +36,17 @@ def main(args: list[str] | None = None) -> None:
     """Run a subcommand; see `raytf --help`."""
     printable()
     argv = sys.argv[1:] if args is None else args
-    if argv[:1] in ([], ["-h"], ["--help"]):
+    if argv[:1] in ([], ["-h"], ["--help"], ["help"]):
         print(_overview())
+        sys.exit(0)
+    if argv[0] in ("--version", "-V"):
+        print(f"raytf {raytf.__version__}")
         sys.exit(0)
     name = argv[0]
     if name not in COMMANDS:
-        print(f"error: raytf {visible(name)}: there is no such command.\n\n{_overview()}", file=sys.stderr)
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"Did you mean raytf {near[0]}?" if near else "raytf --help lists those that there are."
+        print(f"error: raytf {visible(name)}: there is no such command. {hint}", file=sys.stderr)
         sys.exit(2)
     module = importlib.import_module(f"raytf.commands.{COMMANDS[name][0]}")
     arguments = getattr(module, "arguments", list)

@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from raytf.commands import replay
+from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
 from raytf.driver.replaying import ReplayPlan
@@ -31,7 +32,7 @@ class Prove:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, e.g. ~/raytf-runs/default or s3://bucket/runs/default."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     share: float = 0.01
     """Share of the steps to compute again, from 0 to 1: whole intervals between two checkpoints, at least one. 0
     computes nothing."""
@@ -52,7 +53,7 @@ def main(flags: Prove) -> None:
         raise ConfigError(f"--share {flags.share}: expected a number from 0 to 1.")
     if flags.workers < 1:
         raise ConfigError(f"--workers {flags.workers}: expected 1 or more.")
-    run = Storage(flags.run)
+    run = Storage(run_uri(flags.run))
     if not run.list(run_log.STEPS):
         raise ConfigError(f"{run.locate('')} has noted no step. Expected the folder of a run, STORAGE/NAME.")
     found = proof.check(run)

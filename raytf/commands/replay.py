@@ -11,6 +11,7 @@ from typing import Annotated
 
 import tyro
 
+from raytf.commands._places import run_uri
 from raytf.commands._rest import rest_as
 from raytf.config.terminal_text import say
 from raytf.driver import recomputing
@@ -31,7 +32,7 @@ class Replay:
     """  # noqa: D415
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, e.g. ~/raytf-runs/default or s3://bucket/runs/default."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     step: int
     """The step to compute again, counted from 1."""
     workers: int = 1
@@ -52,7 +53,7 @@ def arguments(args: Sequence[str]) -> list[str]:
 
 def main(flags: Replay) -> None:
     """Print what was found; exits with 1 where a step differs, or nothing can be compared."""
-    run, dump = Storage(flags.run), _folder(flags)
+    run, dump = Storage(run_uri(flags.run)), _folder(flags)
     noted = step_comparison.read(run)
     _check(run, noted, flags)
     with tempfile.TemporaryDirectory(prefix="raytf-replay-") as folder:

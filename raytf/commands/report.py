@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from raytf.commands._places import run_uri
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError, StorageError
 from raytf.runs import history, run_log
@@ -19,17 +20,18 @@ class Report:
     """Draw a run as one HTML page that needs no network: timeline, restarts by phases, ledger, events."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     html: str = "report.html"
     """The page, a local file; one that is there is replaced."""
 
 
 def main(flags: Report) -> None:
     """Run the command."""
-    run = history.load(flags.run)
+    uri = run_uri(flags.run)
+    run = history.load(uri)
     steps, problems = None, list(run.problems)
     try:
-        steps = run_log.read_steps(flags.run)
+        steps = run_log.read_steps(uri)
     except StorageError as error:  # a page without that curve is better than none
         problems.append(str(error))
     page = draw(run, steps)

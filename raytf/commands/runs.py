@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from dataclasses import asdict, dataclass
 
 import tyro
 
+from raytf.commands._places import USUAL
 from raytf.commands._table import age_text, show, size_text, strict
 from raytf.config.terminal_text import say
+from raytf.errors import ConfigError
 from raytf.runs import inventory
 from raytf.runs.inventory import Run
 from raytf.storage.storage import Storage
@@ -21,7 +24,7 @@ from raytf.storage.time_limit import PREFLIGHT_SECONDS, within
 class Runs:
     """List runs with their state, steps, metric, checkpoints, size and age."""
 
-    storage: tyro.conf.Positional[str] = "~/raytf-runs"
+    storage: tyro.conf.Positional[str] = USUAL
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     json: bool = False
     """Print JSON instead of a table."""
@@ -57,6 +60,8 @@ def listing(found: Sequence[Run], now: float) -> None:
 
 
 def _look(storage: Storage) -> None:
+    if storage.is_local and not os.path.isdir(storage.root) and storage.root != Storage(USUAL).root:
+        raise ConfigError(f"there is no folder {storage.locate('')}. Expected one in which runs are kept.")
     storage.list()
 
 

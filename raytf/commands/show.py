@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from raytf.commands._places import run_uri
 from raytf.commands._table import strict
 from raytf.config.terminal_text import visible
 from raytf.errors import StorageError
@@ -36,16 +37,17 @@ class Show:
     """Show the state of a run, where its time went, what happened, and the steps that stand out."""
 
     run: tyro.conf.Positional[str]
-    """Folder of the run: STORAGE/NAME, such as ~/raytf-runs/default or s3://bucket/runs/default."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     json: bool = False
     """Print one JSON document instead."""
 
 
 def main(flags: Show) -> None:
     """Run the command."""
-    run, found = history.load(flags.run), list[Spike]()
+    uri = run_uri(flags.run)
+    run, found = history.load(uri), list[Spike]()
     try:
-        found = spikes.find(run_log.read_steps(flags.run))
+        found = spikes.find(run_log.read_steps(uri))
     except StorageError as error:  # the rest is worth showing
         run = replace(run, problems=(*run.problems, str(error)))
     if flags.json:
@@ -94,6 +96,7 @@ def show(run: History, console: Console, found: Sequence[Spike] = ()) -> None:
         console.print(_account(run))
     if run.restarts:
         console.print(_restarts(run))
+        console.print(_phases(run))
     if run.happenings:
         console.print(_events(run))
     if found:
@@ -151,11 +154,20 @@ def _restarts(run: History) -> Table:
         table.add_column(name, justify="right")
     table.add_column("state")
     table.add_column("why")
-    table.add_column("phases")
+    for r in run.restarts:
+        numbers = (f"+{clock_text(r.time - run.begin)}", f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
+        table.add_row(*map(_text, numbers), _text(r.tier), _text(r.cause))
+    return table
+
+
+def _phases(run: History) -> Table:
+    """A table of its own, as both together do not fit a terminal of 80 columns."""
+    table = _table("where each start spent its time")
+    table.add_column("at", justify="right")
+    table.add_column("seconds by phase")
     for r in run.restarts:
         parts = restart_phases.describe(r.phases).partition(": ")[2]
-        numbers = (f"+{clock_text(r.time - run.begin)}", f"{r.seconds:.1f}", r.workers, r.from_step, r.redone)
-        table.add_row(*map(_text, numbers), _text(r.tier), _text(r.cause), _text(parts))
+        table.add_row(_text(f"+{clock_text(r.time - run.begin)}"), _text(parts))
     return table
 
 

@@ -11,6 +11,7 @@ import tyro
 
 from raytf.checkpoint import audit, manifest
 from raytf.checkpoint.audit import CheckpointFinding, Worth
+from raytf.commands._places import run_uri
 from raytf.commands._table import show, size_text
 from raytf.config.terminal_text import say
 from raytf.errors import ConfigError
@@ -26,14 +27,14 @@ class Verify:
     restored."""
 
     run: tyro.conf.Positional[str]
-    """The run's folder: STORAGE/NAME, e.g. ~/raytf-runs/default or s3://bucket/runs/default."""
+    """The run's folder: STORAGE/NAME, such as s3://bucket/runs/default; or the name of one in ~/raytf-runs."""
     json: bool = False
     """Print JSON instead of a table."""
 
 
 def main(flags: Verify) -> None:
     """Print what was found; exits with 1 when something is damaged, or nothing can be restored."""
-    run = Storage(flags.run)
+    run = Storage(run_uri(flags.run))
     # The rest may take as long as it takes to read it all; a store that does not answer should say so soon.
     within(PREFLIGHT_SECONDS, lambda: _check_that_it_is_a_run(run), run.locate(""))
     findings = audit.verify(run)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
+from raytf.config.setting import Usual
 from raytf.config.strategies import not_with_servers
 
 
@@ -14,9 +15,9 @@ from raytf.config.strategies import not_with_servers
 class CheckpointSection:
     """When checkpoints are written and how many stay."""
 
-    checkpoint_every_steps: Annotated[int | None, Ge(1)] = None
+    checkpoint_every_steps: Annotated[int | None, Ge(1), Usual()] = None
     """Save after this many steps."""
-    checkpoint_every_seconds: Annotated[float | None, Ge(0)] = None
+    checkpoint_every_seconds: Annotated[float | None, Ge(0), Usual()] = None
     """Save after this many seconds (default 30 when --checkpoint-every-steps is not given either); the first steps of a
     run, and those after a restart, are saved sooner."""
     snapshot_every_steps: Annotated[

@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import select
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import tyro
 
 from raytf import _process
-from raytf.config import exit_codes
+from raytf.config import exit_codes, flag_errors, flags, help_page
 from raytf.config.terminal_text import printable, visible
+from raytf.config.train_config import TrainConfig
 from raytf.errors import JobError, RaytfError
 
 EXIT_FAILED = exit_codes.FAILED.code
@@ -41,8 +43,10 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     """
     printable()
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
+    prog = prog or f"python {sys.argv[0]}"
+    _look(main, argv, prog)
     asked = os.environ.get(DESCRIBE)
-    called = main if asked is None else _telling(main, asked)
+    called = _checked(main) if asked is None else _telling(main, asked)
     told = _process.EndingSignal()
     try:
         try:
@@ -64,6 +68,37 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     except RaytfError as error:
         trace = f"{visible(error.traceback, lines=True)}\n" if isinstance(error, JobError) else ""
         _leave(f"{trace}error: {visible(error)}", exit_codes.of_error(error).code)
+
+
+def _look(main: Callable[[Any], object], argv: Sequence[str], prog: str) -> None:
+    """Show the help and exit, or say in one line what is wrong with the command line."""
+    groups = flags.of_command(main)
+    if not groups:  # subcommands
+        return
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    asked = [arg for arg in own if arg in ("-h", "--help", "--help-all")]
+    if asked:
+        print(help_page.page(prog, groups, "--help-all" in asked, shutil.get_terminal_size().columns), flush=True)
+        sys.exit(0)
+    problem = flag_errors.wrong(groups, own)
+    if problem:
+        print(f"error: {visible(problem)}", file=sys.stderr)
+        sys.exit(EXIT_REFUSED)
+
+
+def _checked(main: Callable[[Any], object]) -> Callable[[Any], object]:
+    """`main`, which is not called with settings that no run can have."""
+
+    @functools.wraps(main)
+    def check(*args: Any, **named: Any) -> object:
+        for job in (*args, *named.values()):
+            for field in dataclasses.fields(job) if dataclasses.is_dataclass(job) else ():
+                value = getattr(job, field.name)
+                if isinstance(value, TrainConfig):
+                    value.check()
+        return main(*args, **named)
+
+    return check
 
 
 def _unless_nobody_reads() -> None:

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import itertools
 import textwrap
 import typing
 from typing import Any
 
 import annotated_types
 
-from raytf.config import setting
+from raytf.config import flags, setting
 from raytf.config.setting import Expected, InSearch, Refused, Setting, When
 from raytf.config.train_config import TrainConfig
 
@@ -36,7 +34,7 @@ def page() -> str:
     """The page, in Markdown."""
     parts = [_TOP]
     for section in typing.get_type_hints(TrainConfig).values():
-        texts = _texts(section)
+        texts = flags.texts(section)
         parts.append(f"\n## {_title(section)}\n\n{_filled(inspect.getdoc(section) or '')}\n")
         parts += [_entry(its, texts[its.name]) for its in setting.of(section) if its.name in texts]
     return "".join(parts)
@@ -44,18 +42,6 @@ def page() -> str:
 
 def _title(section: type) -> str:
     return section.__name__.removesuffix("Section")
-
-
-def _texts(section: type) -> dict[str, str]:
-    """What stands below each field of a section, those that it inherits first."""
-    found: dict[str, str] = {}
-    for kind in reversed(section.__mro__[:-1]):
-        [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        body = typing.cast(ast.ClassDef, tree).body
-        for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
-    return found
 
 
 def _entry(its: Setting, text: str) -> str:

@@ -13,7 +13,7 @@ import tyro
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
 from raytf.config import setting
-from raytf.config.setting import Expected, Identity, InSearch, Refused, When
+from raytf.config.setting import Expected, Identity, InSearch, Refused, Usual, When
 from raytf.config.strategies import (
     ALL_DEVICES,
     OF_SERVERS,
@@ -43,19 +43,19 @@ DEFAULT_WORKERS = "2"
 class RunSection:
     """Which run this is and where it is kept."""
 
-    run: Annotated[str, InSearch.OWNED] = "default"
+    run: Annotated[str, InSearch.OWNED, Usual()] = "default"
     """Name of the run; the same name on the same storage goes on where that run stopped."""
-    storage: Annotated[str, InSearch.OWNED] = "~/raytf-runs"
+    storage: Annotated[str, InSearch.OWNED, Usual()] = "~/raytf-runs"
     """Where runs are kept: a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."""
     status_file: Annotated[str | None, InSearch.OWNED] = None
     """Keep the latest status as JSON in this local file, for scripts that watch the run."""
     histograms_every: Annotated[int, Ge(0)] = 0
     """Write histograms of gradients and weights for TensorBoard after this many steps, and the model's graph; 0 never
     does."""
-    track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl")] = None
+    track: Annotated[str | None, tyro.conf.arg(metavar="mlflow|wandb|tensorboard|FILE.jsonl"), Usual()] = None
     """Tell a tracker of experiments of the run: one of its runs for all starts of this one, with settings, the metrics
     of each step and epoch, the report and the model. A FILE gets a line of JSON for each step."""
-    verbose: bool = False
+    verbose: Annotated[bool, Usual()] = False
     """Show the messages of TensorFlow and Ray, too."""
 
 
@@ -63,12 +63,12 @@ class RunSection:
 class WorkerSection:
     """How many workers there are, and what each of them takes."""
 
-    workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), InSearch.SIZES, InSearch.NEEDED] = None
+    workers: Annotated[str | None, tyro.conf.arg(metavar="N|MIN:MAX"), InSearch.SIZES, InSearch.NEEDED, Usual()] = None
     """Number of workers, or the fewest and the most, such as 1:8. Default: 2, or 1 with a --strategy that has one
     worker and takes no other number."""
     use_gpu: Annotated[
         bool | None,
-        tyro.conf.arg(metavar="| --no-use-gpu"),
+        Usual(),
         Refused(
             ("tpu",),
             "{flag} with --strategy {strategy}: a worker computes on one kind of device. Give one of them.",
@@ -198,9 +198,10 @@ class NoticeSection:
 class LengthSection:
     """How long the run is."""
 
-    epochs: Annotated[int | None, Ge(1), InSearch.KEPT] = None
-    """Passes over the training data (default 1 when --steps is not given either)."""
-    steps: Annotated[int | None, Ge(1), InSearch.KEPT] = None
+    epochs: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
+    """Passes over the training data. Default: as many as the program says; 1 where it says nothing, and --steps is not
+    given either."""
+    steps: Annotated[int | None, Ge(1), InSearch.KEPT, Usual()] = None
     """Global steps, instead of epochs."""
 
 
@@ -208,13 +209,13 @@ class LengthSection:
 class BatchSection:
     """What one step learns from. These define the run and cannot change when it is resumed."""
 
-    global_batch_size: Annotated[int, Ge(1), Identity()] = 128
+    global_batch_size: Annotated[int, Ge(1), Identity(), Usual()] = 128
     """Examples in one step, over all workers together."""
     logical_shards: Annotated[int | None, Ge(1), Identity(), InSearch.SIZES] = None
     """Parts of a global batch, of which each is one micro-batch of one worker; where they do not divide it, some have
     one example more. Default: as many as the run has already, else a power of two, at least 4 and at least the most
     workers."""
-    seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity()] = 0
+    seed: Annotated[int, Ge(0), Le(2**32 - 1), Identity(), Usual()] = 0
     """Seed of initial weights, data order, dropout and augmentation."""
     pipeline: Pipeline = "auto"
     """Batches of a tf.data.Dataset, a PyDataset or a generator: record reads one pass before training and uses it for
@@ -245,6 +246,7 @@ class ComputeSection:
     mixed_precision: Annotated[
         MixedPrecision | None,
         Identity(),
+        Usual(),
         not_with_servers(
             "the loss scale would be one more number that all workers write at once; bfloat16 needs none",
             given="{given}",
@@ -257,6 +259,7 @@ class ComputeSection:
     exact: Annotated[
         bool,
         Identity(),
+        Usual(),
         not_with_servers(
             "how many updates lie between a worker's reading of the weights and its own depends on who was faster, so "
             "no two runs are alike; and a worker that dies may have its last updates applied twice",

@@ -69,6 +69,11 @@ class Expected:
     text: str
 
 
+@dataclass(frozen=True)
+class Usual:
+    """The setting is one of those that a person uses first: `--help` has it, and not only `--help-all`."""
+
+
 class InSearch(enum.Enum):
     """What a setting is to `raytf tune`. One that is not in the identity and has no such word may differ between the
     commands that go on with a search."""
@@ -178,10 +183,14 @@ def of(section: type) -> tuple[Setting, ...]:
     found = []
     for field in dataclasses.fields(section):
         hint = hints[field.name]
-        is_annotated = typing.get_origin(hint) is Annotated
-        kind, *notes = typing.get_args(hint) if is_annotated else (hint,)
+        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
         found.append(Setting(field.name, kind, field.default, tuple(notes)))
     return tuple(found)
+
+
+def plain(hint: Any) -> Any:
+    """A type without what is said beside it."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def values(section: Any) -> Iterator[tuple[Setting, Any]]:

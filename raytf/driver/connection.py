@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator
 
 from raytf import _process
-from raytf.cluster.connect import Connection, ray_for, reached
+from raytf.cluster.connect import Connection, is_connected, ray_for, reached
 from raytf.config.train_config import TrainConfig
 from raytf.driver import preflight
 
@@ -21,6 +21,16 @@ from raytf.driver import preflight
 _kept = contextlib.ExitStack()
 _connection: Connection | None = None
 _cpus = 0.0
+
+
+def check_room(config: TrainConfig) -> None:
+    """Refuse more workers than this machine can hold, if they would be here, before anything is written.
+
+    Raises:
+        ClusterError: names a number that fits.
+    """
+    if not is_connected():
+        preflight.cpus_here(config)
 
 
 @contextlib.contextmanager

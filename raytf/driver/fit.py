@@ -24,7 +24,7 @@ from raytf.data.streams import Stream
 from raytf.driver import inputs, keras_arguments, preflight, replaying, sending
 from raytf.driver.arbiter import arbitrating
 from raytf.driver.background import MonitorReader, RunLedger, add_times, booked, exported, listening, monitoring
-from raytf.driver.connection import staying_connected
+from raytf.driver.connection import check_room, staying_connected
 from raytf.driver.feed.given import rows_of
 from raytf.driver.feed.producer import feeding
 from raytf.driver.graceful_stop import saved_before, saving_first
@@ -158,6 +158,7 @@ def fit(
     if given.stream is not None:  # which makes its batches
         config = config.replace(global_batch_size=rows_of(given.stream))
         config.check()
+    check_room(config)
     status_file = StatusFile(config.run.status_file)
     storage = Storage(config.storage_uri)
     storage.preflight()

@@ -12,6 +12,9 @@ from raytf.runs.restart_phases import counted
 from raytf.storage.storage import Storage
 from raytf.training.job import is_function
 
+#: A run that is shorter is mostly start, which says nothing of what follows.
+_LONG_SECONDS = 300.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -124,10 +127,16 @@ def summary(document: dict[str, Any]) -> str:
     return (
         f"finished: {document['steps']} steps, {metrics}\n"
         f"{document['samples_per_second']:,.0f} samples/s, {restarts}, "
-        + (f"goodput {document['goodput']:.0%}, " if "goodput" in document else "")
+        + _goodput(document)
         + (f"{waited:.1f} s lost to uneven shards, " if waited >= 0.05 else "")
         + _left(document.get("export") or {})
     )
+
+
+def _goodput(document: dict[str, Any]) -> str:
+    """The share of the time that went into new steps, of runs so long that their start is no large part of it."""
+    is_long = sum(document.get("seconds", {}).values()) >= _LONG_SECONDS
+    return f"goodput {document['goodput']:.0%}, " if is_long and "goodput" in document else ""
 
 
 def _left(export: dict[str, str]) -> str:

@@ -74,7 +74,7 @@ def describe(status: Status) -> str:
     parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
     if status.trouble is not None:
         since, again = clock_text(status.trouble.seconds), clock_text(status.trouble.retry_seconds)
-        parts.append(f"saving fails since {since} ({status.trouble.why}), next try in {again}")
+        parts.append(f"saving has failed for {since} ({status.trouble.why}), next try in {again}")
     if status.snapshot is not None:
         parts.append(f"in memory step {status.snapshot} ({status.snapshot_bytes / 2**20:,.0f} MiB a node)")
     if status.phase != "training":

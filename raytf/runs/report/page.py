@@ -227,8 +227,7 @@ def _restarts(run: History) -> str:
     again = sorted(r.seconds for r in run.restarts if not r.is_first)
     text = "From the last sign of life before a failure or change to the end of the next first step, by phases."
     if len(again) > 1:
-        p50, p95 = np.percentile(again, [50, 95])
-        text += f" Half of the restarts took {p50:.1f} s or less, 95 % took {p95:.1f} s or less."
+        text += f" {_spread(again)}"
     rows = "".join(_restart(r, run.begin, colors, longest) for r in run.restarts)
     head = "".join(
         f'<th class="{c}">{name}</th>'
@@ -240,6 +239,14 @@ def _restarts(run: History) -> str:
         f"{_box('Starts and restarts', len(run.restarts))}"
         f'<table class="stack"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    """How long restarts took: percentiles only of so many that a percentile is one of them."""
+    if len(seconds) < 20:
+        return f"Restarts took {min(seconds):.1f} to {max(seconds):.1f} s."
+    p50, p95 = np.percentile(seconds, [50, 95], method="inverted_cdf")
+    return f"Half of the restarts took {p50:.1f} s or less, 95 % took {p95:.1f} s or less."
 
 
 def _box(name: str, rows: int) -> str:

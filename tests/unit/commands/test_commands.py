@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from raytf import __version__ as version
 from raytf.commands._table import age_text, size_text
 from raytf.storage.storage import Storage
 from tests.support.checkpoints import save, share
@@ -92,6 +93,44 @@ def test_runs(storage):
 def test_runs_where_there_are_none(tmp_path):
     done = raytf("runs", tmp_path)
     assert (done.returncode, done.stdout) == (0, f"no runs in {tmp_path}\n")
+
+
+def test_runs_of_a_folder_that_is_not_there(tmp_path):
+    done = raytf("runs", tmp_path / "typo")
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = f"error: there is no folder {tmp_path / 'typo'}. Expected one in which runs are kept.\n"
+    assert done.stderr == expected
+
+
+def test_a_run_is_found_by_the_name_that_runs_lists(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    save(Storage(str(tmp_path / "raytf-runs" / "first")), 3, history=HISTORY)
+    by_name, by_place = raytf("verify", "first", "--json"), raytf("verify", "~/raytf-runs/first", "--json")
+    assert by_name.returncode == 0, by_name.stderr
+    assert by_name.stdout == by_place.stdout
+    # A folder of that name here comes first.
+    save(Storage(str(tmp_path / "first")), 5, history=HISTORY)
+    assert raytf("verify", "first", "--json").stdout == raytf("verify", "./first", "--json").stdout != by_name.stdout
+    gone = raytf("show", "second")
+    assert gone.returncode == 2
+    assert f"there is no run in {tmp_path}/raytf-runs/second" in gone.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("sho", "Did you mean raytf show?"), ("zzz", "raytf --help lists those that there are.")],
+)
+def test_a_command_that_is_none_is_one_line(name, hint):
+    done = raytf(name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: raytf {name}: there is no such command. {hint}\n"
+
+
+def test_the_version_is_told():
+    assert raytf("--version").stdout == f"raytf {version}\n"
+    module = subprocess.run([sys.executable, "-m", "raytf", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == f"raytf {version}\n"
 
 
 def test_runs_on_s3(s3):

@@ -5,9 +5,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import typing
 
 import pytest
 
+from raytf.config import setting
+from raytf.config.train_config import TrainConfig
+
+SECTIONS = typing.get_type_hints(TrainConfig).values()
 SCRIPT = """
     import json, sys, time
     from dataclasses import asdict, dataclass, field
@@ -166,25 +171,37 @@ def test_a_hanging_thread_does_not_hold_the_exit_nor_swallow_output(run):
     assert (done.returncode, done.stdout, done.stderr) == (2, "said before\n", "error: wrong\n")
 
 
-def test_an_unknown_flag_exits_2_and_names_it(run):
-    done = run("--epoch", "3")
-    assert done.returncode == 2
-    assert "--epoch" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--epoch", "3"], "--epoch: there is no such flag. Did you mean --epochs?"),
+        (["--epoch=3"], "--epoch: there is no such flag. Did you mean --epochs?"),
+        (["--zzz"], "--zzz: there is no such flag. --help lists those that there are."),
+        (["--epochs", "two"], "--epochs two: expected a whole number."),
+        (["--epochs"], "--epochs: expected a whole number, such as --epochs 2."),
+        (["--keep", "--exact"], "--keep: expected a whole number, such as --keep 3."),
+        (["--hang-seconds", "soon"], "--hang-seconds soon: expected a number."),
+        (
+            ["--mixed-precision", "bfloat"],
+            "--mixed-precision bfloat: expected one of off, bfloat16, float16. Did you mean bfloat16?",
+        ),
+        (["train"], "train: expected a flag, such as --help."),
+        (["--epochs", "0"], "--epochs 0: expected a number, 1 or more."),
+        (["--workers", "two"], "--workers two: expected a number such as 2, or the fewest and the most such as 1:4 "
+         "(both at least 1)."),
+        (["--global_batch_size", "-3"], "--global-batch-size -3: expected a number, 1 or more."),
+    ],
+)  # fmt: skip
+def test_what_no_run_can_have_is_refused_before_the_program_does_anything(run, args, message):
+    done = run("--act", "defect", *args)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
-def test_help_shows_every_setting(run):
-    done = run("--help")
-    assert done.returncode == 0
-    shown = (
-        "--run",
-        "--storage",
-        "--workers",
-        "--use-gpu",
-        "--no-use-gpu",
-        "--epochs",
-        "--steps",
-        "--logical-shards",
-        "--keep",
-    )
-    assert [flag for flag in shown if flag not in done.stdout] == []
+def test_help_shows_what_is_usual_and_help_all_every_setting(run):
+    usual, done = run("--help"), run("--help-all")
+    assert (usual.returncode, done.returncode) == (0, 0)
+    assert usual.stdout.startswith(f"usage: python {run.command[1]} [flags]\n\nA job.\n\n  --act TEXT")
+    assert "--workers N|MIN:MAX" in usual.stdout
+    assert "--logical-shards" not in usual.stdout
+    assert all(f" {its.flag}" in done.stdout for section in SECTIONS for its in setting.of(section))
+    assert max(map(len, usual.stdout.splitlines())) <= 80

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import raytf
 from raytf.checkpoint import manifest
 from raytf.checkpoint.naming import name_of
 from raytf.config.train_config import TrainConfig
@@ -31,6 +33,14 @@ def test_a_ray_of_this_machine_has_no_room_for_more_workers_than_its_memory(stra
     assert cpus_here(TrainConfig.of(workers="1:1000000", strategy=strategy)) < 1000000
     with pytest.raises(ClusterError, match=r"--workers 1000000: this machine's .* Use --workers \d+ or fewer"):
         cpus_here(TrainConfig.of(workers="1000000", strategy=strategy))
+
+
+def test_more_workers_than_fit_leave_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config = TrainConfig.of(workers="1000000", storage=str(tmp_path / "runs"))
+    with pytest.raises(ClusterError, match="--workers 1000000"):
+        raytf.fit(lambda: None, np.zeros((8, 1)), np.zeros(8), config=config)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"steps": 5}', b'{"steps": "5"}', b"[" * 5000])

@@ -119,7 +119,7 @@ def test_a_bar_shows_metric_names_as_they_are(out, clock):
 def test_saves_that_fail_are_seen():
     trouble = SaveTrouble(130, 40, "storage cannot be reached")
     text = describe(status(checkpoint=2, trouble=trouble))
-    assert "saved step 2, saving fails since 2:10 (storage cannot be reached), next try in 0:40" in text
+    assert "saved step 2, saving has failed for 2:10 (storage cannot be reached), next try in 0:40" in text
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

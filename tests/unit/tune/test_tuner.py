@@ -87,7 +87,7 @@ def test_a_job_tells_what_its_flags_say():
     ("job", "flags", "words"),
     [
         ("jobs/none.py", [], "jobs/none.py: there is no such file"),
-        (MNIST, ["--learning-rat=1"], "Unrecognized options: --learning-rat=1.*Perhaps you meant"),
+        (MNIST, ["--learning-rat=1"], "--learning-rat: there is no such flag. Did you mean --learning-rate"),
         (MNIST, ["--learning-rate=x"], "learning-rate"),
     ],
 )

@@ -1,0 +1,134 @@
+"""The flags that a command takes: the fields of its dataclass, and of those inside it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tyro
+
+from raytf.config import setting
+from raytf.config.setting import Setting
+
+#: What tyro writes beside a field that has no flag, but a place.
+_POSITIONAL = typing.get_args(tyro.conf.Positional[str])[1]
+_OF_KINDS = {int: "N", float: "X", str: "TEXT"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag, or a value that has a place in the command and no name.
+
+    Attributes:
+        setting: its name, type and default.
+        text: what stands below its field.
+    """
+
+    setting: Setting
+    text: str
+
+    @property
+    def is_positional(self) -> bool:
+        return _POSITIONAL in self.setting.notes
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return self.setting.kinds == (bool,)
+
+    @property
+    def takes_several(self) -> bool:
+        return typing.get_origin(self.setting.kinds[0]) in (tuple, list)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the command cannot do without it."""
+        return self.setting.default is dataclasses.MISSING
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As which it may be given."""
+        if self.is_positional:
+            return ()
+        its = self.setting.flag
+        return (its, f"--no-{its[2:]}") if self.is_switch else (its,)
+
+    @property
+    def value(self) -> str:
+        """What stands for its value in a text."""
+        own = next((note.metavar for note in self.setting.notes if getattr(note, "metavar", None)), None)
+        if own:
+            return str(own)
+        if self.is_positional:
+            return self.setting.name.upper() + ("..." if self.takes_several else "")
+        if self.setting.choices:
+            return "|".join(self.setting.choices)
+        return _OF_KINDS.get(self.setting.kinds[0], "TEXT")
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """The flags of one dataclass.
+
+    Attributes:
+        about: its docstring.
+        flags: without those of the dataclasses inside it.
+    """
+
+    about: str
+    flags: tuple[Flag, ...]
+
+
+def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
+    """The flags of a command, those of its own dataclass first.
+
+    Args:
+        main: a function with one argument.
+
+    Returns:
+        Empty where the argument is no dataclass, as where a command has subcommands.
+    """
+    hints = typing.get_type_hints(inspect.unwrap(main), include_extras=True)
+    hints.pop("return", None)
+    kind = setting.plain(next(iter(hints.values()), None))
+    return list(_groups(kind)) if len(hints) == 1 and dataclasses.is_dataclass(kind) else []
+
+
+def texts(section: type) -> dict[str, str]:
+    """What stands below each field of a dataclass, those that it inherits first; empty without its source."""
+    found: dict[str, str] = {}
+    for kind in reversed(section.__mro__[:-1]):
+        try:
+            [tree] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        except (OSError, TypeError):  # of a program that was not read from a file
+            continue
+        body = typing.cast(ast.ClassDef, tree).body
+        for field, text in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[typing.cast(ast.Name, field.target).id] = " ".join(str(text.value.value).split())
+    return found
+
+
+def by_name(groups: Sequence[FlagGroup]) -> dict[str, Flag]:
+    """Every name under which a flag may be given."""
+    return {name: flag for group in groups for flag in group.flags for name in flag.names}
+
+
+def _groups(kind: Any) -> Iterator[FlagGroup]:
+    said, own, inner = texts(kind), [], []
+    for its in setting.of(kind):
+        if dataclasses.is_dataclass(its.kind):
+            inner.append(its.kind)
+        else:
+            own.append(Flag(its, said.get(its.name, "")))
+    if own:
+        yield FlagGroup(inspect.getdoc(kind) or "", tuple(own))
+    for each in inner:
+        yield from _groups(each)
