@@ -44,12 +44,12 @@ def cli(main: Callable[[Any], object], args: Sequence[str] | None = None, prog: 
     printable()
     argv = _gpu_switches(sys.argv[1:] if args is None else args)
     prog = prog or f"python {sys.argv[0]}"
-    _look(main, argv, prog)
     asked = os.environ.get(DESCRIBE)
     called = _checked(main) if asked is None else _telling(main, asked)
     told = _process.EndingSignal()
     try:
         try:
+            _look(main, argv, prog)
             with _process.as_interrupts(told):
                 tyro.cli(called, prog=prog, args=argv, config=(tyro.conf.OmitArgPrefixes,))
         finally:

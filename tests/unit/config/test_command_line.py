@@ -197,6 +197,13 @@ def test_what_no_run_can_have_is_refused_before_the_program_does_anything(run, a
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
+def test_help_that_nobody_reads_ends_quietly(run):
+    done = subprocess.Popen([*run.command, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done.stdout.close()
+    assert (done.wait(60), done.stderr.read()) == (128 + signal.SIGPIPE, b"")
+    done.stderr.close()
+
+
 def test_help_shows_what_is_usual_and_help_all_every_setting(run):
     usual, done = run("--help"), run("--help-all")
     assert (usual.returncode, done.returncode) == (0, 0)
