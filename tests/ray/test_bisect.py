@@ -20,7 +20,7 @@ SAME = "the weights before the step are the same"
 #: What is otherwise, the step, and what has to be said of it.
 PAIRS = [
     ("rate", 2, "learning_rate"),
-    ("schedule", 3, "learning rate of step 2"),
+    ("schedule", 3, "learning_rate.config.decay_rate: 0.9 and 0.5"),
     ("optimizer", 2, "model optimizer: "),
     ("loss", 1, "model loss: "),
     ("activation", 1, "activation: relu and tanh"),
