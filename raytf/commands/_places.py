@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 
+from raytf.config.sections import RunSection
+
 _NAME = re.compile(r"[\w\-+=@][\w.\-+=@]*")
 #: Where runs are kept where nobody says otherwise.
-USUAL = "~/raytf-runs"
+USUAL = RunSection().storage
 
 
 def run_uri(text: str) -> str:

@@ -10,6 +10,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -19,6 +20,7 @@ from raytf.config.setting import Setting
 
 #: What tyro writes beside a field that has no flag, but a place.
 _POSITIONAL = typing.get_args(tyro.conf.Positional[str])[1]
+_APPEND = typing.get_args(tyro.conf.UseAppendAction[str])[1]
 _OF_KINDS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -28,11 +30,9 @@ class Flag:
 
     Attributes:
         setting: its name, type and default.
-        text: what stands below its field.
     """
 
     setting: Setting
-    text: str
 
     @property
     def is_positional(self) -> bool:
@@ -78,11 +78,11 @@ class FlagGroup:
     """The flags of one dataclass.
 
     Attributes:
-        about: its docstring.
+        kind: the dataclass, whose source is read only where somebody asks for help.
         flags: without those of the dataclasses inside it.
     """
 
-    about: str
+    kind: type
     flags: tuple[Flag, ...]
 
 
@@ -93,12 +93,16 @@ def of_command(main: Callable[[Any], object]) -> list[FlagGroup]:
         main: a function with one argument.
 
     Returns:
-        Empty where the argument is no dataclass, as where a command has subcommands.
+        Empty where the argument is no dataclass, as where a command has subcommands, and where a flag is of a kind that
+        only tyro knows.
     """
     hints = typing.get_type_hints(inspect.unwrap(main), include_extras=True)
     hints.pop("return", None)
     kind = setting.plain(next(iter(hints.values()), None))
-    return list(_groups(kind)) if len(hints) == 1 and dataclasses.is_dataclass(kind) else []
+    if len(hints) != 1 or not dataclasses.is_dataclass(kind):
+        return []
+    groups = list(_groups(kind))
+    return groups if all(_is_plain(flag) for group in groups for flag in group.flags) else []
 
 
 def texts(section: type) -> dict[str, str]:
@@ -122,13 +126,32 @@ def by_name(groups: Sequence[FlagGroup]) -> dict[str, Flag]:
 
 
 def _groups(kind: Any) -> Iterator[FlagGroup]:
-    said, own, inner = texts(kind), [], []
+    own, inner = [], []
     for its in setting.of(kind):
         if dataclasses.is_dataclass(its.kind):
             inner.append(its.kind)
         else:
-            own.append(Flag(its, said.get(its.name, "")))
+            own.append(Flag(its))
     if own:
-        yield FlagGroup(inspect.getdoc(kind) or "", tuple(own))
+        yield FlagGroup(kind, tuple(own))
     for each in inner:
         yield from _groups(each)
+
+
+def _is_plain(flag: Flag) -> bool:
+    """Whether a flag is named and read as its field says: one type, and nothing that changes tyro's ways."""
+    kinds, choices = flag.setting.kinds, flag.setting.choices
+    is_read = kinds[0] in (bool, int, float, str, Path) or flag.takes_several or bool(choices)
+    return (
+        len(kinds) == 1
+        and is_read
+        and all(isinstance(c, str) for c in choices)
+        and all(map(_is_known, flag.setting.notes))
+    )
+
+
+def _is_known(note: Any) -> bool:
+    """Whether it is nothing of tyro's, or a place, a flag that may come several times, or a name for a value."""
+    if not type(note).__module__.startswith("tyro") or note in (_POSITIONAL, _APPEND):
+        return True
+    return getattr(note, "metavar", None) is not None and note == tyro.conf.arg(metavar=note.metavar)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from raytf.config import flags
 from raytf.config.flags import Flag, FlagGroup
 from raytf.config.setting import Usual
 
@@ -25,18 +27,22 @@ def page(prog: str, groups: Sequence[FlagGroup], everything: bool, width: int) -
     """
     width = max(60, min(width, 110))
     own, *others = groups
-    lines = [_usage(prog, groups), "", *_about(own.about, width)]
-    lines += _entries("", own.flags, width)
+    lines = [_usage(prog, groups), "", *_about(_doc(own), width)]
+    lines += _entries("", own, own.flags, width)
     left_out = 0
     for group in others:
         shown = group.flags if everything else tuple(flag for flag in group.flags if _is_usual(flag))
         left_out += len(group.flags) - len(shown)
         if shown:
-            lines += _entries(_title(group.about), shown, width)
+            lines += _entries(_title(_doc(group)), group, shown, width)
     lines += ["", *_entry(*_HELP, width)]
     if left_out:
         lines += _entry(_ALL, f"show {left_out} more flags, too", width)
     return "\n".join(lines)
+
+
+def _doc(group: FlagGroup) -> str:
+    return inspect.getdoc(group.kind) or ""
 
 
 def _title(about: str) -> str:
@@ -57,20 +63,21 @@ def _usage(prog: str, groups: Sequence[FlagGroup]) -> str:
 def _about(text: str, width: int) -> Iterator[str]:
     for paragraph in text.split("\n\n"):
         if paragraph.strip():
-            yield from _filled(paragraph, width, "")
+            yield from _filled(paragraph, width)
             yield ""
 
 
-def _entries(title: str, flags: Sequence[Flag], width: int) -> Iterator[str]:
+def _entries(title: str, group: FlagGroup, shown: Sequence[Flag], width: int) -> Iterator[str]:
+    texts = flags.texts(group.kind)
     if title:
         yield ""
         yield f"{title}:"
-    for flag in flags:
-        yield from _entry(_left(flag), f"{flag.text}{_default(flag)}", width)
+    for flag in shown:
+        yield from _entry(_left(flag), f"{texts.get(flag.setting.name, '')}{_default(flag)}", width)
 
 
 def _entry(left: str, text: str, width: int) -> Iterator[str]:
-    lines = list(_filled(text, width - _LEFT, "")) or [""]
+    lines = _filled(text, width - _LEFT) or [""]
     if len(left) + 4 > _LEFT:
         yield f"  {left}"
     else:
@@ -99,7 +106,5 @@ def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _filled(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(
-        " ".join(text.split()), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+def _filled(text: str, width: int) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)

@@ -183,7 +183,8 @@ def of(section: type) -> tuple[Setting, ...]:
     found = []
     for field in dataclasses.fields(section):
         hint = hints[field.name]
-        kind, *notes = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+        is_annotated = typing.get_origin(hint) is Annotated
+        kind, *notes = typing.get_args(hint) if is_annotated else (hint,)
         found.append(Setting(field.name, kind, field.default, tuple(notes)))
     return tuple(found)
 

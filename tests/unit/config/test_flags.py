@@ -1,0 +1,66 @@
+"""Which command lines raytf explains itself, and which it leaves to tyro."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import pytest
+import tyro
+
+from raytf.config import flags
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+@dataclass
+class Plain:
+    run: tyro.conf.Positional[str]
+    rate: float = 0.1
+    kind: Literal["a", "b"] | None = None
+    env: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    size: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
+
+
+@dataclass
+class Aliased:
+    epochs: Annotated[int, tyro.conf.arg(aliases=["-e"])] = 1
+
+
+@dataclass
+class Renamed:
+    epochs: Annotated[int, tyro.conf.arg(name="passes")] = 1
+
+
+@dataclass
+class OfEnum:
+    color: Color = Color.RED
+
+
+@dataclass
+class Either:
+    size: int | str = 1
+
+
+@dataclass
+class Numbers:
+    depth: Literal[18, 50] = 18
+
+
+@pytest.mark.parametrize("kind", [Aliased, Renamed, OfEnum, Either, Numbers])
+def test_a_flag_that_only_tyro_knows_leaves_the_command_to_it(kind: type):
+    def main(job) -> None: ...
+
+    main.__annotations__["job"] = kind
+    assert flags.of_command(main) == []
+
+
+def test_all_else_is_known():
+    def main(job: Plain) -> None: ...
+
+    (group,) = flags.of_command(main)
+    assert [flag.setting.name for flag in group.flags] == ["run", "rate", "kind", "env", "size"]
+    assert set(flags.by_name([group])) == {"--rate", "--kind", "--env", "--size"}
