@@ -35,18 +35,8 @@ def test_a_step_of_a_run_that_was_killed_and_resized_is_computed_again(tmp_path:
     slow.touch()
     command = [sys.executable, str(LAW), "--data", "digits", "--steps", "150", "--global-batch-size", "64"]
     command += ["--workers", "1:3", "--model", "batchnorm", "--pause", "0.4", "--pause-while", str(slow)]
-    command += [
-        "--checkpoint-every-steps",
-        "40",
-        "--keep",
-        "9",
-        "--storage",
-        str(tmp_path),
-        "--run",
-        "a",
-        "--status-file",
-        str(status),
-    ]
+    command += ["--checkpoint-every-steps", "40", "--keep", "9"]
+    command += ["--storage", str(tmp_path), "--run", "a", "--status-file", str(status)]
     with Job(command, tmp_path / "log", environment(), status_file=status) as job:
         for number in range(3):
             at = job.step or 0
