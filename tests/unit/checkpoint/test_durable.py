@@ -395,11 +395,7 @@ def test_a_run_that_was_taken_over_is_not_written(run):
 
     fenced = Ranks(run, keep=1, fence=fence, attempt="20260102T000000.000-bbbbbb")
     assert fenced.save(2) is Event.FAILED
-    # Rank 1 may be writing its share when rank 0 removes the folder, and then says that it cannot.
-    by_rank = {rank: [line for line in fenced.said if line.startswith(f"rank {rank}: ")] for rank in (0, 1)}
-    assert by_rank[0] == ["rank 0: the run belongs to process 7 on far now."]
-    assert len(fenced.said) == 1 + len(by_rank[1]) <= 2
-    assert all("cannot write" in line for line in by_rank[1])
+    assert fenced.said == ["rank 0: the run belongs to process 7 on far now."]
     assert steps(run) == [1]
 
 
