@@ -149,8 +149,8 @@ class MonitorReader:
         self._lock = threading.Lock()
         self._told = self._noted = 0
 
-    def read(self, seconds: float) -> tuple[Status | None, list[str]]:
-        """The latest status, and the messages since the last call.
+    def read(self, seconds: float) -> tuple[Status | str, list[str]]:
+        """The latest status, or what goes on while there is none, and the messages since the last call.
 
         Args:
             seconds: to wait for an answer.
@@ -175,14 +175,16 @@ def listening(reader: MonitorReader, display: Display, status_file: StatusFile, 
 
     def show(seconds: float = _READ_SECONDS) -> None:
         status, messages = reader.read(seconds)
-        if status is not None:
+        if isinstance(status, Status):
             status_file.show(status)
         # The reader of the output may be gone (`| head`), on which rich ends the program.
         with contextlib.suppress(OSError, SystemExit):
             for message in messages:
                 display.say(message)
-            if status is not None:
+            if isinstance(status, Status):
                 display.show(status)
+            elif status:
+                display.stage(status)
 
     def watch(stop: threading.Event) -> None:
         while not stop.wait(_POLL_SECONDS):

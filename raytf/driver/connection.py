@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from raytf import _process
 from raytf.cluster.connect import Connection, is_connected, ray_for, reached
@@ -34,24 +34,31 @@ def check_room(config: TrainConfig) -> None:
 
 
 @contextlib.contextmanager
-def connected(config: TrainConfig) -> Iterator[bool]:
-    """Connect to Ray, or start it on this machine. Yields whether it was started here."""
+def connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: None) -> Iterator[bool]:
+    """Connect to Ray, or start it on this machine. Yields whether it was started here.
+
+    Args:
+        config: of the run.
+        stage: shows the user what goes on.
+    """
+    stage(_described())
     _set_up_ray_train()
     with ray_for(lambda: preflight.cpus_here(config), config.run.verbose) as local:
         yield local
 
 
 @contextlib.contextmanager
-def staying_connected(config: TrainConfig) -> Iterator[bool]:
+def staying_connected(config: TrainConfig, stage: Callable[[str], None] = lambda text: None) -> Iterator[bool]:
     """As `connected`; the connection outlives the `with` statement, and is used again."""
     global _connection, _cpus
     if not config.cluster.warm_workers:  # nothing waits there
-        with connected(config) as local:
+        with connected(config, stage) as local:
             yield local
         return
     if _connection is not None and (not _connection.is_current() or preflight.cpus_here(config) > _cpus):
         disconnect()  # Ray is another one, or has too few CPUs for as many workers as are wanted now
     if _connection is None:
+        stage(_described())
         # Ray's start is mostly waiting, and this takes as long.
         _process.in_thread(lambda: importlib.import_module("raytf.driver.ray_train.run"), "raytf-import")
         _set_up_ray_train()
@@ -67,6 +74,10 @@ def disconnect() -> None:
     global _connection
     _connection = None
     _kept.close()
+
+
+def _described() -> str:
+    return "connecting to Ray" if is_connected() else "starting Ray on this machine"
 
 
 def _set_up_ray_train() -> None:

@@ -286,7 +286,7 @@ def _finish(
         The contents of `result.json`.
     """
     name = job.config.run.run
-    with notebook.display(job.verbose) as display:
+    with notebook.display(job.verbose, job.config.run.verbose) as display:
         display.say(f"run {name} in {run.locate('')}")
         # Ray's dashboard has no page for runs of Ray Train; it shows this line as part of the job's log.
         display.say(f"its report, at any time: raytf report {shlex.quote(run.locate(''))} --html report.html")
@@ -305,7 +305,7 @@ def _finish(
             job = dataclasses.replace(job, identity=run_identity.of_run(job, sources))
             with follow.tracked(job.config, run, display.say, tracker), booked(run) as book:
                 session = _Session(run, display, status_file, lease, book)
-                with staying_connected(job.config) as local:
+                with staying_connected(job.config, display.stage) as local:
                     document = _train(job, sources, stream, local, session)
                 book.note(Driver("ended", outcome="finished"))
                 add_times(document, run, book)

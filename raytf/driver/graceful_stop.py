@@ -23,6 +23,8 @@ from raytf.training.monitor_client import MonitorClient
 SAVE_SECONDS = 120.0
 #: Seconds that a save may take if Ray is lost.
 LOST_SECONDS = 7.5
+#: Seconds to wait for the step of a save.
+_DURABLE_SECONDS = 2.0
 #: Seconds between two checks for the answer to a save.
 _LOOK_SECONDS = 0.02
 #: Seconds between two checks whether the `with` statement is over.
@@ -149,12 +151,15 @@ class _GracefulEnd:
         # Whatever goes wrong meanwhile, the process must end.
         with contextlib.suppress(Exception, SystemExit):
             self.say(f"{said}: saving first" + ("; Ctrl-C again to leave at once" if number == signal.SIGINT else ""))
+        step = None
         with contextlib.suppress(Exception):
             saved = save(self.monitor)
+            step = self.monitor.durable(_DURABLE_SECONDS) if saved else None
         self.asked.is_saved = True
         if self.over.is_set():
             return  # the run has finished meanwhile, and this process ends anyway
-        result = "saved" if saved else "not saved" if saved is False else "no workers were training"
+        at, there = (f" step {step}", "there") if step else ("", "the last checkpoint")
+        result = f"saved{at}" if saved else "not saved" if saved is False else "no workers were training"
         if number == signal.SIGINT:
             with contextlib.suppress(Exception, SystemExit):
                 self.say(f"{said}: {result}")
@@ -165,7 +170,7 @@ class _GracefulEnd:
                 self.leave(f"{said}, {result}")
             # The last line, after what the workers said until now and the last status.
             with contextlib.suppress(Exception, SystemExit):
-                self.say(f"{said}: {result}; the same command goes on from the last checkpoint")
+                self.say(f"{said}: {result}; the same command goes on from {there}")
         finally:
             os._exit(128 + number)
 

@@ -23,6 +23,7 @@ from raytf.driver.feed.given import are_batches
 from raytf.driver.fit import fit
 from raytf.driver.keras_arguments import KERAS_BATCH_SIZE
 from raytf.errors import ConfigError
+from raytf.runs import notebook
 from raytf.storage.storage import Storage
 
 
@@ -48,7 +49,8 @@ def run(script: str, args: list[str], config: TrainConfig) -> None:
     if config.run.run == TrainConfig().run.run:
         config = config.replace(run="".join(c if c.isalnum() or c in "-_." else "-" for c in path.stem).lstrip("."))
         config.check()
-    with visibility.unseen():  # GPUs are the workers'
+    with visibility.unseen(), notebook.display() as display:  # GPUs are the workers'
+        display.stage("importing TensorFlow")
         _process.load_tensorflow()
     # Of a program that seeds nothing, a start after a crash should draw what the one before drew.
     _keras.seed_all(config.batch.seed)
@@ -68,7 +70,8 @@ def trained_by_workers(config: TrainConfig) -> Iterator[None]:
         count += 1
         with _draws_kept():
             if count == 1:  # one Ray for all calls, which draws when it starts
-                stack.enter_context(connected(replaying.with_room(config)))
+                with notebook.display() as display:
+                    stack.enter_context(connected(replaying.with_room(config), display.stage))
             return _fit(model, config.replace(storage=folder, run=str(count)), own, args, kwargs)
 
     with contextlib.ExitStack() as stack, _keras.with_fit(train) as own:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from raytf.runs.status import workers_text
+
 #: Characters of Ray's id of a node that people read; it has 56.
 _SHORT = 8
 _NODE_ID = re.compile(r"\b[0-9a-f]{56}\b")
@@ -163,7 +165,7 @@ class _Change(RunEvent):
 
     @property
     def text(self) -> str:
-        return f"from {self.before} to {_workers(self.after)}" + (f": {self.why}" if self.why else "")
+        return f"from {self.before} to {workers_text(self.after)}" + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ class GroupStart(RunEvent):
 
     @property
     def text(self) -> str:
-        return f"a group of {_workers(self.workers)} starts{_listed('node', map(short, self.nodes))}"
+        return f"a group of {workers_text(self.workers)} starts{_listed('node', map(short, self.nodes))}"
 
 
 @dataclass(frozen=True)
@@ -261,7 +263,7 @@ class AttemptEvent(RunEvent):
 
     @property
     def text(self) -> str:
-        return f"{_workers(self.world_size)} started at step {self.from_step} ({_TIERS.get(self.tier, self.tier)})"
+        return f"{workers_text(self.world_size)} started at step {self.from_step} ({_TIERS.get(self.tier, self.tier)})"
 
 
 @dataclass(frozen=True)
@@ -362,10 +364,6 @@ def without_ids(text: str) -> str:
 
 def _name(about: dataclasses.Field[Any]) -> str:
     return about.metadata.get("row", about.name)
-
-
-def _workers(number: int) -> str:
-    return f"{number} worker" if number == 1 else f"{number} workers"
 
 
 def _listed(name: str, values: Any) -> str:

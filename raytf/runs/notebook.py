@@ -26,13 +26,16 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-def display(verbose: int = 1) -> Display:
+def display(verbose: int = 1, shows_saves: bool = False) -> Display:
     """A display for where this process runs.
 
     Args:
         verbose: as of Keras's `fit`: 1 shows how far a run is, in a notebook by the widget; 0 and 2 do not.
+        shows_saves: as for `Display`.
     """
-    return NotebookDisplay() if verbose == 1 and in_notebook() else Display(shows_progress=verbose == 1)
+    if verbose == 1 and in_notebook():
+        return NotebookDisplay(shows_saves=shows_saves)
+    return Display(shows_progress=verbose == 1, shows_saves=shows_saves)
 
 
 class NotebookDisplay(Display):
@@ -41,10 +44,16 @@ class NotebookDisplay(Display):
     Args:
         clock: injected by tests.
         draw: shows HTML in the place of what it showed before; by default IPython's.
+        shows_saves: as for `Display`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, draw: Callable[[str], None] | None = None):
-        super().__init__(clock=clock)
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[str], None] | None = None,
+        shows_saves: bool = False,
+    ):
+        super().__init__(clock=clock, shows_saves=shows_saves)
         self._draw = draw or _in_cell()
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._status: Status | None = None
@@ -64,6 +73,12 @@ class NotebookDisplay(Display):
         self._lines.extend(visible(message, lines=True).splitlines())
         self._redraw(is_due=True)
 
+    def stage(self, text: str) -> None:
+        """Show what goes on until the next stage or status; no clock turns, so that a cell is drawn seldom."""
+        if text != self._stage:
+            self._stage = text
+            self._redraw(is_due=True)
+
     def show(self, status: Status) -> None:
         """Draw a status, if the last one was drawn half a second ago."""
         loss = status.metrics.get("loss")
@@ -71,7 +86,7 @@ class NotebookDisplay(Display):
             self._loss.append((status.step, loss))
             if len(self._loss) > 2 * _POINTS:
                 self._loss = self._loss[::2]
-        self._status = status
+        self._status, self._stage = status, ""
         self._redraw(is_due=False)
 
     def _redraw(self, is_due: bool) -> None:
@@ -79,24 +94,28 @@ class NotebookDisplay(Display):
             now = self._clock()
             if is_due or now - self._drawn >= _SECONDS:
                 self._drawn = now
-                self._draw(page(self._status, self._loss, list(self._lines)))
+                said = self._stage or ("" if self._status is None else describe(self._status, self._shows_saves))
+                self._draw(page(self._status, self._loss, list(self._lines), said))
 
 
-def page(status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequence[str]) -> str:
+def page(status: Status | None, loss: Sequence[tuple[float, float]], lines: Sequence[str], now: str = "") -> str:
     """The widget as HTML without scripts.
 
     Args:
         status: the latest; None before training.
         loss: (step, loss) so far.
         lines: messages, the oldest first.
+        now: what goes on.
     """
     parts = []
+    if status is None and now:
+        parts.append(f"<div>{html.escape(visible(now))}</div>")
     if status is not None:
         share = status.step / status.total if status.total else 1.0
         parts.append(
             f'<div style="background:#ddd;border-radius:4px;width:{_WIDTH * 2 + 20}px;height:10px">'
             f'<div style="background:#2a7;border-radius:4px;width:{100 * share:.1f}%;height:10px"></div></div>'
-            f"<div>{html.escape(visible(describe(status)))}</div>"
+            f"<div>{html.escape(visible(now))}</div>"
         )
         curves = [_curve("loss", [loss], ["loss"])] if len(loss) > 1 else []
         parts.append(f'<div style="display:flex;gap:20px">{"".join(curves + _of_epochs(status.history))}</div>')

@@ -36,7 +36,7 @@ class Status:
         step, total: global steps done and wanted.
         epoch, epochs: from 1; epochs counts those that `total` reaches.
         metrics: running loss and metrics of the epoch.
-        samples_per_second: over the last report.
+        samples_per_second: over the last seconds; see `Pace`.
         workers: world size.
         checkpoint: step of the last complete checkpoint, or None.
         snapshot: step of the newest copy of the state in memory, or None.
@@ -64,24 +64,52 @@ class Status:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-def describe(status: Status) -> str:
-    """A status as one line."""
-    parts = [f"epoch {status.epoch}/{status.epochs}", f"step {status.step}/{status.total}"]
-    parts += [f"{name} {value:.4g}" for name, value in status.metrics.items()]
-    if status.samples_per_second:
-        parts.append(f"{status.samples_per_second:,.0f} samples/s")
-    parts.append(f"{status.workers} worker{'s' if status.workers != 1 else ''}")
-    parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
+def describe(status: Status, shows_saves: bool = False) -> str:
+    """A status as one line.
+
+    Args:
+        status: of the run.
+        shows_saves: tell of checkpoints and of copies in memory also where there is no trouble.
+    """
+    told = [*where(status), *learned(status), *saved(status, shows_saves), left(status)]
+    return ", ".join(part for part in told if part)
+
+
+def where(status: Status) -> list[str]:
+    """How far the run is."""
+    return [f"epoch {status.epoch}/{status.epochs}", f"step {status.step}/{status.total}"]
+
+
+def left(status: Status) -> str:
+    """For how long it still trains, or what else goes on; empty where that is not known."""
+    if status.phase != "training":
+        return status.phase
+    return "" if status.seconds_left is None else f"ETA {clock_text(status.seconds_left)}"
+
+
+def learned(status: Status) -> list[str]:
+    """The epoch's metrics so far, and how fast and with how many workers the run trains."""
+    rate = f"{status.samples_per_second:,.0f} samples/s" if status.samples_per_second else ""
+    metrics = [f"{name} {value:.4g}" for name, value in status.metrics.items()]
+    return [*metrics, *([rate] if rate else []), workers_text(status.workers)]
+
+
+def saved(status: Status, shows_saves: bool) -> list[str]:
+    """What of the run is safe, where somebody wants to know it, or has to."""
+    parts = []
+    if status.trouble is not None or shows_saves:
+        parts.append(f"saved {'nothing yet' if status.checkpoint is None else f'step {status.checkpoint}'}")
     if status.trouble is not None:
         since, again = clock_text(status.trouble.seconds), clock_text(status.trouble.retry_seconds)
         parts.append(f"saving has failed for {since} ({status.trouble.why}), next try in {again}")
-    if status.snapshot is not None:
+    if status.snapshot is not None and shows_saves:
         parts.append(f"in memory step {status.snapshot} ({status.snapshot_bytes / 2**20:,.0f} MiB a node)")
-    if status.phase != "training":
-        parts.append(status.phase)
-    elif status.seconds_left is not None:
-        parts.append(f"ETA {clock_text(status.seconds_left)}")
-    return ", ".join(parts)
+    return parts
+
+
+def workers_text(number: int) -> str:
+    """A number of workers in words: `1 worker`, `3 workers`."""
+    return f"{number} worker{'' if number == 1 else 's'}"
 
 
 def clock_text(seconds: float) -> str:

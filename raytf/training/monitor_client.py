@@ -59,6 +59,10 @@ class MonitorClient:
         """Print a line for the user."""
         self.handle.say.remote(message)
 
+    def stage(self, text: str) -> None:
+        """Show what goes on until the next status."""
+        self.handle.stage.remote(text)
+
     def book(self, event: RunEvent) -> None:
         """Record an event in the ledger."""
         self.handle.event.remote(event.kind, event.fields())
@@ -75,8 +79,8 @@ class MonitorClient:
         """Ask for the values that the driver last sent with `measure`."""
         return Question(self.handle.measured.remote())
 
-    def ask_news(self, told: int, noted: int) -> Question[tuple[Status | None, list[str], list[dict[str, Any]]]]:
-        """Ask for the latest status and for new messages and events.
+    def ask_news(self, told: int, noted: int) -> Question[tuple[Status | str, list[str], list[dict[str, Any]]]]:
+        """Ask for the latest status, or what goes on while there is none, and for new messages and events.
 
         Args:
             told: number of messages that the driver already has.
@@ -111,6 +115,10 @@ class MonitorClient:
     def reached(self, seconds: float) -> int:
         """The highest global step that was ever reported."""
         return Question[int](self.handle.reached.remote()).answer(seconds)
+
+    def durable(self, seconds: float) -> int | None:
+        """The step of the newest checkpoint on storage; 0 for none, None where nobody has looked."""
+        return Question[int | None](self.handle.durable.remote()).answer(seconds)
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 

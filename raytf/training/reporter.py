@@ -16,6 +16,7 @@ import ray
 import ray.train
 
 from raytf.errors import one_line
+from raytf.runs.pace import Pace
 from raytf.runs.run_log import MirroredFolder
 from raytf.runs.status import SaveTrouble, Status
 from raytf.storage.storage import Storage
@@ -77,8 +78,9 @@ class Reporter:
         self._writer: Any = None
         self.take_place(rank, world_size, attempt)
         self._reported_at = self._status_at = time.monotonic()
-        #: Step of the last status, from which the next one computes the rate.
+        #: Step of the last status, from which the next one computes the pace.
         self._status_step = 0
+        self._pace = Pace()
         self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._report_thread: threading.Thread | None = None
         #: Whether ranks were lost, or have come.
@@ -118,6 +120,7 @@ class Reporter:
     def stands_at(self, step: int) -> None:
         """The ranks have met again after a step: reports on which they have not agreed are dropped."""
         self._status_at, self._status_step, self._has_met_again = time.monotonic(), step, True
+        self._pace = Pace()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._reports.get_nowait()
@@ -160,8 +163,7 @@ class Reporter:
         if self._rank != 0:
             return
         job, plan, now = self._job, self._job.plan, time.monotonic()
-        done, seconds = step - self._status_step, now - self._status_at
-        rate = done / seconds if done > 0 and seconds else 0.0
+        rate = self._pace.add(step - self._status_step, now - self._status_at)
         latest = step if phase == "training" and step < job.total_steps else max(0, step - 1)
         status = Status(
             step=step,
@@ -192,6 +194,11 @@ class Reporter:
         """As `say`, of progress: nothing where the user asked for silence."""
         if self._job.verbose:
             self.say(message)
+
+    def stage(self, text: str) -> None:
+        """Show what this worker is about to do, before it trains; only rank 0 sends it."""
+        if self._rank == 0:
+            self._job.monitor.stage(text)
 
     def say_here(self, message: str) -> None:
         """Print a line for the user, from any rank."""

@@ -61,8 +61,10 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     """
     if executor.meets_again:
         attempt = attempts.prepare(job, pulse, phases, executor)
+        attempt.reporter.stage("building the model")
         program = programs.build(attempt, executor)
         phases.mark("build")
+        attempt.reporter.stage("tracing a step")
         program.step.trace(executor.is_late)
         phases.mark("trace")
         program.named.update(program.step.reduction_state())
@@ -70,8 +72,10 @@ def start(job: TrainingJob, pulse: Heartbeat, phases: Phases, executor: Executor
     attempt = attempts.join(job, pulse, phases, executor)
     tiers = tiers_of_run.open_tiers(attempt)
     tiers.restorer.begin(attempt.known_step)
+    attempt.reporter.stage("building the model")
     program = programs.build(attempt, executor)
     phases.mark("build")
+    attempt.reporter.stage("tracing a step")
     program.step.trace()
     phases.mark("trace")
     return _restored(attempt, program, executor, tiers)
@@ -88,6 +92,8 @@ def meet_again(before: Context, executor: Executor) -> Context:
 def _meet(attempt: Attempt, program: Program, executor: Executor, before: Context | None) -> Context:
     """Meet the others, again if one is lost meanwhile."""
     step, room = -1 if before is None else before.state.step, {}
+    if before is None:
+        attempt.reporter.stage("meeting the other workers")
     if executor.is_late and before is None:  # others will wait for this rank
         room = regroup.room_for(program.named)
         if program.sources.validation is not None:
@@ -208,6 +214,7 @@ def _held(context: Context) -> regroup.HeldState:
 
 def _restored(attempt: Attempt, program: Program, executor: Executor, tiers: Tiers) -> Context:
     """Go on from the newest checkpoint, or begin a new run."""
+    attempt.reporter.stage("looking for the newest state")
     chosen = tiers_of_run.newest(attempt, program, tiers)
     program.named.update(program.step.reduction_state())
     try:

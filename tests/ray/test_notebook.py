@@ -121,7 +121,7 @@ def test_cells_train_share_ray_and_are_stopped_and_gone_on_with(kernel: Any, tmp
     stopping.join()
     assert stopped.status == "error"
     assert "KeyboardInterrupt" in stopped.text
-    assert any("interrupted: saved" in html for html in stopped.widgets.values())
+    assert any("interrupted: saved step " in html for html in stopped.widgets.values())
     at = manifests(tmp_path / "runs" / "third")[-1]
 
     again = kernel(LONG, EPOCHS=at // 8 + 2)

@@ -140,9 +140,18 @@ class Monitor:
         """The latest global step that was ever reported."""
         return self._progress.reached
 
+    def durable(self) -> int | None:
+        """The step of the newest checkpoint on storage: see `Progress`."""
+        return self._progress.durable
+
     def is_there(self) -> bool:
         """True; only a living Monitor answers."""
         return True
+
+    @_changes
+    def stage(self, text: str) -> None:
+        """Take what goes on until the next status."""
+        self._progress.stage = text
 
     # -- what the driver reads -----------------------------------------------------------------------------------------
 
@@ -169,14 +178,15 @@ class Monitor:
         """The figures that the driver measured last."""
         return self._measured
 
-    def read(self, told: int = 0, noted: int = 0) -> tuple[Status | None, list[str], list[dict[str, Any]]]:
-        """The latest status, and messages and events that the reader does not have yet.
+    def read(self, told: int = 0, noted: int = 0) -> tuple[Status | str, list[str], list[dict[str, Any]]]:
+        """The latest status, or what goes on while there is none, and messages and events that the reader does not have
+        yet.
 
         Args:
             told: messages that it has, in total; they are dropped here.
             noted: events that it has, in total; they are dropped here.
         """
-        return self._progress.status, *self._outbox.read(told, noted)
+        return self._progress.status or self._progress.stage, *self._outbox.read(told, noted)
 
     # -- who is alive --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from raytf.runs.events import HELD
 from raytf.runs.restart_phases import RestartPhases, describe
-from raytf.runs.status import Status
+from raytf.runs.status import Status, workers_text
 from raytf.training.beat import LastHeartbeat
 
 #: Seconds between two progress rows in the ledger while a run trains.
@@ -23,15 +23,18 @@ class Progress:
 
     Attributes:
         status: the latest of the present group; None until there is one.
+        stage: what goes on until then; empty where nothing is known.
         reached: the latest global step that was ever reported.
+        durable: step of the newest checkpoint on storage, 0 for none; None until a group of this driver has looked.
     """
 
     def __init__(self, attempts: Sequence[str], now: float):
         self._attempts = list(attempts)
         self._restart, self._starts = RestartPhases(), 0
         self._updated_at = self._noted_at = now
-        self._durable: int | None = None
+        self.durable: int | None = None
         self.status: Status | None = None
+        self.stage = ""
         self.reached = 0
 
     def update(self, status: Status, now: float) -> tuple[str, dict[str, Any]] | None:
@@ -41,9 +44,9 @@ class Progress:
             Kind and fields of a row for the ledger, at each change of phase and every `PROGRESS_SECONDS`; else None.
         """
         before = self.status
-        self.status, self._updated_at = status, now
+        self.status, self.stage, self._updated_at = status, "", now
         self.reached = max(self.reached, status.step)
-        self._durable = max(self._durable or 0, status.checkpoint or 0)
+        self.durable = max(self.durable or 0, status.checkpoint or 0)
         is_new = before is None or (before.phase, before.workers) != (status.phase, status.workers)
         if not is_new and now - self._noted_at < PROGRESS_SECONDS:
             return None
@@ -60,11 +63,11 @@ class Progress:
         self._restart.joined(now)
         before = list(self._attempts)
         self._attempts.append(attempt)
-        return before, self._durable
+        return before, self.durable
 
     def go_back(self, step: int) -> None:
         """What was made after a step is void, and so may the newest checkpoint be."""
-        self.reached, self._durable = min(self.reached, step), None
+        self.reached, self.durable = min(self.reached, step), None
 
     def happened(
         self, kind: str, fields: dict[str, Any], sightings: Sequence[LastHeartbeat], now: float
@@ -88,7 +91,10 @@ class Progress:
             self._failed(fields, status, sightings, now)
         elif kind == "group":
             self._restart.group(now)
-            self.status = None
+            self.status, self.stage = None, f"starting {workers_text(fields['workers'])}"
+        elif kind == "waiting":
+            room, wanted = fields["possible"], workers_text(fields["wanted"])
+            self.stage = f"waiting for {wanted}; the cluster has room for {room}"
         elif kind == "attempt":
             fields["phases"] = self._restart.trains(now, fields["phases"])
             self._starts += 1

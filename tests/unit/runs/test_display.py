@@ -1,12 +1,27 @@
 """What a person sees: one line for a status, lines now and then where there is no terminal, a bar where there is."""
 
 import io
+import re
+import threading
+import time
 
 import pytest
 from rich.console import Console
 
 from raytf.runs.display import PLAIN_SECONDS, Display
 from raytf.runs.status import SaveTrouble, Status, clock_text, describe
+
+
+def seen(out):
+    """What was written, without codes for a terminal."""
+    return re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", out.getvalue())
+
+
+def wait_until(is_done):
+    end = time.monotonic() + 60
+    while not is_done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 class Clock:
@@ -51,26 +66,28 @@ def test_clock_text(seconds, text):
     assert clock_text(seconds) == text
 
 
-def test_describe_says_everything():
-    text = describe(
-        status(metrics={"loss": 0.12345, "accuracy": 0.9}, samples_per_second=12345.6, seconds_left=65.0, checkpoint=2)
-    )
-    assert text == (
-        "epoch 1/2, step 3/10, loss 0.1235, accuracy 0.9, 12,346 samples/s, 2 workers, saved step 2, ETA 1:05"
-    )
+FULL = status(
+    metrics={"loss": 0.12345, "accuracy": 0.9}, samples_per_second=12345.6, seconds_left=65.0, checkpoint=2, snapshot=3
+)
+
+
+def test_describe_says_what_a_person_wants_to_know():
+    text = "epoch 1/2, step 3/10, loss 0.1235, accuracy 0.9, 12,346 samples/s, 2 workers, ETA 1:05"
+    assert describe(FULL) == text
+
+
+def test_of_checkpoints_it_speaks_where_somebody_asks():
+    assert ", 2 workers, saved step 2, in memory step 3 (0 MiB a node), ETA 1:05" in describe(FULL, shows_saves=True)
+    assert "saved step 0" in describe(status(checkpoint=0), shows_saves=True)
+    assert "saved nothing yet" in describe(status(), shows_saves=True)
 
 
 def test_describe_with_little_to_say():
-    assert describe(status(workers=1)) == "epoch 1/2, step 3/10, 1 worker, saved nothing yet"
+    assert describe(status(workers=1)) == "epoch 1/2, step 3/10, 1 worker"
 
 
 def test_a_phase_takes_the_place_of_the_eta():
-    text = describe(status(phase="validating", seconds_left=65.0))
-    assert text.endswith("saved nothing yet, validating")
-
-
-def test_checkpoint_of_step_0_is_a_checkpoint():
-    assert "saved step 0" in describe(status(checkpoint=0))
+    assert describe(status(phase="validating", seconds_left=65.0)).endswith("2 workers, validating")
 
 
 def test_plain_lines_come_every_few_seconds(out, clock):
@@ -108,6 +125,57 @@ def test_a_terminal_gets_a_bar(out, clock):
     assert "step 7/10" in out.getvalue()
     assert "70%" in out.getvalue()
     assert "a line that stays" in out.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_bar_and_the_metrics_are_two_lines_that_fit(out, clock, width):
+    big = status(123456, total=1234567, epoch=100, epochs=1000, seconds_left=12345.0, metrics=FULL.metrics)
+    with Display(Console(file=out, force_terminal=True, width=width, no_color=True), clock) as display:
+        display.show(big)
+        drawn = seen(out).splitlines()
+    assert len(drawn) == 2
+    assert all(len(line) <= width for line in drawn)
+    assert drawn[0].startswith("━━━━━")
+    if width >= 80:
+        assert drawn[0].endswith("  10%  epoch 100/1000  step 123456/1234567  ETA 3:25:45")
+    assert drawn[1].startswith("loss 0.1235  accuracy 0.9  2 workers")
+
+
+def test_trouble_with_saves_is_a_third_line(out, clock):
+    with Display(Console(file=out, force_terminal=True, width=80, no_color=True), clock) as display:
+        display.show(status(trouble=SaveTrouble(130, 40, "disk full")))
+    assert "saved nothing yet, saving has failed for 2:10 (disk full), next try in 0:40" in out.getvalue()
+
+
+def test_a_stage_turns_and_counts_seconds_until_the_run_trains(out, clock):
+    with Display(Console(file=out, force_terminal=True, width=80, no_color=True), clock) as display:
+        display.stage("starting 2 workers")
+        clock.now = 7.0
+        wait_until(lambda: "starting 2 workers 0:07" in seen(out))
+        display.show(status(0, phase="starting"))
+        assert "computing the first step 0:00" in seen(out)
+        display.show(status(1))
+        shown = len(out.getvalue())
+        clock.now = 9.0
+        assert not [thread for thread in threading.enumerate() if thread.name == "raytf-stage"]
+        assert len(out.getvalue()) == shown
+
+
+def test_the_cursor_is_there_while_it_draws_as_the_process_may_be_killed(out, clock):
+    with Display(Console(file=out, force_terminal=True, width=80), clock) as display:
+        display.stage("starting 2 workers")
+        display.show(status(1))
+        assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l")
+
+
+def test_a_stage_is_a_line_where_there_is_no_terminal_and_nothing_where_nobody_wants_it(out, clock):
+    with plain(out, clock) as display:
+        for text in ("starting Ray", "starting Ray", "building the model"):
+            display.stage(text)
+    assert out.getvalue() == "starting Ray\nbuilding the model\n"
+    with Display(Console(file=out), clock, shows_progress=False) as display:
+        display.stage("never seen")
+    assert "never" not in out.getvalue()
 
 
 def test_a_bar_shows_metric_names_as_they_are(out, clock):
