@@ -57,6 +57,7 @@ class NotebookDisplay(Display):
         self._draw = draw or _in_cell()
         self._lines: deque[str] = deque(maxlen=_LINES)
         self._status: Status | None = None
+        self._stage = ""
         #: (step, loss) of the statuses so far.
         self._loss: list[tuple[float, float]] = []
         self._drawn = float("-inf")

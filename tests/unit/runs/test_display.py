@@ -151,14 +151,27 @@ def test_a_stage_turns_and_counts_seconds_until_the_run_trains(out, clock):
     with Display(Console(file=out, force_terminal=True, width=80, no_color=True), clock) as display:
         display.stage("starting 2 workers")
         clock.now = 7.0
-        wait_until(lambda: "starting 2 workers 0:07" in seen(out))
+        wait_until(lambda: "0:07 starting 2 workers" in seen(out))
         display.show(status(0, phase="starting"))
-        assert "computing the first step 0:00" in seen(out)
+        assert "0:00 computing the first step" in seen(out)
         display.show(status(1))
-        shown = len(out.getvalue())
+        assert "step 1/10" in seen(out)
+    assert not [thread for thread in threading.enumerate() if thread.name == "raytf-ticker"]
+
+
+def test_seconds_are_counted_where_a_run_stands_still(out, clock):
+    with Display(Console(file=out, force_terminal=True, width=80, no_color=True), clock) as display:
+        display.show(status(1))
+        clock.now = 5.0
+        display.show(status(1))
+        wait_until(lambda: "step 1/10  ⠋ 0:05" in re.sub("[⠀-⣿]", "⠋", seen(out)))
+        display.show(status(2))
+        clock.now = 6.0
+        before = len(seen(out))
+        display.show(status(2, phase="validating"))
+        assert "0:0" not in seen(out)[before:]
         clock.now = 9.0
-        assert not [thread for thread in threading.enumerate() if thread.name == "raytf-stage"]
-        assert len(out.getvalue()) == shown
+        wait_until(lambda: "validating  ⠋ 0:03" in re.sub("[⠀-⣿]", "⠋", seen(out)))
 
 
 def test_the_cursor_is_there_while_it_draws_as_the_process_may_be_killed(out, clock):
