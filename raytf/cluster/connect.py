@@ -14,7 +14,7 @@ import ray
 
 from raytf import _process
 from raytf._ray import local_start, worker_process
-from raytf.cluster import local_ray
+from raytf.cluster import local_ray, token_check
 from raytf.cluster.local_ray import OwnRay
 from raytf.cluster.ray_watch import RayWatch
 from raytf.errors import ClusterError, one_line
@@ -88,7 +88,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
         verbose: show Ray's messages.
 
     Raises:
-        ClusterError: Ray does not answer.
+        ClusterError: Ray does not answer, or does not let this user in.
     """
     global _is_own
     if ray.is_initialized():
@@ -99,6 +99,7 @@ def reached(cpus: Callable[[], float], verbose: bool) -> Iterator[Connection]:
     own = None if address else OwnRay()
     if address:
         check_address(address)
+        token_check.let_in(address)
     else:
         chatter |= {
             "address": "local",

@@ -1,0 +1,69 @@
+"""The token with which a Ray lets its clients in, and whether it wants one."""
+
+from __future__ import annotations
+
+import os
+
+import grpc
+from ray._private import services
+from ray._private.authentication import authentication_token_setup
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+SEEN = {
+    "ray._private.authentication.authentication_token_setup.AUTH_MODE_ENV_VAR": "2.60.0",
+    "ray._private.services.canonicalize_bootstrap_address": "2.60.0",
+    "ray._raylet.AuthenticationTokenLoader.get_raw_token": "2.60.0",
+    "ray._raylet.AuthenticationTokenLoader.instance": "2.60.0",
+    "ray._raylet.Config.initialize": "2.60.0",
+    "ray.core.generated.gcs_service_pb2.CheckAliveRequest": "2.60.0",
+    "ray.core.generated.gcs_service_pb2_grpc.NodeInfoGcsServiceStub": "2.60.0",
+}
+
+#: Environment variable in which a user says whether a token is used.
+MODE = authentication_token_setup.AUTH_MODE_ENV_VAR
+
+
+def gcs_of(address: str) -> str | None:
+    """HOST:PORT of the GCS that an address means; None if it is none, or there is no Ray.
+
+    Args:
+        address: as `ray.init` takes it, such as `auto`.
+    """
+    if "://" in address:
+        return None
+    try:
+        return services.canonicalize_bootstrap_address(address)
+    except (ValueError, ConnectionError):
+        return None
+
+
+def mine() -> str:
+    """The token that this user has: of RAY_AUTH_TOKEN, the file of RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token; empty for
+    none."""
+    return str(AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True) or "")
+
+
+def is_let_in(gcs: str, token: str, seconds: float = 5.0) -> bool | None:
+    """Whether a Ray answers to a token; None if it cannot be asked.
+
+    Args:
+        gcs: HOST:PORT.
+        token: empty for none.
+        seconds: to wait for the answer.
+    """
+    given = (("authorization", f"Bearer {token}"),) if token else None
+    with grpc.insecure_channel(gcs) as channel:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        request = getattr(gcs_service_pb2, "CheckAliveRequest")()  # generated code, of which mypy knows no names  # noqa: B009
+        try:
+            stub.CheckAlive(request, timeout=seconds, metadata=given)
+        except grpc.RpcError as error:
+            return False if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
+    return True
+
+
+def use() -> None:
+    """Have this process, and those that it starts, show the user's token from now on."""
+    os.environ[MODE] = "token"
+    Config.initialize("")
